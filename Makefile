@@ -1,0 +1,49 @@
+# One toolkit from recipe to running job. Each target is one call of the command line.
+TARGET ?= cpu-mamba
+SQSHFORGE := .venv/bin/sqshforge
+export ENGINE
+
+.DEFAULT_GOAL := help
+.PHONY: help quickstart test image sqsh smoke-test lock lint bench doctor clean setup setup-test
+
+help:  ## list every target in a line
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+
+quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
+	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
+
+test: setup-test  ## fresh machine: set up and run every test
+	.venv/bin/pytest
+
+image: setup  ## build TARGET's image (ENGINE=docker|buildah)
+	@$(SQSHFORGE) build $(TARGET)
+
+sqsh: setup  ## pack TARGET to build/TARGET.sqsh, building first if needed
+	@$(SQSHFORGE) pack $(TARGET)
+
+smoke-test: setup  ## prove TARGET's image from inside
+	@$(SQSHFORGE) smoke-test $(TARGET)
+
+lock: setup  ## resolve the pins of every recipe anew
+	@$(SQSHFORGE) targets | cut -d ' ' -f 1 | xargs -n 1 $(SQSHFORGE) lock
+
+lint: setup-test  ## ruff, mypy, shellcheck, hadolint
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
+	.venv/bin/pytest -q tests/test_render.py -k hadolint
+
+bench: setup-test  ## measure what must be fast; writes benchmarks/results/
+	.venv/bin/python benchmarks/rebuild.py
+
+doctor: setup  ## tell what is missing on this machine and how to mend it
+	@$(SQSHFORGE) doctor
+
+clean:  ## remove build/ (images stay in their engine)
+	rm -rf build
+
+setup:
+	@./setup.sh quickstart
+
+setup-test:
+	@./setup.sh test

@@ -1,0 +1,132 @@
+"""Build a target's image: context, base, engine; nothing where nothing changed."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import base, lock, machine, render
+from sqshforge.disk import require_space
+from sqshforge.engine import Build, Engine, Image
+from sqshforge.errors import WorkError
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.recipe import Recipe
+
+INPUTS = "io.sqshforge.inputs"  # a label: digest of all that an image was built from
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A target's image in its engine."""
+
+    name: str
+    image: Image
+    source: str
+    seconds: float
+    up_to_date: bool
+
+
+def name_of(target: str) -> str:
+    """The name that a target's image has in every engine."""
+    return f"localhost/sqshforge-{target}:latest"
+
+
+def build(
+    recipe: Recipe, engine: Engine, root: Path, programs: Programs, reporter: Reporter
+) -> Built:
+    """Build a recipe's image with an engine, from the checkout at `root`.
+
+    Raises `RequestError` for a lock or template that does not fit, `MissingError` where the disk
+    is too small or something is not there, `WorkError` where the build fails.
+    """
+    started = time.monotonic()
+    output = root / "build"
+    locked = lock.load(recipe, root / "recipes")
+    name = name_of(recipe.target)
+    with _one_at_a_time(output / f".{recipe.target}.lock", reporter):
+        context = render.context(recipe, locked, root)
+        image = engine.image(name)
+        up_to_date = image is not None and image.labels.get(INPUTS) == context.digest()
+        if not up_to_date:
+            require_space(engine.storage(), int(recipe.disk_gb * 1e9), f"building {recipe.target}")
+            foundation = base.prepare(recipe, locked, engine, output / "bases", programs, reporter)
+            pip = machine.pip(programs)
+            wheels = (
+                installer(locked, output / "wheels", programs),
+                *machine.local_wheels(pip, locked.sums()),
+            )
+            folder = output / recipe.target / "context"
+            render.write(render.Context(files=context.files, wheels=wheels), folder)
+            with _secrets(pip) as secrets, reporter.track(f"build {recipe.target}") as tracker:
+                request = Build(
+                    context=folder,
+                    name=name,
+                    args={
+                        "BASE": foundation,
+                        "INPUTS": context.digest(),
+                        **machine.proxies(),
+                    },
+                    secrets=secrets,
+                )
+                engine.build(request, tracker.note)
+            image = engine.image(name)
+    if image is None:
+        raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
+    return Built(
+        name=name,
+        image=image,
+        source=engine.source(name),
+        seconds=time.monotonic() - started,
+        up_to_date=up_to_date,
+    )
+
+
+def installer(locked: lock.Lock, folder: Path, programs: Programs) -> Path:
+    """Pip's own wheel by the lock's hash, fetched once by the pip of this machine."""
+    wheel = folder / locked.python.installer_wheel()
+    sums = locked.python.installer.hashes
+    if not (wheel.is_file() and f"sha256:{machine.sha256(wheel)}" in sums):
+        folder.mkdir(parents=True, exist_ok=True)
+        wanted = folder / "installer.txt"
+        wanted.write_text(locked.python.installer.requirement())
+        programs.capture(
+            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+            + ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(wanted)]
+        )
+    return wheel
+
+
+@contextlib.contextmanager
+def _secrets(pip: machine.Pip) -> Iterator[dict[str, Path]]:
+    """The machine's own settings as files that a build sees and an image never keeps."""
+    ca = machine.ca_bundle(pip)
+    with tempfile.TemporaryDirectory(prefix="sqshforge-secrets-") as folder:
+        contents = {
+            "pip": pip.remote().encode(),
+            "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",
+            "ca": ca.read_bytes() if ca else b"",
+        }
+        paths = {name: Path(folder) / name for name in contents}
+        for name, path in paths.items():
+            path.write_bytes(contents[name])
+        yield paths
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: Path, reporter: Reporter) -> Iterator[None]:
+    """Hold a target for one build; a second one waits and then finds the work done."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            reporter.say(f"waiting for another build of this target ({path})")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,318 @@
+"""The command line: each command is a few lines around one step.
+
+Modules are imported by the commands that use them, so that `sqshforge run`, which stands between
+Slurm and a training process, starts fast.
+"""
+
+from __future__ import annotations
+
+import difflib
+import signal
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from sqshforge import __version__
+from sqshforge.errors import RequestError, SqshforgeError
+
+
+class Commands(click.Group):
+    """A group whose unknown commands are answered with the nearest known one."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            raise RequestError(
+                f"unknown command {args[0]!r}",
+                mend=f"did you mean {near[0]}?" if near else "sqshforge --help lists all commands",
+            ) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__)
+def cli() -> None:
+    """From recipe to running job: training images as enroot squash files.
+
+    Exit codes: 0 done, 1 the work failed, 2 the request was wrong, 3 something is missing.
+    """
+
+
+def main() -> NoReturn:
+    """Entry point: domain errors become a few lines and their exit code, never a traceback."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        code = cli.main(standalone_mode=False)
+    except SqshforgeError as error:
+        click.echo("\n".join(error.lines()), err=True)
+        code = error.exit_code
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        code = 128 + signal.SIGINT
+    except OSError as error:
+        # What a command foresees is a domain error; this is the disk or the system itself.
+        place = f"\n  where: {error.filename}" if error.filename else ""
+        click.echo(f"error: {error.strerror or error}{place}", err=True)
+        code = 1
+    sys.exit(code)
+
+
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """Leave by way of every `finally`, so that nothing partial stays behind."""
+    sys.exit(128 + number)
+
+
+engine_option = click.option(
+    "--engine",
+    envvar="ENGINE",
+    default=None,
+    help="docker or buildah [default: docker if a daemon answers, else buildah]",
+)
+
+
+def _steps(engine: str | None) -> Any:
+    from sqshforge import project
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+    from sqshforge.steps import Steps
+
+    return Steps(project.find(), engine, Programs(), Reporter())
+
+
+@cli.command()
+def targets() -> None:
+    """List all targets."""
+    from sqshforge import project, recipe
+
+    recipes = project.find().recipes
+    names = recipe.targets(recipes)
+    for name in names:
+        click.echo(f"{name:{max(map(len, names))}}  {recipe.find(name, recipes).title}")
+
+
+@cli.command()
+@click.argument("target")
+def show(target: str) -> None:
+    """Show what a target's image is made of."""
+    from sqshforge import lock, project, recipe
+
+    recipes = project.find().recipes
+    what = recipe.find(target, recipes)
+    locked = lock.load(what, recipes)
+    base = what.base.bootstrap
+    click.echo(f"{what.target}: {what.title}")
+    click.echo(f"accelerator  {what.accelerator}")
+    click.echo(
+        f"base         {what.base.image}" + (f", or {base.suite} by packages" if base else "")
+    )
+    click.echo(f"Debian       {' '.join(what.apt)}")
+    click.echo(f"Python       {what.python.version}")
+    for package in locked.python.packages:
+        click.echo(f"               {package.name} {package.version}")
+    click.echo(f"launchers    {' '.join(what.launchers)}")
+    for entry in locked.unlocked:
+        click.echo(f"not locked   {entry}")
+    click.echo(f"\nnext: make image TARGET={target}")
+
+
+@cli.command()
+@click.argument("target")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
+def render(target: str, output: Path) -> None:
+    """Write a target's Dockerfile and build context to DIR."""
+    from sqshforge import lock, project, recipe
+    from sqshforge import render as rendering
+
+    home = project.find()
+    what = recipe.find(target, home.recipes)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(
+            "the output folder is not empty", where=str(output), mend="name a new or empty folder"
+        )
+    context = rendering.context(what, lock.load(what, home.recipes), home.root)
+    rendering.write(context, output.absolute())
+    click.echo(f"{output / 'Dockerfile'}\nnext: make image TARGET={target}")
+
+
+@cli.command()
+@click.argument("target")
+@click.option("--check", is_flag=True, help="Write nothing; fail where the lock would change.")
+def lock(target: str, check: bool) -> None:
+    """Resolve a recipe's pins to versions and hashes."""
+    from sqshforge import lock as locks
+    from sqshforge import machine, project, recipe
+    from sqshforge.programs import Programs
+
+    recipes = project.find().recipes
+    what = recipe.find(target, recipes)
+    programs = Programs()
+    locked = locks.resolve(what, machine.pip(programs), programs)
+    path = locks.path_of(target, recipes)
+    changed = not path.is_file() or path.read_text() != locked.text()
+    for entry in locked.unlocked:
+        click.echo(f"not locked: {entry}", err=True)
+    if changed and check:
+        raise SqshforgeError(
+            "the lock has drifted", where=str(path), mend=f"sqshforge lock {target}"
+        )
+    if changed:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(locked.text())
+    click.echo(
+        f"{path}: {'written' if changed else 'up to date'}\nnext: make image TARGET={target}"
+    )
+
+
+@cli.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes (recipes/schema.json is a copy for editors)."""
+    from sqshforge import recipe
+
+    click.echo(recipe.schema(), nl=False)
+
+
+@cli.command()
+@click.argument("target")
+@engine_option
+def build(target: str, engine: str | None) -> None:
+    """Build a target's image."""
+    from sqshforge.progress import duration, human
+
+    built = _steps(engine).build(target)
+    state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
+    click.echo(f"{built.source}: {state}, {human(built.image.size)}")
+    click.echo(f"next: make sqsh TARGET={target}")
+
+
+@cli.command()
+@click.argument("source")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.option("--profile", default="shared", help="fast, shared or archive [default: shared]")
+@click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
+@click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
+@engine_option
+def pack(
+    source: str,
+    output: Path | None,
+    profile: str,
+    jobs: int | None,
+    force: bool,
+    engine: str | None,
+) -> None:
+    """Pack SOURCE as a squash file for enroot and pyxis.
+
+    SOURCE is a target (built first if needed), dockerd://NAME, buildah://NAME or rootfs:DIR.
+    """
+    from sqshforge import source as sources
+    from sqshforge import squash
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter, duration, human
+
+    options = squash.Options.of(profile, jobs=jobs, force=force)
+    if sources.is_address(source):
+        if output is None:
+            raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
+        programs = Programs()
+        packed = squash.pack(sources.parse(source, programs), output, options, programs, Reporter())
+    else:
+        steps = _steps(engine)
+        built = steps.build(source)
+        packed = steps.pack(built, output or steps.project.sqsh(source), options)
+    state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
+    click.echo(f"{packed.path}: {state}, {human(packed.size)}")
+    click.echo(f"next: sqshforge smoke-test {packed.path}")
+
+
+@cli.command(context_settings={"ignore_unknown_options": False})
+@click.argument("image", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.option("--mount", "mounts", multiple=True, metavar="SRC:DST", help="Bind a host path.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(
+    image: Path, mounts: tuple[str, ...], variables: tuple[str, ...], command: tuple[str, ...]
+) -> NoReturn:
+    """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
+    from sqshforge import runtime
+    from sqshforge.programs import Programs
+
+    environment = {}
+    for one in variables:
+        name, separator, value = one.partition("=")
+        if not name or not separator:
+            raise RequestError(f"{one!r} is not NAME=VALUE", where="--env", mend="--env NAME=VALUE")
+        environment[name] = value
+    code = runtime.run(
+        image,
+        command,
+        mounts=[runtime.Mount.parse(one) for one in mounts],
+        environment=environment,
+        programs=Programs(),
+    )
+    sys.exit(code)
+
+
+@cli.command("smoke-test")
+@click.argument("subject", metavar="TARGET|FILE.sqsh")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@engine_option
+def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
+    """Prove that an image can do its job, inside it."""
+    import json
+    from dataclasses import asdict
+
+    from sqshforge import smoke, squash
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter, show_table
+
+    if "/" in subject or subject.endswith(".sqsh"):
+        image = Path(subject)
+    else:
+        steps = _steps(engine)
+        image = steps.pack(steps.build(subject), subject, squash.Options.of("shared")).path
+    outcome = smoke.run(image, Programs(), Reporter())
+    if as_json:
+        click.echo(json.dumps(asdict(outcome), indent=2))
+    else:
+        show_table(outcome.table())
+        click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
+        if outcome.ok:
+            click.echo("next: sbatch --nodes=2 launch/mamba_fsdp.sbatch")
+    sys.exit(0 if outcome.ok else 1)
+
+
+@cli.command()
+@click.argument("target", default="cpu-mamba")
+@click.option("--since", type=float, help="When set-up began, in seconds of the epoch.")
+@engine_option
+def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
+    """Build, pack and smoke-test a target; end with a table of the steps."""
+    from sqshforge import quickstart as whole
+    from sqshforge.progress import show_table
+
+    report = whole.go(_steps(engine), target, since)
+    show_table(report.table())
+    click.echo(f"\nnext: {report.next_command}")
+    sys.exit(0 if report.ok else 1)
+
+
+@cli.command()
+def doctor() -> NoReturn:
+    """Tell what is there and what is missing, with the command that mends it."""
+    from sqshforge import doctor as examination
+    from sqshforge import project
+    from sqshforge.programs import Programs
+
+    findings = examination.examine(project.find().build, Programs())
+    click.echo("\n".join(examination.lines(findings)))
+    missing = [one for one in findings if one.needed and not one.ok]
+    click.echo(f"\n{len(missing)} missing" if missing else "\nall there\nnext: make quickstart")
+    sys.exit(3 if missing else 0)

@@ -1,0 +1,68 @@
+"""Container engines behind one shape: what a build needs of docker and of buildah."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from sqshforge.engine.buildah import Buildah
+from sqshforge.engine.docker import Docker
+from sqshforge.engine.types import Build, Image
+from sqshforge.errors import MissingError, RequestError
+from sqshforge.programs import Programs
+
+__all__ = ["NAMES", "Build", "Engine", "Image", "choose"]
+
+NAMES = ("docker", "buildah")
+
+
+class Engine(Protocol):
+    """A container engine; all methods raise `WorkError` where it fails at the work."""
+
+    @property
+    def name(self) -> str:
+        """Which engine it is: `docker` or `buildah`."""
+
+    def storage(self) -> Path:
+        """The folder that images take room in."""
+
+    def image(self, name: str) -> Image | None:
+        """An image that the engine has, by name."""
+
+    def pull(self, reference: str, name: str) -> bool:
+        """Fetch an image and give it a name; False where no registry gives it."""
+
+    def load(self, tar: Path, name: str) -> None:
+        """Make a root file system's tar an image of one layer."""
+
+    def build(self, build: Build, on_line: Callable[[str], None]) -> None:
+        """Build a context's Dockerfile; nothing half-built stays behind."""
+
+    def source(self, name: str) -> str:
+        """The image as a source to pack from, such as `buildah://NAME`."""
+
+
+def choose(name: str | None, programs: Programs) -> Engine:
+    """The engine by that name, else docker where a daemon answers, else buildah.
+
+    Raises `RequestError` for a name that is none, `MissingError` where the engine is not there.
+    """
+    if name not in (None, "", *NAMES):
+        raise RequestError(
+            f"unknown engine {name!r}", where="ENGINE", mend=f"engines are: {', '.join(NAMES)}"
+        )
+    if name == "docker":
+        return Docker.connect(programs)
+    if name == "buildah":
+        return Buildah.find(programs)
+    docker = Docker.reachable(programs)
+    if docker is not None:
+        return docker
+    try:
+        return Buildah.find(programs)
+    except MissingError:
+        raise MissingError(
+            "no container engine: no docker daemon answers and buildah is not installed",
+            mend="apt-get install buildah (needs no daemon), or start docker",
+        ) from None

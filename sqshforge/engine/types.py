@@ -1,0 +1,34 @@
+"""What engines are asked for and what they answer with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image as an engine knows it."""
+
+    id: str
+    labels: Mapping[str, str]
+    size: int  # bytes, unpacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class Build:
+    """One build: a context with its Dockerfile, and what it gets from outside."""
+
+    context: Path
+    name: str
+    args: Mapping[str, str] = field(default_factory=dict)
+    secrets: Mapping[str, Path] = field(default_factory=dict)
+
+    def options(self) -> list[str]:
+        """The words that docker and buildah share."""
+        words = ["--network", "host", "--tag", self.name]
+        words += [w for k, v in sorted(self.args.items()) for w in ("--build-arg", f"{k}={v}")]
+        for name, path in sorted(self.secrets.items()):
+            words += ["--secret", f"id={name},src={path}"]
+        return words

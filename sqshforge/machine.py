@@ -1,0 +1,186 @@
+"""How this machine reaches the outside: its pip configuration, proxies, CA bundle, apt mirror.
+
+A build gets all of it through secrets and mounts, and none of it stays in the image.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlparse
+
+from sqshforge.programs import Programs
+
+PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pip:
+    """What pip on this machine is configured with, files and environment merged."""
+
+    index: str | None = None
+    extra_indexes: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    cert: Path | None = None
+    proxy: str | None = None
+    timeout: str | None = None
+
+    def remote(self) -> str:
+        """A pip.conf for inside a build: this configuration less the folders of this machine."""
+        lines = ["[global]"]
+        if self.index and not _is_local(self.index):
+            lines.append(f"index-url = {self.index}")
+        for key, values in (
+            ("extra-index-url", [v for v in self.extra_indexes if not _is_local(v)]),
+            ("find-links", [v for v in self.find_links if not _is_local(v)]),
+            ("trusted-host", list(self.trusted_hosts)),
+        ):
+            if values:
+                lines.append(f"{key} =" + "".join(f"\n    {value}" for value in values))
+        if self.proxy:
+            lines.append(f"proxy = {self.proxy}")
+        if self.timeout:
+            lines.append(f"timeout = {self.timeout}")
+        return "\n".join(lines) + "\n"
+
+
+def pip(programs: Programs) -> Pip:
+    """Ask pip itself, so that every way of configuring it counts."""
+    listing = programs.capture([sys.executable, "-m", "pip", "config", "list"])
+    values: dict[str, str] = {}
+    # pip's order of precedence, weakest first: [global], a command's section, the environment.
+    for section in ("global", "install", ":env:"):
+        for line in listing.splitlines():
+            key, separator, value = line.partition("=")
+            if separator and key.startswith(f"{section}."):
+                values[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
+    cert = values.get("cert")
+    return Pip(
+        index=values.get("index-url"),
+        extra_indexes=tuple(values.get("extra-index-url", "").split()),
+        find_links=tuple(values.get("find-links", "").split()),
+        trusted_hosts=tuple(values.get("trusted-host", "").split()),
+        cert=Path(cert) if cert else None,
+        proxy=values.get("proxy"),
+        timeout=values.get("timeout") or values.get("default-timeout"),
+    )
+
+
+def ca_bundle(settings: Pip, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The certificates that this machine trusts, a company's own among them."""
+    named = [settings.cert, *(Path(environment[v]) for v in CA_VARIABLES if environment.get(v))]
+    return next((path for path in [*named, CA_BUNDLE] if path and path.is_file()), None)
+
+
+def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The proxy variables that are set, in both spellings as programs look for either."""
+    found: dict[str, str] = {}
+    for name in PROXIES:
+        value = environment.get(name) or environment.get(name.upper())
+        if value:
+            found |= {name: value, name.upper(): value}
+    return found
+
+
+def apt_sources(suite: str, programs: Programs) -> list[str]:
+    """The `deb` lines that this machine has for a suite and its updates; none where it has no such."""
+    if programs.which("apt-get") is None:
+        return []
+    listing = programs.attempt(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)"]
+    )
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in dict.fromkeys(listing.out.splitlines()):
+        uri, release, component = line.split(" ", 2)
+        if re.fullmatch(rf"{suite}(-updates|-security)?", release) and component in (
+            "main",
+            "universe",
+        ):
+            components = found.setdefault((uri, release), [])
+            if component not in components:
+                components.append(component)
+    return [
+        f"deb {uri} {release} {' '.join(components)}"
+        for (uri, release), components in sorted(found.items(), key=lambda item: item[0][1])
+    ]
+
+
+def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterator[Path]:
+    """The files of this machine's own package folders that a lock names.
+
+    `wanted` maps normalized package names to the allowed sha256 sums. A build cannot see these
+    folders, so the files travel with its context.
+    """
+    for name, sums in sorted(wanted.items()):
+        for path in _local_files(settings, name):
+            if sha256(path) in sums:
+                yield path
+                break
+
+
+def sha256(path: Path) -> str:
+    """The sum of a file, read in pieces."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _local_files(settings: Pip, name: str) -> Iterator[Path]:
+    """Files of one package in local find-links folders and local indexes."""
+    for link in settings.find_links:
+        folder = _local_path(link)
+        if folder and folder.is_dir():
+            yield from (path for path in sorted(folder.iterdir()) if _is_of(path.name, name))
+    for index in (settings.index, *settings.extra_indexes):
+        folder = _local_path(index) if index else None
+        page = folder / name / "index.html" if folder else None
+        if page and page.is_file():
+            yield from (
+                path for path in _linked(page) if _is_of(path.name, name) and path.is_file()
+            )
+
+
+def _is_of(filename: str, name: str) -> bool:
+    stem = re.sub(r"[-_.]+", "-", filename).lower()
+    return stem.startswith(f"{name}-") and filename.endswith((".whl", ".tar.gz", ".zip"))
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "a":
+            self.found += [value for key, value in attrs if key == "href" and value]
+
+
+def _linked(page: Path) -> list[Path]:
+    """The local files that a page of a simple index (PEP 503) links to."""
+    parser = _Links()
+    parser.feed(page.read_text())
+    addresses = [urlparse(urljoin(page.as_uri(), link)) for link in parser.found]
+    return [Path(unquote(address.path)) for address in addresses if address.scheme == "file"]
+
+
+def _is_local(address: str) -> bool:
+    return _local_path(address) is not None
+
+
+def _local_path(address: str) -> Path | None:
+    parsed = urlparse(address)
+    if parsed.scheme == "file":
+        return Path(unquote(parsed.path))
+    return Path(address).expanduser() if not parsed.scheme else None

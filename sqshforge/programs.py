@@ -1,0 +1,224 @@
+"""The one place from which external programs are called.
+
+Everything takes a `Programs`, so that a test can stand in for a missing tool or a failing one;
+all else in the tests runs the real programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from sqshforge.errors import MissingError, WorkError
+
+# The Debian and Ubuntu package of each program that we call, for the message that mends.
+PACKAGES = {
+    "buildah": "buildah",
+    "bwrap": "bubblewrap",
+    "docker": "docker.io",
+    "fusermount3": "fuse3",
+    "git": "git",
+    "mksquashfs": "squashfs-tools",
+    "mmdebstrap": "mmdebstrap",
+    "mount": "mount",
+    "squashfuse": "squashfuse",
+    "umount": "mount",
+    "unshare": "util-linux",
+    "unsquashfs": "squashfs-tools",
+}
+
+TAIL = 12  # lines of a failed program's output that its error shows
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished program left behind."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: str
+    err: str
+
+
+class Programs:
+    """Finds and runs programs on this machine."""
+
+    def which(self, program: str) -> Path | None:
+        found = shutil.which(program)
+        return Path(found) if found else None
+
+    def all(self, program: str) -> list[Path]:
+        """Every program of that name on the PATH, in its order."""
+        folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        found = (shutil.which(program, path=folder) for folder in folders)
+        return [Path(path) for path in dict.fromkeys(found) if path]
+
+    def require(self, program: str, why: str = "") -> Path:
+        """The program's path, or a `MissingError` that names the package which brings it."""
+        found = self.which(program)
+        if found is None:
+            package = PACKAGES.get(program, program)
+            raise MissingError(
+                f"the program {program} is not installed" + (f" ({why})" if why else ""),
+                mend=f"apt-get install {package}",
+            )
+        return found
+
+    def attempt(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float | None = None,
+    ) -> Result:
+        """Run to the end and return what came of it; a failure is the caller's to judge."""
+        words = tuple(str(word) for word in argv)
+        try:
+            done = subprocess.run(
+                words,
+                input=stdin,
+                stdin=subprocess.DEVNULL if stdin is None else None,
+                capture_output=True,
+                env=_environment(env),
+                cwd=cwd,
+                timeout=timeout,
+                check=False,
+            )
+        except FileNotFoundError as error:
+            raise _not_found(words, error) from None
+        except subprocess.TimeoutExpired:
+            return Result(words, 124, "", f"no answer within {timeout:.0f} s")
+        return Result(
+            words,
+            done.returncode,
+            done.stdout.decode(errors="replace"),
+            done.stderr.decode(errors="replace"),
+        )
+
+    def capture(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        stdin: bytes | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        timeout: float | None = None,
+    ) -> str:
+        """Run to the end and return standard output; raise `WorkError` on a failure."""
+        result = self.attempt(argv, stdin=stdin, env=env, cwd=cwd, timeout=timeout)
+        if result.code != 0:
+            raise failed(result.argv, result.code, (result.err or result.out).splitlines())
+        return result.out
+
+    def follow(
+        self,
+        argv: Sequence[str | Path],
+        on_line: Callable[[str], None],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: IO[bytes] | None = None,
+    ) -> None:
+        """Run, handing each line of output on as it comes; raise `WorkError` on a failure."""
+        words = tuple(str(word) for word in argv)
+        tail: deque[str] = deque(maxlen=TAIL)
+        with self.start(
+            words,
+            stdin=stdin or subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+            cwd=cwd,
+        ) as process:
+            assert process.stdout is not None
+            for raw in process.stdout:
+                # Progress bars redraw a line with carriage returns: the last state is the line.
+                line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
+                if line.strip():
+                    tail.append(line)
+                    on_line(line)
+            code = process.wait()
+        if code != 0:
+            raise failed(words, code, list(tail))
+
+    @contextlib.contextmanager
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        stdin: IO[bytes] | int | None = None,
+        stdout: IO[bytes] | int | None = None,
+        stderr: IO[bytes] | int | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a program for the length of a block; it never outlives the block."""
+        words = tuple(str(word) for word in argv)
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=stdin,
+                stdout=stdout,
+                stderr=stderr,
+                env=_environment(env),
+                cwd=cwd,
+            )
+        except FileNotFoundError as error:
+            raise _not_found(words, error) from None
+        try:
+            yield process
+        finally:
+            stop(process)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+
+def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
+    """End a program that is still running: politely first, then for certain."""
+    if process.poll() is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + patience
+    while process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:
+    """The error for a program that ended badly, with the last of what it said."""
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    name = Path(argv[0]).name
+    said = "".join(f"\n    {line}" for line in list(output)[-TAIL:] if line.strip())
+    return WorkError(
+        f"{name} failed with {how}{':' if said else ''}{said}",
+        where=shlex.join(argv) if len(shlex.join(argv)) < 400 else shlex.join(argv)[:400] + " ...",
+    )
+
+
+def _environment(extra: Mapping[str, str] | None) -> dict[str, str] | None:
+    return None if extra is None else {**os.environ, **extra}
+
+
+def _not_found(argv: Sequence[str], error: FileNotFoundError) -> MissingError:
+    program = Path(argv[0]).name
+    package = PACKAGES.get(program, program)
+    return MissingError(
+        f"the program {program} cannot be started: {error.strerror}",
+        mend=f"apt-get install {package}",
+    )

@@ -1,0 +1,63 @@
+# Mamba pre-training on CPU, for any Linux machine
+#
+# Rendered by `sqshforge render cpu-mamba` from images/cpu-mamba.Dockerfile.j2,
+# recipes/cpu-mamba.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> image
+#
+# system   what apt brings
+# image    locked Python packages + launchers + training code
+
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS base
+
+FROM base AS system
+ENV DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && apt-get update -qq \
+    && apt-get install -y -qq --no-install-recommends \
+        libgomp1 \
+        procps \
+        python3 \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+
+FROM system AS image
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image. The byte code says that it need not be compared with its
+# source: the image never changes, and it starts faster. Packages bring a few files for other
+# versions of Python; those stay uncompiled (exit code 1).
+RUN --mount=type=bind,source=requirements.txt,target=/run/requirements.txt \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements.txt)" = "2160000702f0e8071afb7c29a2e8f00ad36f8e3d60eb3bee4ef36656fde0711a  -" \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements.txt \
+    && { python3.11 -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTORCH_VERSION="2.13.0"
+LABEL org.opencontainers.image.title="sqshforge cpu-mamba" \
+    org.opencontainers.image.description="Mamba pre-training on CPU, for any Linux machine" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.base.name="debian:bookworm-slim"
+WORKDIR /sqshforge
+CMD ["/bin/bash"]
+# The order is that of change: an edit of training/ makes only the last copy run again.
+COPY meta/ /sqshforge/meta/
+COPY launch/ /sqshforge/launch/
+COPY training/ /sqshforge/training/
+# What the image was built from, so that an unchanged target is not built again.
+ARG INPUTS=unknown
+LABEL io.sqshforge.inputs=${INPUTS}

@@ -1,0 +1,85 @@
+"""What the machine is configured with, and what of it reaches a build."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from sqshforge import machine
+from sqshforge.programs import Programs
+
+
+def test_pip_is_asked_so_that_files_and_environment_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "pip.conf"
+    config.write_text(
+        "[global]\nindex-url = https://user:secret@example.test/simple\ntimeout = 7\n"
+        f"find-links = {tmp_path}\n"
+    )
+    for name in ("PIP_INDEX_URL", "PIP_DEFAULT_TIMEOUT", "PIP_TIMEOUT", "PIP_FIND_LINKS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.test/a file:///srv/wheels")
+    monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} https://two.test/links")
+    found = machine.pip(Programs())
+    assert found.index == "https://user:secret@example.test/simple"
+    assert found.extra_indexes == ("https://one.test/a", "file:///srv/wheels")
+    assert found.find_links == (str(tmp_path), "https://two.test/links")
+    assert found.remote().splitlines() == [
+        "[global]",
+        "index-url = https://user:secret@example.test/simple",
+        "extra-index-url =",
+        "    https://one.test/a",
+        "find-links =",
+        "    https://two.test/links",
+        "timeout = 7",
+    ]
+
+
+def test_local_wheels_are_found_by_their_sums_in_folders_and_local_indexes(tmp_path: Path) -> None:
+    links, index = tmp_path / "links", tmp_path / "index"
+    links.mkdir()
+    (index / "simple" / "some-thing").mkdir(parents=True)
+    (index / "files").mkdir()
+    right = links / "torch-2.0+cpu-py3-none-any.whl"
+    right.write_bytes(b"right")
+    (links / "torch-3.0-py3-none-any.whl").write_bytes(b"another version")
+    linked = index / "files" / "some_thing-1.0-py3-none-any.whl"
+    linked.write_bytes(b"linked")
+    page = index / "simple" / "some-thing" / "index.html"
+    page.write_text(f'<a href="../../files/{linked.name}#sha256=0">{linked.name}</a>')
+    settings = machine.Pip(find_links=(str(links),), extra_indexes=((index / "simple").as_uri(),))
+    wanted = {
+        "torch": frozenset({hashlib.sha256(b"right").hexdigest()}),
+        "some-thing": frozenset({hashlib.sha256(b"linked").hexdigest()}),
+        "absent": frozenset({"0" * 64}),
+    }
+    assert list(machine.local_wheels(settings, wanted)) == [linked, right]
+
+
+def test_the_ca_bundle_is_pips_own_first_then_the_variables(tmp_path: Path) -> None:
+    own, variable = tmp_path / "own.pem", tmp_path / "variable.pem"
+    own.write_text("own")
+    variable.write_text("variable")
+    environment = {"SSL_CERT_FILE": str(variable)}
+    assert machine.ca_bundle(machine.Pip(cert=own), environment) == own
+    assert machine.ca_bundle(machine.Pip(cert=tmp_path / "gone"), environment) == variable
+
+
+def test_proxies_are_given_in_both_spellings() -> None:
+    assert machine.proxies({"HTTPS_PROXY": "http://p:1", "no_proxy": "x"}) == {
+        "https_proxy": "http://p:1",
+        "HTTPS_PROXY": "http://p:1",
+        "no_proxy": "x",
+        "NO_PROXY": "x",
+    }
+
+
+def test_apt_lines_are_of_the_suite_and_its_updates_only() -> None:
+    for line in machine.apt_sources("bookworm", Programs()):
+        assert line.startswith("deb ")
+        assert line.split()[2] in ("bookworm", "bookworm-updates", "bookworm-security")
+    assert machine.apt_sources("nosuchsuite", Programs()) == []
