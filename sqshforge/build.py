@@ -96,10 +96,9 @@ def installer(locked: lock.Lock, folder: Path, programs: Programs) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         wanted = folder / "installer.txt"
         wanted.write_text(locked.python.installer.requirement())
-        programs.capture(
-            [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-            + ["--only-binary", ":all:", "--dest", str(folder), "--requirement", str(wanted)]
-        )
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        argv += ["--require-hashes", "--only-binary", ":all:"]
+        programs.capture([*argv, "--dest", folder, "--requirement", wanted])
     return wheel
 
 

@@ -93,7 +93,7 @@ def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def apt_sources(suite: str, programs: Programs) -> list[str]:
-    """The `deb` lines that this machine has for a suite and its updates; none where it has no such."""
+    """The `deb` lines that this machine has for a suite and its updates, if it has any."""
     if programs.which("apt-get") is None:
         return []
     listing = programs.attempt(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
@@ -111,4 +110,4 @@ def test_by_command_line(root: Path, tmp_path: Path) -> None:
     again = Programs().attempt([*argv, tmp_path / "out"])
     assert again.code == 2
     assert "not empty" in again.err
-    assert sorted(os.listdir(tmp_path)) == ["out"]
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
