@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -64,7 +64,11 @@ def build(
             )
             folder = output / recipe.target / "context"
             render.write(render.Context(files=context.files, wheels=wheels), folder)
-            with _secrets(pip) as secrets, reporter.track(f"build {recipe.target}") as tracker:
+            place = output / recipe.target / "secrets"
+            with (
+                _secrets(pip, place) as secrets,
+                reporter.track(f"build {recipe.target}") as tracker,
+            ):
                 request = Build(
                     context=folder,
                     name=name,
@@ -103,19 +107,26 @@ def installer(locked: lock.Lock, folder: Path, programs: Programs) -> Path:
 
 
 @contextlib.contextmanager
-def _secrets(pip: machine.Pip) -> Iterator[dict[str, Path]]:
-    """The machine's own settings as files that a build sees and an image never keeps."""
+def _secrets(pip: machine.Pip, folder: Path) -> Iterator[dict[str, Path]]:
+    """The machine's own settings as files that a build sees and an image never keeps.
+
+    They lie in a private folder that is gone afterwards; if a build was killed, the next one
+    removes them.
+    """
     ca = machine.ca_bundle(pip)
-    with tempfile.TemporaryDirectory(prefix="sqshforge-secrets-") as folder:
-        contents = {
-            "pip": pip.remote().encode(),
-            "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",
-            "ca": ca.read_bytes() if ca else b"",
-        }
-        paths = {name: Path(folder) / name for name in contents}
-        for name, path in paths.items():
-            path.write_bytes(contents[name])
-        yield paths
+    contents = {
+        "pip": pip.remote().encode(),
+        "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",
+        "ca": ca.read_bytes() if ca else b"",
+    }
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(mode=0o700)
+    try:
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+        yield {name: folder / name for name in contents}
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

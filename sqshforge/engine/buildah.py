@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqshforge.engine.types import Build, Image
 from sqshforge.programs import Programs
+
+OURS = "io.sqshforge.target"  # a label that every stage of our images has
+OUR_BASE = "/sqshforge-base:"
+PATIENCE = 10.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,10 @@ class Buildah:
         if asked.code != 0:
             return None
         facts = json.loads(asked.out)
-        config = facts["Docker"].get("config") or {}
         listing = self.programs.capture([self.program, "images", "--json", name])
         return Image(
             id=facts["FromImageID"],
-            labels=config.get("Labels") or {},
+            labels=_labels(facts),
             size=_bytes(json.loads(listing)[0]["size"]),
         )
 
@@ -70,10 +75,43 @@ class Buildah:
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
         argv += ["--isolation", "chroot", *build.options(), build.context]
-        self.programs.follow(argv, on_line)
+        before = self._containers()
+        try:
+            self.programs.follow(argv, on_line)
+        except BaseException:
+            self._remove_leftovers(before)
+            raise
+
+    def _containers(self) -> dict[str, str]:
+        """Working containers, each with the name of the image that it started from."""
+        listing = json.loads(self.programs.capture([self.program, "containers", "--json"]))
+        return {one["id"]: one["imagename"] for one in listing or ()}
+
+    def _remove_leftovers(self, before: Collection[str]) -> None:
+        """Remove the working containers of a build that could not do so itself (killed, say).
+
+        Other containers that appeared meanwhile are somebody else's: ours come from our base or
+        carry our label. One whose command is still ending is busy for a moment.
+        """
+        for container, image in self._containers().items():
+            if container in before:
+                continue
+            asked = self.programs.attempt([self.program, "inspect", container])
+            if asked.code != 0:
+                continue
+            if OUR_BASE in image or OURS in _labels(json.loads(asked.out)):
+                deadline = time.monotonic() + PATIENCE
+                while self.programs.attempt([self.program, "rm", container]).code != 0:
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.2)
 
     def source(self, name: str) -> str:
         return f"buildah://{name}"
+
+
+def _labels(facts: dict[str, Any]) -> dict[str, str]:
+    return (facts["Docker"].get("config") or {}).get("Labels") or {}
 
 
 def _scratch(name: str) -> str:

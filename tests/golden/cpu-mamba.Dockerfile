@@ -15,6 +15,7 @@ ARG BASE=debian:bookworm-slim
 FROM ${BASE} AS base
 
 FROM base AS system
+LABEL io.sqshforge.target=cpu-mamba
 ENV DEBIAN_FRONTEND=noninteractive
 # Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
 # hadolint ignore=DL3008
