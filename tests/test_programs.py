@@ -1,0 +1,74 @@
+"""The one runner: output, failures and missing programs, with real programs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sqshforge.errors import MissingError, WorkError
+from sqshforge.programs import Programs
+
+
+def test_capture_returns_output_and_takes_input_and_variables() -> None:
+    out = Programs().capture(["sh", "-c", "cat; echo $X"], stdin=b"in\n", env={"X": "set"})
+    assert out == "in\nset\n"
+
+
+def test_a_failure_tells_the_command_its_code_and_its_last_words() -> None:
+    with pytest.raises(WorkError) as caught:
+        Programs().capture(["sh", "-c", "echo reason >&2; exit 7"])
+    assert "sh failed with exit code 7" in caught.value.what
+    assert "reason" in caught.value.what
+    assert "exit 7" in caught.value.where
+
+
+def test_a_killed_program_is_told_by_its_signal() -> None:
+    with pytest.raises(WorkError, match="signal SIGKILL"):
+        Programs().capture(["sh", "-c", "kill -9 $$"])
+
+
+def test_a_missing_program_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError) as caught:
+        Programs().require("mksquashfs", "packing")
+    assert caught.value.mend == "apt-get install squashfs-tools"
+    with pytest.raises(MissingError, match="mksquashfs cannot be started"):
+        Programs().attempt(["mksquashfs"])
+
+
+def test_follow_hands_lines_on_as_they_come() -> None:
+    seen: list[tuple[str, float]] = []
+    started = time.monotonic()
+    Programs().follow(
+        ["sh", "-c", "echo one; sleep 0.5; printf '10%%\\r20%%\\n'"],
+        lambda line: seen.append((line, time.monotonic() - started)),
+    )
+    assert [line for line, _ in seen] == ["one", "20%"]
+    assert seen[1][1] - seen[0][1] > 0.3
+
+
+def test_a_program_never_outlives_its_block() -> None:
+    with (
+        pytest.raises(ZeroDivisionError),
+        Programs().start(["sleep", "60"], stdout=subprocess.DEVNULL) as process,
+    ):
+        raise ZeroDivisionError
+    assert process.returncode is not None
+
+
+def test_a_timeout_is_an_answer() -> None:
+    assert Programs().attempt(["sleep", "9"], timeout=0.2).code == 124
+
+
+def test_all_finds_every_program_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "tool").symlink_to(sys.executable)
+    monkeypatch.setenv("PATH", f"{tmp_path}/b:{tmp_path}/none:{tmp_path}/a")
+    assert Programs().all("tool") == [tmp_path / "b" / "tool", tmp_path / "a" / "tool"]

@@ -1,0 +1,91 @@
+"""Progress: a live line on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import sys
+
+import pytest
+from rich.console import Console
+
+from sqshforge import progress
+from sqshforge.programs import Programs
+
+
+@pytest.mark.parametrize(
+    ("count", "told"), [(0, "0 B"), (999, "999 B"), (1.5e3, "1.5 kB"), (4.29e8, "429.0 MB")]
+)
+def test_bytes_for_people(count: float, told: str) -> None:
+    assert progress.human(count) == told
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.04, "0.0 s"), (61, "1 min 01 s")])
+def test_times_for_people(seconds: float, told: str) -> None:
+    assert progress.duration(seconds) == told
+
+
+def test_without_a_terminal_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    out = io.StringIO()
+    reporter = progress.Reporter(Console(file=out, width=100))
+    with reporter.track("pack", total=100e6) as tracker:
+        for second in range(1, 26):
+            now[0] = float(second)
+            tracker.advance(1e6)
+    assert out.getvalue().splitlines() == [
+        "pack ...",
+        "pack: 10.0 s, 10%, 10.0 MB, 1.0 MB/s, 1 min 30 s left",
+        "pack: 20.0 s, 20%, 20.0 MB, 1.0 MB/s, 1 min 20 s left",
+    ]
+
+
+def test_quiet_says_nothing() -> None:
+    out = io.StringIO()
+    reporter = progress.Reporter(Console(file=out), quiet=True)
+    reporter.say("hello")
+    with reporter.track("work") as tracker:
+        tracker.note("x")
+    assert out.getvalue() == ""
+
+
+SHOW = """
+import time
+from sqshforge.progress import Reporter
+with Reporter().track("pack", total=4e6) as tracker:
+    for _ in range(4):
+        time.sleep(0.2)
+        tracker.advance(1e6)
+"""
+
+
+def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> None:
+    leader, follower = pty.openpty()
+    try:
+        with Programs().start(
+            [sys.executable, "-c", SHOW],
+            stderr=follower,
+            stdout=follower,
+            env={"TERM": "xterm", "COLUMNS": "120"},
+        ) as process:
+            process.wait(timeout=30)
+        os.close(follower)
+        follower = -1
+        seen = b""
+        while True:
+            try:
+                piece = os.read(leader, 65536)
+            except OSError:  # the other end is closed and all is read
+                break
+            seen += piece
+    finally:
+        os.close(leader)
+        if follower >= 0:
+            os.close(follower)
+    text = seen.decode()
+    assert "pack" in text
+    assert "MB/s" in text
+    assert "left" in text
+    assert "pack ..." not in text
