@@ -26,7 +26,7 @@ python=$(command -v python3) || fail "python3 is not installed" "apt-get install
 command -v apt-get >/dev/null ||
     fail "this machine has no apt-get" "use Debian 12, Ubuntu 22.04 or later (docs/machines.md)"
 
-packages="buildah bubblewrap ca-certificates debian-archive-keyring fuse3 mmdebstrap
+packages="buildah ca-certificates debian-archive-keyring fuse-overlayfs mmdebstrap
     squashfs-tools squashfuse uidmap"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
 if [ "$goal" = test ]; then

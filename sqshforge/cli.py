@@ -277,7 +277,8 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
         image = Path(subject)
     else:
         steps = _steps(engine)
-        image = steps.pack(steps.build(subject), subject, squash.Options.of("shared")).path
+        place = steps.project.sqsh(subject)
+        image = steps.pack(steps.build(subject), place, squash.Options.of("shared")).path
     outcome = smoke.run(image, Programs(), Reporter())
     if as_json:
         click.echo(json.dumps(asdict(outcome), indent=2))

@@ -100,14 +100,15 @@ def _runtime(programs: Programs) -> Iterator[Finding]:
     yield Finding(
         "enroot (runs a sqsh)",
         enroot is not None,
-        str(enroot or "not found; sqshforge run does it on bubblewrap"),
+        str(enroot or "not found; sqshforge run does without"),
         "install enroot's own package, if you want it",
         needed=False,
     )
     own = enroot is None
-    yield _tool(programs, "bwrap", "runs a sqsh without enroot", needed=own)
+    yield _tool(programs, "unshare", "runs a sqsh without enroot", needed=own)
     if os.geteuid() != 0:
         yield _tool(programs, "squashfuse", "mounts a sqsh without root", needed=own)
+        yield _tool(programs, "fuse-overlayfs", "makes its root writable", needed=own)
         yield Finding(
             "/dev/fuse",
             Path("/dev/fuse").exists(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -24,9 +25,8 @@ from sqshforge.errors import MissingError, WorkError
 # The Debian and Ubuntu package of each program that we call, for the message that mends.
 PACKAGES = {
     "buildah": "buildah",
-    "bwrap": "bubblewrap",
     "docker": "docker.io",
-    "fusermount3": "fuse3",
+    "fuse-overlayfs": "fuse-overlayfs",
     "git": "git",
     "mksquashfs": "squashfs-tools",
     "mmdebstrap": "mmdebstrap",
@@ -131,7 +131,10 @@ class Programs:
         cwd: Path | None = None,
         stdin: IO[bytes] | None = None,
     ) -> None:
-        """Run, handing each line of output on as it comes; raise `WorkError` on a failure."""
+        """Run, handing each line of output on as it comes; raise `WorkError` on a failure.
+
+        A line that is drawn again and again with carriage returns is handed on each time.
+        """
         words = tuple(str(word) for word in argv)
         tail: deque[str] = deque(maxlen=TAIL)
         with self.start(
@@ -143,12 +146,10 @@ class Programs:
             cwd=cwd,
         ) as process:
             assert process.stdout is not None
-            for raw in process.stdout:
-                # Progress bars redraw a line with carriage returns: the last state is the line.
-                line = raw.decode(errors="replace").rstrip("\r\n").rpartition("\r")[2]
-                if line.strip():
+            for line, is_redrawn in _lines(process.stdout):
+                if not is_redrawn:
                     tail.append(line)
-                    on_line(line)
+                on_line(line)
             code = process.wait()
         if code != 0:
             raise failed(words, code, list(tail))
@@ -185,6 +186,18 @@ class Programs:
                 if pipe is not None:
                     with contextlib.suppress(OSError):
                         pipe.close()
+
+
+def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
+    """Lines as they come, each with whether the next one is drawn over it (a progress bar)."""
+    rest = b""
+    while piece := os.read(output.fileno(), 65536):
+        *whole, rest = re.split(rb"([\r\n]+)", rest + piece)
+        for raw, end in zip(whole[::2], whole[1::2], strict=True):
+            if raw.strip():
+                yield raw.decode(errors="replace"), b"\n" not in end
+    if rest.strip():
+        yield rest.decode(errors="replace"), False
 
 
 def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:

@@ -56,7 +56,7 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
     rows.append(
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
     )
-    packed = steps.pack(built, target, squash.Options.of("shared"))
+    packed = steps.pack(built, steps.project.sqsh(target), squash.Options.of("shared"))
     rows.append(
         Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqshforge import build as building
 from sqshforge import engine, recipe, smoke, source, squash
@@ -26,11 +27,11 @@ class Steps:
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, chosen, self.project.root, self.programs, self.reporter)
 
-    def pack(self, built: building.Built, target: str, options: squash.Options) -> squash.Packed:
-        """Pack a target's image to its place in build/."""
+    def pack(self, built: building.Built, output: Path, options: squash.Options) -> squash.Packed:
+        """Pack a target's image."""
         return squash.pack(
             source.parse(built.source, self.programs),
-            self.project.sqsh(target),
+            output,
             options,
             self.programs,
             self.reporter,

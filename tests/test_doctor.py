@@ -32,7 +32,7 @@ def test_on_a_bare_machine_each_gap_has_its_mend(tmp_path: Path) -> None:
     findings = doctor.examine(tmp_path, Bare())
     missing = {one.what.split()[0]: one.mend for one in findings if one.needed and not one.ok}
     assert missing["mksquashfs"] == "apt-get install squashfs-tools"
-    assert missing["bwrap"] == "apt-get install bubblewrap"
+    assert missing["unshare"] == "apt-get install util-linux"
     assert "apt-get install buildah" in missing["buildah"]
     shown = "\n".join(doctor.lines(findings))
     assert "MISSING mksquashfs (packing): not found" in shown

@@ -16,7 +16,7 @@ FROM ${BASE} AS base
 
 FROM base AS system
 LABEL io.sqshforge.target=cpu-mamba
-ENV DEBIAN_FRONTEND=noninteractive
+ARG DEBIAN_FRONTEND=noninteractive
 # Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \

@@ -1,0 +1,83 @@
+"""The four files that enroot and pyxis expect in a squash file, made from an image's config."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageConfig:
+    """What an image says of how it is to be run, whatever engine it came from."""
+
+    reference: str
+    digest: str | None = None
+    created: int = 0  # seconds of the epoch
+    size: int = 0  # bytes, unpacked
+    env: tuple[str, ...] = ()  # NAME=VALUE
+    entrypoint: tuple[str, ...] = ()
+    cmd: tuple[str, ...] = ()
+    workdir: str = ""
+    volumes: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = field(default=())
+
+
+def files(config: ImageConfig) -> dict[str, bytes]:
+    """Path in the image to content; all are mode 0644, owner 0:0, and replace the image's own."""
+    return {
+        "etc/environment": environment(config).encode(errors="surrogateescape"),
+        "etc/fstab": fstab(config).encode(errors="surrogateescape"),
+        "etc/rc": rc(config).encode(errors="surrogateescape"),
+        "etc/rc.local": b"# This file is sourced by /etc/rc when the container starts.\n",
+    }
+
+
+def environment(config: ImageConfig) -> str:
+    """One NAME=VALUE a line, unquoted: enroot reads it so. A newline would start a new name."""
+    return "".join(f"{one}\n" for one in config.env if "\n" not in one)
+
+
+def fstab(config: ImageConfig) -> str:
+    r"""Write a bind mount, made at start, for each volume; a space is \040 in an fstab."""
+    lines = []
+    for volume in sorted(config.volumes):
+        path = "".join(_ESCAPES.get(letter, letter) for letter in volume)
+        options = "x-create=dir,bind,rw,nosuid,nodev"
+        lines.append(f"${{ENROOT_ROOTFS}}{path} {path} none {options}\n")
+    return "".join(lines)
+
+
+_ESCAPES = {" ": r"\040", "\t": r"\011", "\n": r"\012", "\\": r"\134"}
+
+
+def rc(config: ImageConfig) -> str:
+    """The script that a container starts with: go to WORKDIR, run ENTRYPOINT and the command."""
+    workdir = shlex.quote(config.workdir or "/")
+    lines = ["#!/bin/sh", f"# {_line(config.reference)}"]
+    lines += [f"# {_line(key)} {_line(value)}" for key, value in sorted(config.labels)]
+    lines += [
+        f"mkdir -p {workdir} 2> /dev/null",
+        f"cd {workdir} && unset OLDPWD || exit 1",
+        "",
+        "if [ -s /etc/rc.local ]; then",
+        "    . /etc/rc.local",
+        "fi",
+        "",
+        *_start(config),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _start(config: ImageConfig) -> list[str]:
+    """ENTRYPOINT takes the arguments, or CMD if there are none; else they are the command."""
+    entrypoint = shlex.join(config.entrypoint)
+    default = shlex.join(config.cmd)
+    if entrypoint:
+        given, bare = f'exec {entrypoint} "$@"', f"exec {entrypoint} {default}".rstrip()
+    else:
+        given, bare = 'exec "$@"', f"exec {default or '/bin/sh'}"
+    return ["if [ $# -gt 0 ]; then", f"    {given}", "else", f"    {bare}", "fi"]
+
+
+def _line(text: str) -> str:
+    return " ".join(text.splitlines())

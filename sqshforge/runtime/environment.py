@@ -1,0 +1,19 @@
+"""The environment inside: the host's, under the image's, under what was asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+
+def merge(host: Mapping[str, str], image: str, asked: Mapping[str, str]) -> dict[str, str]:
+    """Merge as enroot does: the image's /etc/environment wins over the host, `asked` over both.
+
+    `${NAME}` in the image's file is replaced by the host's value, or by nothing.
+    """
+    merged = dict(host)
+    for line in image.splitlines():
+        name, separator, value = line.partition("=")
+        if separator and name and not name.startswith("#"):
+            merged[name] = re.sub(r"\$\{(\w+)\}", lambda found: host.get(found[1], ""), value)
+    return {**merged, **asked}

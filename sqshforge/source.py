@@ -1,0 +1,222 @@
+"""Where an image is read from when it is packed.
+
+A source has a config and a content; the content is either a folder that the engine mounts
+(nothing is copied) or a tar stream.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from sqshforge.engine.docker import client_with_buildkit
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.programs import Programs, failed
+
+SCHEMES = ("dockerd://NAME[:TAG]", "buildah://NAME[:TAG]", "rootfs:DIR")
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An image's root file system, mounted or lying somewhere; it is only read."""
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An image's root file system as an uncompressed tar."""
+
+    tar: IO[bytes]
+
+
+class Source(Protocol):
+    """An image to pack."""
+
+    def config(self) -> ImageConfig:
+        """How the image is to be run; `RequestError` where there is no such image."""
+
+    def open(self) -> Any:
+        """A context manager that gives a `Folder` or a `Stream`, and leaves nothing behind."""
+
+
+def is_address(text: str) -> bool:
+    """Whether a word on the command line is a source's address (a target's name is none)."""
+    return ":" in text or "/" in text
+
+
+def parse(text: str, programs: Programs) -> Source:
+    """The source behind an address; `RequestError` for one of an unknown kind."""
+    if text.startswith("dockerd://"):
+        return Dockerd(text.removeprefix("dockerd://"), programs)
+    if text.startswith("buildah://"):
+        return Storage(text.removeprefix("buildah://"), programs)
+    if text.startswith("rootfs:"):
+        return Rootfs(Path(text.removeprefix("rootfs:")))
+    raise RequestError(
+        f"unknown kind of source {text!r}", mend=f"sources are: TARGET, {', '.join(SCHEMES)}"
+    )
+
+
+@dataclass(frozen=True)
+class Rootfs:
+    """A folder that holds a root file system; it has no config of its own."""
+
+    folder: Path
+
+    def config(self) -> ImageConfig:
+        if not (self.folder / "etc").is_dir():
+            raise RequestError(
+                "the folder holds no root file system (it has no etc/)", where=str(self.folder)
+            )
+        return ImageConfig(reference=f"rootfs:{self.folder}")
+
+    @contextmanager
+    def open(self) -> Iterator[Folder]:
+        yield Folder(self.folder)
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An image in buildah's storage, mounted for as long as it is read."""
+
+    name: str
+    programs: Programs
+
+    def config(self) -> ImageConfig:
+        program = self.programs.require("buildah", "the source is in its storage")
+        asked = self.programs.attempt([program, "inspect", "--type", "image", self.name])
+        if asked.code != 0:
+            raise RequestError(
+                f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
+            )
+        facts = json.loads(asked.out)
+        listing = json.loads(self.programs.capture([program, "images", "--json", self.name]))
+        return parse_config(
+            facts["Docker"].get("config") or {},
+            reference=f"buildah://{self.name}",
+            digest=f"sha256:{facts['FromImageID']}",
+            created=facts["Docker"].get("created") or facts["OCIv1"].get("created") or "",
+            size=_bytes(listing[0]["size"]),
+        )
+
+    @contextmanager
+    def open(self) -> Iterator[Folder]:
+        program = self.programs.require("buildah")
+        container = self.programs.capture([program, "from", "--pull-never", self.name]).strip()
+        try:
+            yield Folder(Path(self.programs.capture([program, "mount", container]).strip()))
+        finally:
+            self.programs.attempt([program, "umount", container])
+            self.programs.attempt([program, "rm", container])
+
+
+@dataclass(frozen=True)
+class Dockerd:
+    """An image of a docker daemon, exported through a container that is never started."""
+
+    name: str
+    programs: Programs
+
+    def config(self) -> ImageConfig:
+        asked = self.programs.attempt([self._client(), "image", "inspect", self.name])
+        if asked.code != 0:
+            said = asked.err.strip().splitlines()
+            if said and "no such image" in said[-1].lower():
+                raise RequestError(
+                    f"docker has no image {self.name!r}", mend="docker images lists what it has"
+                )
+            raise MissingError(
+                f"docker does not answer: {said[-1] if said else 'no reason given'}",
+                mend="start its daemon, or set DOCKER_HOST",
+            )
+        try:
+            facts = json.loads(asked.out)[0]
+        except (ValueError, IndexError):
+            raise WorkError("docker image inspect did not print JSON", where=self.name) from None
+        return parse_config(
+            facts.get("Config") or facts.get("ContainerConfig") or {},
+            reference=f"dockerd://{self.name}",
+            digest=facts["Id"],
+            created=facts.get("Created") or "",
+            size=facts.get("Size") or 0,
+        )
+
+    @contextmanager
+    def open(self) -> Iterator[Stream]:
+        client = self._client()
+        # An image without a command cannot be "created" unless one is named; it is never run.
+        container = self.programs.capture([client, "create", self.name, "true"]).strip()
+        try:
+            with self.programs.start(
+                [client, "export", container], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            ) as export:
+                assert export.stdout is not None and export.stderr is not None
+                yield Stream(export.stdout)
+                code = export.wait()
+                if code != 0:
+                    said = export.stderr.read().decode(errors="replace").splitlines()
+                    raise failed(["docker", "export", self.name], code, said)
+        finally:
+            self.programs.attempt([client, "rm", "--force", container])
+
+    def _client(self) -> Path:
+        client = client_with_buildkit(self.programs) or self.programs.which("docker")
+        if client is None:
+            raise MissingError("docker is not installed", mend="apt-get install docker.io")
+        return client
+
+
+def parse_config(
+    config: dict[str, Any], *, reference: str, digest: str | None, created: str, size: int
+) -> ImageConfig:
+    """An image's config in docker's or OCI's shape; keys that are absent or null are empty.
+
+    Raises `WorkError` for a shape that is neither.
+    """
+    try:
+        return ImageConfig(
+            reference=reference,
+            digest=digest,
+            created=parse_time(created),
+            size=size,
+            env=_words(config.get("Env")),
+            entrypoint=_words(config.get("Entrypoint")),
+            cmd=_words(config.get("Cmd")),
+            workdir=str(config.get("WorkingDir") or ""),
+            volumes=tuple(sorted(config.get("Volumes") or {})),
+            labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
+        )
+    except (TypeError, ValueError, AttributeError) as error:
+        raise WorkError(
+            f"the image's config cannot be understood: {error}", where=reference
+        ) from None
+
+
+def parse_time(text: str) -> int:
+    """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none."""
+    if not text:
+        return 0
+    whole = text.partition(".")[0].rstrip("Z")
+    return max(0, int(datetime.fromisoformat(f"{whole}+00:00").timestamp()))
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise TypeError(f"a list of words was expected, not {value!r}")
+    return tuple(str(word) for word in value)
+
+
+def _bytes(text: str) -> int:
+    """A size as buildah writes it: 1.63 GB."""
+    number, unit = text.split()
+    return int(float(number) * 1000 ** ["B", "KB", "MB", "GB", "TB"].index(unit.upper()))
