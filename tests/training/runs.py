@@ -1,0 +1,130 @@
+"""Start the training door for real: alone, or with torchrun on 127.0.0.1; read what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TINY = (
+    "--model_name=mamba-tiny",
+    "--seq_length=17",
+    "--learning_rate=3e-3",
+    "--checkpoint_interval=1000",
+)
+
+
+def write_text(folder: Path, size: int = 60_000) -> str:
+    """Write a few files of text; the dataset_path that reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "it", "rains")
+    text = " ".join(words[(i * i + i // 7) % len(words)] for i in range(size // 3))[:size]
+    for index in range(3):
+        part = text[index * size // 3 : (index + 1) * size // 3]
+        (folder / f"part{index}.txt").write_text(part)
+    return f"text:{folder}/*.txt"
+
+
+def command(ranks: int, *flags: str) -> list[str]:
+    """The door on so many ranks; 0 is plain python."""
+    run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
+    meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
+    launcher = (*run, *meet) if ranks else ()
+    return [sys.executable, *launcher, "-m", "training.mamba_fsdp", *flags]
+
+
+@contextmanager
+def started(ranks: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """The door while it runs; nothing of it is left afterwards."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        env.pop(name, None)
+    process = subprocess.Popen(
+        command(ranks, *flags),
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        kill_tree(process)
+        process.communicate()
+
+
+def run(ranks: int, *flags: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    with started(ranks, *flags) as process:
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def train(save: Path, data: str, ranks: int, batch: int, steps: int, *flags: str) -> list[float]:
+    """Train to the end; the losses of all steps."""
+    done = run(
+        ranks,
+        *TINY,
+        f"--save_ckpt_path={save}",
+        f"--dataset_path={data}",
+        f"--batch_size={batch}",
+        f"--num_steps={steps}",
+        *flags,
+    )
+    assert done.returncode == 0, done.stderr
+    return losses(save)
+
+
+def steps(save: Path) -> list[dict[str, float]]:
+    lines = (save / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == "step"]
+
+
+def losses(save: Path) -> list[float]:
+    return [line["loss"] for line in steps(save)]
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below one, from /proc (torchrun's workers have sessions of their own)."""
+    parents: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            after_name = stat.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        parents.setdefault(int(after_name[1]), []).append(int(stat.parent.name))
+    found, queue = [], [pid]
+    while queue:
+        children = parents.get(queue.pop(), [])
+        found += children
+        queue += children
+    return found
+
+
+def kill_tree(process: subprocess.Popen[str]) -> None:
+    """Send kill -9 to a process that still runs and to everything below it."""
+    if process.poll() is not None:
+        return
+    for pid in (process.pid, *descendants(process.pid)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def wait_for(
+    what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 60
+) -> bool:
+    """Poll quickly until `what()` holds; False if the process ended before."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if what():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise AssertionError("waited in vain")

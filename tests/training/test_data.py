@@ -1,0 +1,104 @@
+"""`text:GLOB`: every window once an epoch, one order for any number of ranks, exact resumption."""
+
+import pytest
+import torch
+
+from training.data.order import shuffled
+from training.data.text import TextData
+from training.errors import RequestError, TrainingError
+
+
+@pytest.fixture
+def pattern(tmp_path):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "two.txt").write_bytes(bytes(range(100, 170)))
+    (tmp_path / "a.txt").write_bytes(bytes(range(100)))
+    (tmp_path / "empty.txt").write_bytes(b"")
+    return f"text:{tmp_path}/**/*.txt"
+
+
+def open_text(pattern, rank=0, world_size=1, batch_size=1, seq_length=8, seed=0) -> TextData:
+    return TextData(
+        pattern,
+        seq_length=seq_length,
+        batch_size=batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+    )
+
+
+def rows(data: TextData, batches: int) -> list[list[int]]:
+    return [row for _ in range(batches) for row in data.next_batch()[0].tolist()]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000])
+def test_shuffled_is_one_to_one(count):
+    places = [shuffled(place, count, "key") for place in range(count)]
+    assert sorted(places) == list(range(count))
+    if count > 50:
+        assert places != list(range(count))
+        assert places != [shuffled(place, count, "other") for place in range(count)]
+
+
+def test_an_epoch_reads_every_window_once_across_files(pattern):
+    data = open_text(pattern)
+    assert data.windows == 169 // 8 == 21
+    first, second = rows(data, 21), rows(data, 21)
+    every = [list(range(start, start + 8)) for start in range(0, 168, 8)]
+    assert sorted(first) == sorted(second) == every
+    assert first != second, "each epoch has an order of its own"
+    assert first != rows(open_text(pattern, seed=1), 21)
+    assert first == rows(open_text(pattern), 21)
+
+
+def test_targets_are_the_bytes_that_follow(pattern):
+    inputs, targets = open_text(pattern, batch_size=3).next_batch()
+    assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == torch.int64
+    assert (targets == inputs + 1).all()
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_the_number_of_ranks_changes_nothing_but_who_reads(pattern, world_size):
+    alone = open_text(pattern, batch_size=4)
+    together = [open_text(pattern, rank, world_size, 4 // world_size) for rank in range(world_size)]
+    for _ in range(12):
+        expected = rows(alone, 1)
+        assert [row for data in together for row in rows(data, 1)] == expected
+
+
+def test_resuming_goes_on_exactly_also_on_other_ranks(pattern):
+    data = open_text(pattern, batch_size=4)
+    rows(data, 7)  # in the second epoch
+    state = data.state()
+    assert state["epoch"] == 1 and state["position"] == 28 - 21
+    again = [open_text(pattern, rank, 2, 2) for rank in range(2)]
+    assert all(part.resume(state) for part in again)
+    assert [row for part in again for row in rows(part, 1)] == rows(data, 1)
+
+
+def test_other_data_is_not_resumed(pattern, tmp_path):
+    state = open_text(pattern).state()
+    assert not open_text(pattern, seq_length=9).resume(state)
+    (tmp_path / "c.txt").write_bytes(b"more")
+    assert not open_text(pattern).resume(state)
+
+
+def test_data_that_is_not_there(tmp_path):
+    with pytest.raises(RequestError, match=f"no file matches {tmp_path}/none"):
+        open_text(f"text:{tmp_path}/none/*")
+    with pytest.raises(RequestError, match="must be followed by"):
+        open_text("text:")
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(RequestError, match="are empty"):
+        open_text(f"text:{tmp_path}/empty")
+    (tmp_path / "short").write_bytes(b"x" * 32)
+    with pytest.raises(RequestError, match=r"has 32 bytes in 1 files; one step needs 33"):
+        open_text(f"text:{tmp_path}/short", batch_size=4)
+
+
+def test_a_file_that_shrinks_is_told(pattern, tmp_path):
+    data = open_text(pattern)
+    (tmp_path / "a.txt").write_bytes(b"")
+    with pytest.raises(TrainingError, match=r"a\.txt: became shorter"):
+        rows(data, 21)

@@ -1,0 +1,94 @@
+"""A checkpoint is complete or absent."""
+
+import json
+
+import pytest
+
+from training import manifest
+from training.errors import RequestError
+from training.manifest import Manifest
+
+
+def make(save, step: int):
+    folder = manifest.temporary(str(save), step)
+    folder.mkdir(parents=True)
+    (folder / "__0_0.distcp").write_bytes(b"weights")
+    (folder / ".metadata").write_bytes(b"index")
+    return manifest.publish(
+        folder,
+        lambda files: Manifest(
+            step=step, tokens_seen=9, world_size=1, model={}, data={}, torch="2", files=files
+        ),
+    )
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+def newest(save, told):
+    found = manifest.newest(manifest.checkpoints(str(save)), told.append)
+    return found and found[1].step
+
+
+def test_the_newest_is_found_by_number(tmp_path, told):
+    assert newest(tmp_path, told) is None
+    for step in (9, 100, 20):
+        make(tmp_path, step)
+    assert newest(tmp_path, told) == 100 and told == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda path: (path / "manifest.json").unlink(), "it has no manifest.json"),
+        (lambda path: (path / "manifest.json").write_text('{"st'), "manifest.json cannot be read"),
+        (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json cannot be read"),
+        (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing, should have 7"),
+        (lambda path: (path / ".metadata").write_bytes(b"in"), ".metadata has 2 bytes, should"),
+    ],
+)
+def test_a_broken_one_is_passed_over_loudly(tmp_path, told, damage, fault):
+    make(tmp_path, 10)
+    damage(make(tmp_path, 20))
+    assert newest(tmp_path, told) == 10
+    assert len(told) == 1 and "WARNING" in told[0] and "step_20_ckp" in told[0]
+    assert fault in told[0]
+
+
+def test_another_format_is_not_guessed(tmp_path, told):
+    path = make(tmp_path, 10) / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
+    assert newest(tmp_path, told) is None and "format 2" in told[0]
+
+
+def test_unfinished_ones_are_never_found_and_cleared_at_the_start(tmp_path, told):
+    folder = manifest.temporary(str(tmp_path), 30)
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{}")
+    assert newest(tmp_path, told) is None and told == []
+    manifest.prepare(str(tmp_path))
+    assert list(manifest.checkpoints(str(tmp_path)).iterdir()) == []
+
+
+def test_a_broken_one_is_replaced_by_the_run_that_reaches_its_step(tmp_path, told):
+    (make(tmp_path, 10) / "manifest.json").unlink()
+    make(tmp_path, 10)
+    assert newest(tmp_path, told) == 10
+
+
+def test_retention_keeps_the_newest(tmp_path, told):
+    for step in (10, 20, 30):
+        make(tmp_path, step)
+    folder = manifest.checkpoints(str(tmp_path))
+    manifest.retain(folder, 0)
+    assert len(list(folder.iterdir())) == 3
+    manifest.retain(folder, 2)
+    assert sorted(path.name for path in folder.iterdir()) == ["step_20_ckp", "step_30_ckp"]
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(RequestError, match=r"save_ckpt_path: .*file/checkpoints cannot be written"):
+        manifest.prepare(str(tmp_path / "file"))

@@ -1,0 +1,172 @@
+"""A run that is killed at any moment and started again ends like one that never was."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+
+import pytest
+
+from tests.training.runs import (
+    TINY,
+    descendants,
+    kill_tree,
+    losses,
+    run,
+    started,
+    steps,
+    train,
+    wait_for,
+    write_text,
+)
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, data):
+    """A run on two ranks from start to end, with its checkpoints."""
+    save = tmp_path_factory.mktemp("undisturbed")
+    train(save, data, 2, 2, STEPS, "--checkpoint_interval=10")
+    return save
+
+
+def flags(save, data, *more: str) -> tuple[str, ...]:
+    return (
+        *TINY,
+        f"--dataset_path={data}",
+        f"--save_ckpt_path={save}",
+        "--batch_size=2",
+        f"--num_steps={STEPS}",
+        *more,
+    )
+
+
+def test_kill_9_at_random_moments(tmp_path, data, undisturbed):
+    """Also in the middle of saving: the folder that is being written is the signal."""
+    asked = flags(tmp_path, data, "--checkpoint_interval=3", "--report_interval=1")
+    folder = tmp_path / "checkpoints"
+    chance = random.Random(4)
+    interrupted_saves = 0
+    for kill in range(5):
+        seen = len(losses(tmp_path)) if (tmp_path / "metrics.jsonl").exists() else 0
+        goal = min(seen, STEPS - 9) + chance.randint(1, 5)
+
+        def in_a_save() -> bool:
+            return any(folder.glob("step_*.tmp"))
+
+        def far_enough(goal: int = goal) -> bool:
+            path = tmp_path / "metrics.jsonl"
+            return path.exists() and path.read_text().count('"kind": "report"') >= goal
+
+        with started(2, *asked) as process:
+            if wait_for(in_a_save if kill % 2 else far_enough, process):
+                kill_tree(process)
+                assert process.wait() == -signal.SIGKILL
+                interrupted_saves += in_a_save()
+    assert interrupted_saves, "no kill fell into a save"
+    done = run(2, *asked)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from" in done.stdout
+    assert steps(tmp_path) == steps(undisturbed)
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(tmp_path, data, undisturbed):
+    asked = flags(tmp_path, data, "--report_interval=1")
+    with started(2, *asked) as process:
+        assert wait_for((tmp_path / "metrics.jsonl").exists, process)
+        wait_for(lambda: len(losses(tmp_path)) >= 3, process)
+        os.kill(max(descendants(process.pid)), signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    assert "start again to go on" in out
+    assert "exitcode  : 85" in err, "torchrun tells the workers' code"
+    assert run(2, *asked).returncode == 0
+    assert steps(tmp_path) == steps(undisturbed)
+
+
+def test_sigterm_under_plain_python_exits_85(tmp_path, data):
+    with started(0, *flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")) as process:
+        assert wait_for((tmp_path / "metrics.jsonl").exists, process)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=60)
+        assert process.returncode == 85
+    assert len(list((tmp_path / "checkpoints").glob("step_*_ckp"))) == 1
+
+
+def resume(save, data, undisturbed, ranks: int, *more: str):
+    """Go on from a copy of the undisturbed run's checkpoints without the last one."""
+    shutil.copytree(undisturbed / "checkpoints", save / "checkpoints", dirs_exist_ok=True)
+    shutil.rmtree(save / "checkpoints" / f"step_{STEPS}_ckp")
+    return run(ranks, *flags(save, data, *more))
+
+
+def test_a_broken_newest_checkpoint_is_passed_over_loudly(tmp_path, data, undisturbed):
+    broken = tmp_path / "checkpoints" / "step_25_ckp"
+    shutil.copytree(undisturbed / "checkpoints" / "step_20_ckp", broken)
+    os.truncate(broken / "__1_0.distcp", 100)
+    done = resume(tmp_path, data, undisturbed, 2)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING: checkpoint" in done.stdout and "step_25_ckp is broken" in done.stdout
+    assert f"resumed from {tmp_path}/checkpoints/step_20_ckp at step 20" in done.stdout
+    assert losses(tmp_path) == losses(undisturbed)[20:]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(1, ("--batch_size=4",)), (2, ("--sharding_strategy=ddp",)), (2, ("--fsdp_engine=fsdp1",))],
+)
+def test_other_ranks_and_layouts_go_on_with_the_same_data(tmp_path, data, undisturbed, ranks, more):
+    done = resume(tmp_path, data, undisturbed, ranks, *more)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=1e-5)
+    assert ("it was saved by 2 ranks, now 1" in done.stdout) == (ranks == 1)
+
+
+def test_a_full_disk_ends_the_run_and_spares_what_was_saved(tmp_path, data, undisturbed):
+    mount = tmp_path / "small"
+    mount.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", mount], check=True)
+    try:
+        done = run(2, *flags(mount, data, "--checkpoint_interval=5"))
+        assert done.returncode == 1
+        assert f"checkpoint {mount}/checkpoints/step_10_ckp.tmp could not be written" in done.stderr
+        assert "bytes were free there" in done.stderr
+        assert [path.name for path in (mount / "checkpoints").iterdir()] == ["step_5_ckp"]
+        shutil.copytree(mount / "checkpoints", tmp_path / "checkpoints")
+    finally:
+        subprocess.run(["umount", mount], check=True)
+    done = run(2, *flags(tmp_path, data))
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path) == losses(undisturbed)[5:]
+
+
+def test_load_path_is_the_start_of_a_new_folder(tmp_path, data, undisturbed):
+    done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=31"))
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from {undisturbed}/checkpoints/step_{STEPS}_ckp" in done.stdout
+    assert [line["step"] for line in steps(tmp_path)] == [31]
+
+
+def test_a_checkpoint_of_another_model_is_refused(tmp_path, data, undisturbed):
+    path = undisturbed / "checkpoints" / f"step_{STEPS}_ckp"
+    copy = tmp_path / "checkpoints" / path.name
+    shutil.copytree(path, copy)
+    manifest = copy / "manifest.json"
+    text = manifest.read_text().replace('"d_model": 128', '"d_model": 64')
+    manifest.write_text(text.replace('"n_layer": 2', '"n_layer": 3'))
+    done = run(0, *flags(tmp_path, data, "--num_steps=40"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "d_model: 64 in the checkpoint, 128 asked for" in done.stderr
+    assert "n_layer: 3 in the checkpoint, 2 asked for" in done.stderr
+
+
+def test_fewer_steps_than_the_checkpoint_are_refused(tmp_path, data, undisturbed):
+    done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=5"))
+    assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr

@@ -1,0 +1,1 @@
+"""What runs inside every image: pre-training of state-space and Llama models."""

@@ -1,0 +1,35 @@
+"""All that differs between the versions of torch that the images carry (2.2 to 2.13)."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+
+try:
+    from torch.distributed.tensor import DTensor
+except ImportError:  # torch < 2.5
+    from torch.distributed._tensor import DTensor  # type: ignore[no-redef]
+
+
+def _fsdp2() -> Any:
+    """Find the module that has `fully_shard` of FSDP2; None where torch has FSDP1 only."""
+    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+        try:
+            module = importlib.import_module(name)
+        except ImportError:
+            continue
+        # torch 2.2 has another `fully_shard`, without a policy of this name.
+        if hasattr(module, "fully_shard") and hasattr(module, "MixedPrecisionPolicy"):
+            return module
+    return None
+
+
+fsdp2: Any = _fsdp2()
+"""`fully_shard`, `MixedPrecisionPolicy`; None before torch 2.4."""
+
+
+def full_value(tensor: torch.Tensor) -> torch.Tensor:
+    """Give the whole of a tensor that may be sharded (a collective call if it is)."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,46 @@
+"""What ends a run, told in a line or few: the request was wrong (2), or the work failed (1)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SAVED = 85
+"""Exit code of a run that was asked to stop (SIGTERM) and saved: start it again to go on."""
+
+
+class TrainingError(Exception):
+    """The work was possible and was tried, and it failed. The message is for the user.
+
+    Rank 0 tells it, because every rank raises the same; a `local` one is seen, and told, by the
+    rank that raises it.
+    """
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, local: bool = False) -> None:
+        super().__init__(message)
+        self.local = local
+
+
+class RequestError(TrainingError):
+    """What was asked for is wrong: a flag, a name, a size, a folder, the data."""
+
+    exit_code = 2
+
+    @classmethod
+    def of(cls, faults: list[str]) -> RequestError:
+        """Make one error that lists all the faults, a line each."""
+        if len(faults) == 1:
+            return cls(faults[0])
+        return cls("\n".join([f"{len(faults)} faults", *(f"  - {fault}" for fault in faults)]))
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tell a full or broken disk by the file that could not be written."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error.strerror}", local=True) from error

@@ -1,0 +1,107 @@
+"""Command-line flags: exact names, strict values, all faults told at once.
+
+Both `--name=value` and `--name value` work. A flag that is not known is an error that names the
+nearest one; a boolean must read as one.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, NoReturn
+
+from training.errors import RequestError
+
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+def boolean(text: str) -> bool:
+    """Read True/False, true/false, 1/0 or yes/no."""
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("True or False")
+    return text.lower() in _TRUE
+
+
+def integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+@dataclass(frozen=True)
+class Flag:
+    """One flag: `read` turns its text into a value, or raises ValueError with what it should be."""
+
+    name: str
+    read: Callable[[str], Any]
+    default: Any
+    help: str
+    aliases: tuple[str, ...] = ()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RequestError(message)
+
+
+def parse(
+    flags: Sequence[Flag], arguments: Sequence[str], *, program: str, about: str
+) -> dict[str, Any]:
+    """Read the arguments into {name: value}. Raises RequestError listing every fault."""
+    parser = _Parser(
+        prog=program,
+        description=about,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for flag in flags:
+        spellings = [f"--{name}" for name in (flag.name, *flag.aliases)]
+        shown = f" (default: {flag.default})" if flag.default not in ("", None) else ""
+        parser.add_argument(
+            *spellings,
+            dest=flag.name,
+            metavar="VALUE",
+            help=(flag.help + shown).replace("%", "%%"),
+        )
+    given, unknown = parser.parse_known_args(list(arguments))
+    known = [name for flag in flags for name in (flag.name, *flag.aliases)]
+    found = [_unknown(argument, known) for argument in _heads(unknown)]
+    values = {}
+    for flag in flags:
+        text = getattr(given, flag.name)
+        values[flag.name] = flag.default
+        if text is not None:
+            try:
+                values[flag.name] = flag.read(text)
+            except ValueError as error:
+                found.append(f"--{flag.name}: must be {error}, not {text!r}")
+    if found:
+        raise RequestError.of(found)
+    return values
+
+
+def _heads(unknown: Sequence[str]) -> list[str]:
+    """Leave out the values that follow unknown flags."""
+    return [
+        argument
+        for before, argument in zip(["", *unknown], unknown, strict=False)
+        if argument.startswith("-") or not before.startswith("--") or "=" in before
+    ]
+
+
+def _unknown(argument: str, known: Sequence[str]) -> str:
+    name = argument.partition("=")[0]
+    if not name.startswith("-"):
+        return f"{argument!r} is not a flag; write --name=value"
+    near = get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)
+    return f"{name}: there is no such flag" + (f"; did you mean --{near[0]}?" if near else "")

@@ -1,0 +1,177 @@
+"""The training loop: steps, reports, checkpoints; stops when it is done or is asked to stop."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from training import checkpoint, manifest
+from training.config import Config, write_resolved
+from training.data import open_data
+from training.data.text import TextData
+from training.errors import SAVED, RequestError
+from training.manifest import Manifest
+from training.metrics import Metrics
+from training.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from training.parallel import fsdp
+from training.parallel.group import Group, start, stop
+from training.profile import profiler
+
+
+def run(config: Config) -> int:
+    """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
+    group = start(config.run.device)
+    code = Trainer(config, group).run()
+    group.barrier()
+    stop()  # not after an error: it may wait for ranks that wait for this one
+    return code
+
+
+class StopRequest:
+    """Set by SIGTERM; looked at between steps."""
+
+    def __init__(self) -> None:
+        self.made = False
+        signal.signal(signal.SIGTERM, self._make)
+
+    def _make(self, number: int, frame: FrameType | None) -> None:
+        self.made = True
+
+
+class Trainer:
+    """A run: everything that can be wrong with the request is found while it is made.
+
+    Making it is a collective call, and so are its methods. Raises RequestError.
+    """
+
+    def __init__(self, config: Config, group: Group) -> None:
+        self.config, self.group = config, group
+        self.stop = StopRequest()
+        run = config.run
+        self.folder = Path(run.save_ckpt_path)
+        group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
+        self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
+        first = group.broadcast(self.data.fingerprint)
+        group.together(lambda: _require_same(self.data, first))
+        torch.manual_seed(run.seed + group.rank)
+        self.model = group.together(
+            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed)
+        )
+        self.optimizer = make_optimizer(self.model, config.optim, group.device)
+        self.step, self.tokens_seen = self._resume()
+        self.tokens_per_step = self.data.global_batch * config.data.seq_length
+        if group.rank == 0:
+            write_resolved(config, self.folder, group.world_size)
+        self.metrics = Metrics(
+            self.folder,
+            group,
+            start=self.step,
+            num_steps=run.num_steps,
+            tokens_per_step=self.tokens_per_step,
+        )
+
+    def run(self) -> int:
+        """Train to the last step; the exit code.
+
+        0: done. 85: SIGTERM came and a checkpoint was saved, start again to go on.
+        """
+        run = self.config.run
+        with profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace:
+            while self.step < run.num_steps:
+                self._advance()
+                if trace is not None:
+                    trace.step()
+                last = self.step == run.num_steps
+                stopping = self.group.any(self.stop.made) and not last
+                if self.step % run.report_interval == 0 or last:
+                    self.metrics.report()
+                if self.step % run.checkpoint_interval == 0 or last or stopping:
+                    self._save()
+                if stopping:
+                    self._say(f"asked to stop after step {self.step}: start again to go on")
+                    return SAVED
+        self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
+        return 0
+
+    def _advance(self) -> None:
+        """One step of the optimizer."""
+        optim, device = self.config.optim, self.group.device
+        inputs, targets = self.data.next_batch()  # (batch_size, seq_length) each
+        rate = learning_rate(self.step + 1, self.config.run.num_steps, optim.learning_rate)
+        set_learning_rate(self.optimizer, rate)
+        loss = self.model(inputs.to(device), targets.to(device))  # ()
+        loss.backward()
+        norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.tokens_seen += self.tokens_per_step
+        self.metrics.add(self.step, loss.detach(), norm.detach(), rate, self.tokens_seen)
+
+    def _save(self) -> None:
+        self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
+
+        def describe(files: dict[str, int]) -> Manifest:
+            return Manifest(
+                step=self.step,
+                tokens_seen=self.tokens_seen,
+                world_size=self.group.world_size,
+                model=_identity(self.config),
+                data=self.data.state(),
+                torch=torch.__version__,
+                files=files,
+            )
+
+        path = checkpoint.save(
+            self.config.run.save_ckpt_path,
+            self.step,
+            self.model,
+            self.optimizer,
+            self.group,
+            describe,
+            self.config.run.keep_checkpoints,
+        )
+        self._say(f"saved {path}")
+
+    def _resume(self) -> tuple[int, int]:
+        """Load the newest complete checkpoint, if any; (step, tokens seen) to go on from.
+
+        The save folder comes first: what this run wrote is newer than what it began from.
+        """
+        run = self.config.run
+        folders = [folder for folder in (run.save_ckpt_path, run.load_ckpt_path) if folder]
+        found = checkpoint.find(folders, self.group, self._say)
+        if found is None:
+            self._say("no checkpoint found: starting at step 0")
+            return 0, 0
+        path, told = found
+        if told.step > run.num_steps:
+            raise RequestError(
+                f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
+            )
+        checkpoint.load(path, told, self.model, self.optimizer, self.group, _identity(self.config))
+        self._say(f"resumed from {path} at step {told.step}")
+        if told.world_size != self.group.world_size:
+            self._say(f"it was saved by {told.world_size} ranks, now {self.group.world_size}")
+        if not self.data.resume(told.data):
+            self._say("WARNING: it was trained on other data; this data is read from its beginning")
+        return told.step, told.tokens_seen
+
+    def _say(self, text: str) -> None:
+        if self.group.rank == 0:
+            print(text, flush=True)
+
+
+def _identity(config: Config) -> dict[str, Any]:
+    """Give what must not change between a checkpoint and its resumption."""
+    return asdict(config.model.sizes)
+
+
+def _require_same(data: TextData, first: str) -> None:
+    if data.fingerprint != first:
+        raise RequestError("dataset_path: this rank sees other files than rank 0")

@@ -1,0 +1,146 @@
+"""What a run tells: a line a report interval, and SAVE/metrics.jsonl.
+
+metrics.jsonl has two kinds of lines, in the order of the steps:
+    {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
+    {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
+     "tokens_per_second_per_device", "memory_bytes"}                 means of a report interval
+Losses are means over all ranks, written with all their digits. A run that resumes from step N first
+removes the lines after N, so the file always tells one undisturbed history.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from training.errors import TrainingError, writing
+from training.parallel.group import Group
+
+FILE = "metrics.jsonl"
+
+
+class Metrics:
+    """Collects steps without making the device wait; writes them when `flush` is called."""
+
+    def __init__(
+        self, folder: Path, group: Group, *, start: int, num_steps: int, tokens_per_step: int
+    ) -> None:
+        self.path, self.group, self.num_steps = folder / FILE, group, num_steps
+        self.tokens_per_step = tokens_per_step
+        self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
+        self._interval: list[dict[str, Any]] = []
+        self._since = time.perf_counter()
+        if group.rank == 0:
+            with writing(self.path):
+                truncate(self.path, start)
+
+    def add(
+        self, step: int, loss: Tensor, grad_norm: Tensor, learning_rate: float, tokens_seen: int
+    ) -> None:
+        """Note a step: its loss () on this rank and its gradient norm (), read later."""
+        self._pending.append((step, loss, grad_norm, learning_rate, tokens_seen))
+
+    def flush(self) -> None:
+        """Write the steps noted since the last call (a collective call).
+
+        Raises TrainingError, on every rank, naming the first step whose loss or gradient norm is
+        not a finite number.
+        """
+        if not self._pending:
+            return
+        losses = torch.stack([loss.float() for _, loss, *_ in self._pending])  # (steps,)
+        dist.all_reduce(losses)
+        losses /= self.group.world_size  # (steps,)
+        norms = torch.stack([norm.float() for _, _, norm, *_ in self._pending])  # (steps,)
+        lines = [
+            {
+                "kind": "step",
+                "step": step,
+                "loss": loss,
+                "grad_norm": norm,
+                "learning_rate": rate,
+                "tokens_seen": tokens,
+            }
+            for (step, _, _, rate, tokens), loss, norm in zip(
+                self._pending, losses.tolist(), norms.tolist(), strict=True
+            )
+        ]
+        self._pending.clear()
+        for line in lines:
+            for what in ("loss", "grad_norm"):
+                if not math.isfinite(line[what]):
+                    raise TrainingError(
+                        f"step {line['step']}: {what} is {line[what]}; the run stops here, and no "
+                        "checkpoint has been written since. A lower learning_rate or "
+                        "grad_clip_thresh may help"
+                    )
+        self._interval += lines
+        self._write(lines)
+
+    def report(self) -> None:
+        """Tell the means since the last report (a collective call)."""
+        self.flush()
+        now, count, last = time.perf_counter(), len(self._interval), self._interval[-1]
+        tokens = count * self.tokens_per_step / self.group.world_size
+        line = {
+            **last,
+            "kind": "report",
+            "loss": math.fsum(step["loss"] for step in self._interval) / count,
+            "grad_norm": math.fsum(step["grad_norm"] for step in self._interval) / count,
+            "tokens_per_second_per_device": tokens / (now - self._since),
+            "memory_bytes": memory(self.group.device),
+        }
+        self._interval, self._since = [], now
+        self._write([line])
+        if self.group.rank == 0:
+            print(readable(line, self.num_steps), flush=True)
+
+    def _write(self, lines: list[dict[str, Any]]) -> None:
+        if self.group.rank == 0:
+            with writing(self.path), self.path.open("a") as file:
+                file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def readable(line: dict[str, Any], num_steps: int) -> str:
+    """Format a report for people."""
+    return (
+        f"step {line['step']}/{num_steps} | tokens {line['tokens_seen']:,} | "
+        f"loss {line['loss']:.4f} | gradient norm {line['grad_norm']:.3f} | "
+        f"learning rate {line['learning_rate']:.2e} | "
+        f"{line['tokens_per_second_per_device']:,.0f} tokens/s/device | "
+        f"memory {line['memory_bytes'] / 2**30:.2f} GiB"
+    )
+
+
+def truncate(path: Path, step: int) -> None:
+    """Keep only the whole lines up to and with a step."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text().splitlines(keepends=True):
+        try:
+            record = json.loads(line)
+        except ValueError:  # torn by a kill
+            continue
+        if line.endswith("\n") and record["step"] <= step:
+            kept.append(line)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept))
+    temporary.replace(path)
+
+
+def memory(device: torch.device) -> int:
+    """Bytes at the peak: reserved on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_reserved(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

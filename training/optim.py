@@ -1,0 +1,64 @@
+"""AdamW and its schedule, for sharded parameters."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from training import compat
+from training.config import OptimConfig
+
+
+def make_optimizer(
+    model: nn.Module, config: OptimConfig, device: torch.device
+) -> torch.optim.AdamW:
+    """AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule)."""
+    named = list(model.named_parameters())
+    groups = [
+        {"params": [p for n, p in named if decays(n)], "weight_decay": config.weight_decay},
+        {"params": [p for n, p in named if not decays(n)], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        fused=device.type == "cuda",
+    )
+
+
+def decays(name: str) -> bool:
+    """Tell from a parameter's name whether weight decay applies to it."""
+    owner, _, kind = name.rpartition(".")
+    return kind not in ("A_log", "D", "bias") and not owner.endswith(("norm", "norm_f"))
+
+
+def learning_rate(step: int, num_steps: int, peak: float) -> float:
+    """Learning rate of step 1, 2, ... num_steps: quadratic warm-up, then cosine to 10%.
+
+    Warm-up takes W = min(2000, num_steps // 20) steps, at least 1. A function of the step alone,
+    so a resumed run goes on exactly.
+    """
+    warm = max(1, min(2000, num_steps // 20))
+    rising = 1 - (1 - min(step, warm) / warm) ** 2
+    falling = 0.1 + 0.45 * (1 + math.cos(math.pi * min(step, num_steps) / num_steps))
+    return peak * min(rising, falling)
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = value
+
+
+def clip_gradients(model: nn.Module, threshold: float) -> Tensor:
+    """Scale all gradients so that their global norm is at most `threshold`; the norm before, ().
+
+    A collective call: the norm is that of the whole model, whatever a rank holds of it.
+    """
+    if isinstance(model, FullyShardedDataParallel):
+        return model.clip_grad_norm_(threshold)  # ()
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), threshold)  # ()
+    return compat.full_value(norm)  # ()

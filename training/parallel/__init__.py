@@ -1,0 +1,1 @@
+"""How training is spread over ranks: one file a backend."""

@@ -1,0 +1,170 @@
+"""Smoke test of an image, run inside it: `python3 -m training.smoke [--json] [--meta FOLDER]`.
+
+Checks what is installed against the image's lock, the imports and launchers that its recipe names,
+and that training works: the loss falls on real text, and a resumed run repeats the losses of the
+undisturbed one to the bit. Exit codes: 0 all good, 1 a check failed, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from training.errors import TrainingError
+from training.smoke_train import Rehearsal
+
+META = Path("/sqshforge/meta")
+
+
+@dataclass
+class Check:
+    """One line of the result; `figures` are what was measured."""
+
+    name: str
+    ok: bool = False
+    seconds: float = 0.0
+    detail: str = ""
+    figures: dict[str, Any] = field(default_factory=dict)
+
+
+def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
+    """Run every check; one that fails does not stop the others."""
+    done: list[Check] = []
+
+    @contextmanager
+    def check(name: str) -> Iterator[Check]:
+        tell(f"{name} ...")
+        result, began = Check(name), time.perf_counter()
+        done.append(result)
+        try:
+            yield result
+            result.ok = True
+        except Exception as error:
+            result.detail = str(error) or type(error).__name__
+        result.seconds = round(time.perf_counter() - began, 2)
+
+    lock: dict[str, Any] = {}
+    smoke: dict[str, Any] = {}
+    with check("meta") as result:
+        lock = json.loads((meta / "lock.json").read_text())
+        smoke = _recipe(meta / "recipe.yaml").get("smoke") or {}
+        result.detail = str(meta)
+    with check("versions") as result:
+        result.detail = check_versions(lock)
+    for module in smoke.get("imports", ()):
+        with check(f"import {module}"):
+            _run([sys.executable, "-c", f"import {module}"])
+    for name in smoke.get("launchers", ()):
+        with check(f"launcher {name}") as result:
+            result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")
+    train = smoke.get("train")
+    if train:
+        with TemporaryDirectory(prefix="smoke-") as folder:
+            rehearsal = Rehearsal(train, Path(folder))
+            with check("train") as result:
+                result.figures = rehearsal.train()
+                result.detail = rehearsal.verdict(result.figures)
+            with check("resume") as result:
+                result.figures = rehearsal.resume()
+                result.detail = f"steps {result.figures['from']} to {result.figures['to']} repeat"
+    return done
+
+
+def check_versions(lock: dict[str, Any]) -> str:
+    """Compare Python and every locked package with what is installed. Raises TrainingError."""
+    python = lock.get("python") or {}
+    wrong = []
+    wanted = str(python.get("version", ""))
+    if (
+        not wanted
+        or wanted.split(".") != platform.python_version().split(".")[: wanted.count(".") + 1]
+    ):
+        wrong.append(f"python {wanted or '(none)'} is locked, {platform.python_version()} runs")
+    packages = python.get("packages") or []
+    for package in packages:
+        name, version = package["name"], package["version"]
+        try:
+            found = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{name} {version} is locked and not installed")
+            continue
+        if found != version:
+            wrong.append(f"{name} {version} is locked, {found} is installed")
+    if wrong:
+        raise TrainingError("; ".join(wrong))
+    return f"Python {platform.python_version()}, {len(packages)} packages as locked"
+
+
+def check_launcher(path: Path) -> str:
+    """Let bash read a launcher without running it. Raises TrainingError."""
+    if not path.is_file():
+        raise TrainingError(f"{path} is missing")
+    _run(["bash", "-n", str(path)])
+    return str(path)
+
+
+def _recipe(path: Path) -> dict[str, Any]:
+    import yaml  # only the smoke test reads YAML
+
+    return yaml.safe_load(path.read_text()) or {}
+
+
+def _run(command: list[str]) -> None:
+    """Run a command. Raises TrainingError with the end of what it said."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise TrainingError(said[-1] if said else f"exit code {done.returncode}")
+
+
+def table(checks: list[Check]) -> str:
+    """Format the checks for people."""
+    width = max(len(check.name) for check in checks)
+    lines = [
+        f"{'ok' if c.ok else 'FAIL':<4}  {c.name:<{width}}  {c.seconds:7.1f} s  {c.detail}".rstrip()
+        for c in checks
+    ]
+    failed = sum(not check.ok for check in checks)
+    total = sum(check.seconds for check in checks)
+    verdict = (
+        f"{failed} of {len(checks)} checks failed" if failed else f"{len(checks)} checks passed"
+    )
+    return "\n".join([*lines, f"{verdict} in {total:.1f} s"])
+
+
+def flat(check: Check) -> dict[str, Any]:
+    """Lay a check out for JSON: its figures stand beside the rest."""
+    record = asdict(check)
+    figures: dict[str, Any] = record.pop("figures")
+    return {**figures, **record}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python3 -m training.smoke", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    parser.add_argument("--meta", type=Path, default=META, help=f"folder (default: {META})")
+    given = parser.parse_args(arguments)
+    checks = run_checks(given.meta, lambda text: print(text, file=sys.stderr, flush=True))
+    ok = all(check.ok for check in checks)
+    if given.json:
+        print(json.dumps({"ok": ok, "checks": [flat(check) for check in checks]}))
+    else:
+        print(table(checks))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,116 @@
+"""The training part of the smoke test: one run, and its second half once more from a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from training.errors import TrainingError
+
+SIZES = {"seq_length": 128, "batch_size": 8, "learning_rate": 3e-3}
+"""What a recipe may leave out: with these, mamba-tiny reaches 40% of its first loss in 80 steps."""
+LAST = 5
+"""Steps at the end whose mean loss is compared with the first."""
+
+
+class Rehearsal:
+    """Runs the door as a user would, in processes of their own, in a folder that is thrown away."""
+
+    def __init__(self, train: dict[str, Any], folder: Path) -> None:
+        self.settings = {**SIZES, **train}
+        self.steps = int(train["steps"])
+        self.ratio = float(train["loss_ratio"])
+        self.whole, self.again = folder / "whole", folder / "again"
+
+    def train(self) -> dict[str, Any]:
+        """Train undisturbed. Raises TrainingError if the loss does not fall enough."""
+        said = self._run(self.whole)
+        losses = _losses(self.whole)
+        end = sum(losses[-LAST:]) / LAST
+        ratio = end / losses[0]
+        figures = {
+            "steps": len(losses),
+            "first_loss": losses[0],
+            "last_loss": end,
+            "ratio": ratio,
+            "loss_ratio": self.ratio,
+            "losses": losses,
+        }
+        if len(losses) != self.steps:
+            raise TrainingError(f"{len(losses)} of {self.steps} steps were trained: {said}")
+        if not ratio < self.ratio:
+            raise TrainingError(self.verdict(figures))
+        return figures
+
+    def verdict(self, figures: dict[str, Any]) -> str:
+        """Say how far the loss fell."""
+        return (
+            f"loss {figures['first_loss']:.3f} -> {figures['last_loss']:.3f} in "
+            f"{figures['steps']} steps: {figures['ratio']:.0%} of its start "
+            f"(must be below {self.ratio:.0%})"
+        )
+
+    def resume(self) -> dict[str, Any]:
+        """Start again from the checkpoint at the half. Raises TrainingError if a loss differs."""
+        half = self._half
+        name = f"step_{half}_ckp"
+        source = self.whole / "checkpoints" / name
+        if not source.is_dir():
+            raise TrainingError(f"there is no checkpoint of step {half} to resume from")
+        shutil.copytree(source, self.again / "checkpoints" / name)
+        self._run(self.again)
+        expected, found = _losses(self.whole)[half:], _losses(self.again)
+        if expected != found:
+            pairs = enumerate(zip(expected, found, strict=False), start=half + 1)
+            first = next((step for step, (a, b) in pairs if a != b), half + len(found) + 1)
+            raise TrainingError(f"the losses of the resumed run differ from step {first} on")
+        return {"from": half + 1, "to": self.steps, "losses": found}
+
+    @property
+    def _half(self) -> int:
+        return self.steps // 2
+
+    def _run(self, folder: Path) -> str:
+        """Run the door; the last line it printed. Raises TrainingError if it fails."""
+        s = self.settings
+        command = [
+            *(sys.executable, "-m", "training.mamba_fsdp"),
+            f"--model_name={s['model_name']}",
+            f"--dataset_path={s['dataset']}",
+            f"--seq_length={s['seq_length']}",
+            f"--batch_size={s['batch_size']}",
+            f"--learning_rate={s['learning_rate']}",
+            f"--num_steps={self.steps}",
+            f"--report_interval={max(1, self.steps // 4)}",
+            f"--checkpoint_interval={self._half}",
+            f"--save_ckpt_path={folder}",
+        ]
+        # One process alone, whatever job the smoke test itself runs in.
+        alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
+        home = str(Path(__file__).parent.parent)
+        paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+        env = {name: value for name, value in os.environ.items() if name not in alone}
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+            env={**env, "PYTHONPATH": os.pathsep.join(paths)},
+        )
+        said = (done.stderr or done.stdout).strip().splitlines()
+        if done.returncode:
+            end = said[-1] if said else "it said nothing"
+            raise TrainingError(f"training ended with exit code {done.returncode}: {end}")
+        return said[-1] if said else ""
+
+
+def _losses(folder: Path) -> list[float]:
+    """Read the loss of every step, with all digits."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["loss"] for line in lines if line["kind"] == "step"]
