@@ -6,7 +6,8 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ class Check:
     ok: bool
     seconds: float
     detail: str
+    figures: Mapping[str, Any] = field(default_factory=dict)  # what was measured, such as losses
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,13 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
             + "".join(f"\n    {line}" for line in said[-12:]),
             where=f"{' '.join(COMMAND)}, inside {image}",
         )
-    checks = tuple(
-        Check(one["name"], one["ok"], one["seconds"], one["detail"]) for one in findings["checks"]
-    )
+    checks = tuple(_check(one) for one in findings["checks"])
     return Outcome(findings["ok"], time.monotonic() - started, checks)
+
+
+def _check(found: dict[str, Any]) -> Check:
+    name, ok, seconds, detail = (found.pop(key) for key in ("name", "ok", "seconds", "detail"))
+    return Check(name, ok, seconds, detail, figures=found)
 
 
 def recall(image: Path, key: str) -> Outcome | None:

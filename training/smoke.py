@@ -55,17 +55,18 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
         result.seconds = round(time.perf_counter() - began, 2)
 
     lock: dict[str, Any] = {}
-    smoke: dict[str, Any] = {}
+    recipe: dict[str, Any] = {}
     with check("meta") as result:
         lock = json.loads((meta / "lock.json").read_text())
-        smoke = _recipe(meta / "recipe.yaml").get("smoke") or {}
+        recipe = _recipe(meta / "recipe.yaml")
         result.detail = str(meta)
     with check("versions") as result:
         result.detail = check_versions(lock)
+    smoke = recipe.get("smoke") or {}
     for module in smoke.get("imports", ()):
         with check(f"import {module}"):
             _run([sys.executable, "-c", f"import {module}"])
-    for name in smoke.get("launchers", ()):
+    for name in recipe.get("launchers", ()):
         with check(f"launcher {name}") as result:
             result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")
     train = smoke.get("train")

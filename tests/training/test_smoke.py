@@ -32,11 +32,8 @@ def write_recipe(image, dataset, ratio, **train):
     settings = {"model_name": "mamba-tiny", "dataset": dataset, "steps": 12, **train}
     sizes = {"seq_length": 32, "batch_size": 4, "loss_ratio": ratio}
     recipe = {
-        "smoke": {
-            "imports": ["torch"],
-            "launchers": ["mamba_fsdp"],
-            "train": {**settings, **sizes},
-        }
+        "launchers": ["mamba_fsdp"],
+        "smoke": {"imports": ["torch"], "train": {**settings, **sizes}},
     }
     (image / "meta" / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
 
