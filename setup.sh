@@ -38,7 +38,7 @@ fi
 missing=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' $packages 2>/dev/null |
     awk -v wanted="$packages" '
         $2 == "installed" { have[$1] }
-        END { n = split(wanted, names); for (i = 1; i <= n; i++) if (!(names[i] in have)) print names[i] }')
+        END { n = split(wanted, names); for (i = 1; i <= n; i++) if (!(names[i] in have)) printf "%s ", names[i] }')
 
 if [ -n "$missing" ]; then
     if [ "$(id -u)" = 0 ]; then
@@ -48,7 +48,7 @@ if [ -n "$missing" ]; then
     else
         # shellcheck disable=SC2086
         fail "packages are missing and this is neither root nor a user with sudo" \
-            "as root: apt-get install" $missing
+            "as root: apt-get install $missing"
     fi
     # shellcheck disable=SC2086
     echo "installing:" $missing

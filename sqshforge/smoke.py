@@ -16,6 +16,7 @@ from rich.table import Table
 from sqshforge.errors import WorkError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter, duration
+from sqshforge.runtime.start import require_sqsh
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 
@@ -51,8 +52,10 @@ class Outcome:
 def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
     """Run the smoke test inside a sqsh.
 
-    A check that fails is an outcome; `WorkError` is raised where the test itself cannot run.
+    A check that fails is an outcome; `WorkError` is raised where the test itself cannot run,
+    `RequestError` for a file that is no sqsh.
     """
+    require_sqsh(image)
     started = time.monotonic()
     argv = [sys.executable, "-m", "sqshforge", "run", str(image), "--", *COMMAND]
     with (
