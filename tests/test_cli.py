@@ -146,7 +146,13 @@ def test_a_smoke_test_that_fails_says_which_check_and_ends_with_1(
     lock.write_text(lock.read_text().replace('"2.13.0+cpu"', '"9.9.9"'))
     recipe = tree / "sqshforge" / "meta" / "recipe.yaml"
     recipe.write_text(recipe.read_text().partition("\n  train:")[0] + "\n")
-    argv = ["run", packed_image, "--mount", f"{tree}/sqshforge/meta:/sqshforge/meta", "--"]
+    argv: list[str | Path] = [
+        "run",
+        packed_image,
+        "--mount",
+        f"{tree}/sqshforge/meta:/sqshforge/meta",
+        "--",
+    ]
     done = sqshforge(*argv, "python3", "-m", "training.smoke", "--json")
     assert done.code == 1
     failed = [one for one in json.loads(done.out)["checks"] if not one["ok"]]

@@ -1,5 +1,7 @@
 """`text:GLOB`: every window once an epoch, one order for any number of ranks, exact resumption."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -9,7 +11,7 @@ from training.errors import RequestError, TrainingError
 
 
 @pytest.fixture
-def pattern(tmp_path):
+def pattern(tmp_path: Path) -> str:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "two.txt").write_bytes(bytes(range(100, 170)))
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
@@ -17,7 +19,14 @@ def pattern(tmp_path):
     return f"text:{tmp_path}/**/*.txt"
 
 
-def open_text(pattern, rank=0, world_size=1, batch_size=1, seq_length=8, seed=0) -> TextData:
+def open_text(
+    pattern: str,
+    rank: int = 0,
+    world_size: int = 1,
+    batch_size: int = 1,
+    seq_length: int = 8,
+    seed: int = 0,
+) -> TextData:
     return TextData(
         pattern,
         seq_length=seq_length,
@@ -33,7 +42,7 @@ def rows(data: TextData, batches: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000])
-def test_shuffled_is_one_to_one(count):
+def test_shuffled_is_one_to_one(count: int) -> None:
     places = [shuffled(place, count, "key") for place in range(count)]
     assert sorted(places) == list(range(count))
     if count > 50:
@@ -41,7 +50,7 @@ def test_shuffled_is_one_to_one(count):
         assert places != [shuffled(place, count, "other") for place in range(count)]
 
 
-def test_an_epoch_reads_every_window_once_across_files(pattern):
+def test_an_epoch_reads_every_window_once_across_files(pattern: str) -> None:
     data = open_text(pattern)
     assert data.windows == 169 // 8 == 21
     first, second = rows(data, 21), rows(data, 21)
@@ -52,14 +61,14 @@ def test_an_epoch_reads_every_window_once_across_files(pattern):
     assert first == rows(open_text(pattern), 21)
 
 
-def test_targets_are_the_bytes_that_follow(pattern):
+def test_targets_are_the_bytes_that_follow(pattern: str) -> None:
     inputs, targets = open_text(pattern, batch_size=3).next_batch()
     assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == torch.int64
     assert (targets == inputs + 1).all()
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
-def test_the_number_of_ranks_changes_nothing_but_who_reads(pattern, world_size):
+def test_the_number_of_ranks_changes_nothing_but_who_reads(pattern: str, world_size: int) -> None:
     alone = open_text(pattern, batch_size=4)
     together = [open_text(pattern, rank, world_size, 4 // world_size) for rank in range(world_size)]
     for _ in range(12):
@@ -67,7 +76,7 @@ def test_the_number_of_ranks_changes_nothing_but_who_reads(pattern, world_size):
         assert [row for data in together for row in rows(data, 1)] == expected
 
 
-def test_resuming_goes_on_exactly_also_on_other_ranks(pattern):
+def test_resuming_goes_on_exactly_also_on_other_ranks(pattern: str) -> None:
     data = open_text(pattern, batch_size=4)
     rows(data, 7)  # in the second epoch
     state = data.state()
@@ -77,14 +86,14 @@ def test_resuming_goes_on_exactly_also_on_other_ranks(pattern):
     assert [row for part in again for row in rows(part, 1)] == rows(data, 1)
 
 
-def test_other_data_is_not_resumed(pattern, tmp_path):
+def test_other_data_is_not_resumed(pattern: str, tmp_path: Path) -> None:
     state = open_text(pattern).state()
     assert not open_text(pattern, seq_length=9).resume(state)
     (tmp_path / "c.txt").write_bytes(b"more")
     assert not open_text(pattern).resume(state)
 
 
-def test_data_that_is_not_there(tmp_path):
+def test_data_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"no file matches {tmp_path}/none"):
         open_text(f"text:{tmp_path}/none/*")
     with pytest.raises(RequestError, match="must be followed by"):
@@ -97,7 +106,7 @@ def test_data_that_is_not_there(tmp_path):
         open_text(f"text:{tmp_path}/short", batch_size=4)
 
 
-def test_a_file_that_shrinks_is_told(pattern, tmp_path):
+def test_a_file_that_shrinks_is_told(pattern: str, tmp_path: Path) -> None:
     data = open_text(pattern)
     (tmp_path / "a.txt").write_bytes(b"")
     with pytest.raises(TrainingError, match=r"a\.txt: became shorter"):

@@ -28,7 +28,7 @@ PUBLISHED = (
 )
 
 
-def test_the_published_command_line():
+def test_the_published_command_line() -> None:
     config = configure(PUBLISHED)
     assert config.model.sizes.d_model == 768
     assert config.parallel.fsdp_activation_checkpointing is True
@@ -38,7 +38,7 @@ def test_the_published_command_line():
     assert config.run.load_ckpt_path == config.run.save_ckpt_path == "/fsx/mamba/pretrain/ckpt"
 
 
-def test_both_spellings_of_a_flag_and_of_its_name():
+def test_both_spellings_of_a_flag_and_of_its_name() -> None:
     separate = configure(("--dataset_path", "text:x", "--ckpt_save_path", "/s", "--seed", "7"))
     joined = configure(("--dataset_path=text:x", "--save_ckpt_path=/s", "--seed=7"))
     assert separate == joined
@@ -52,7 +52,7 @@ def test_both_spellings_of_a_flag_and_of_its_name():
         *(("False", False), ("false", False), ("0", False), ("no", False)),
     ],
 )
-def test_booleans_read_as_booleans(text, value):
+def test_booleans_read_as_booleans(text: str, value: bool) -> None:
     assert configure((*LEAST, f"--low_cpu_fsdp={text}")).parallel.low_cpu_fsdp is value
 
 
@@ -75,13 +75,13 @@ def test_booleans_read_as_booleans(text, value):
         ("--seed", "expected one argument"),
     ],
 )
-def test_bad_input(flag, message):
+def test_bad_input(flag: str, message: str) -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, flag))
     assert message in str(error.value)
 
 
-def test_all_faults_are_told_at_once():
+def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, "--sede=1", "--batch_size=x", "--low_cpu_fsdp", "2", "--unknown", "5"))
     told = str(error.value)
@@ -93,7 +93,7 @@ def test_all_faults_are_told_at_once():
     assert str(error.value).startswith("2 faults")
 
 
-def test_every_flag_is_a_setting():
+def test_every_flag_is_a_setting() -> None:
     from training.mamba_fsdp import FLAGS
 
     given = configure(LEAST)
@@ -104,7 +104,7 @@ def test_every_flag_is_a_setting():
     assert flags <= settings and settings - flags == {"betas", "eps"}
 
 
-def test_a_bad_request_needs_no_torch_and_shows_no_traceback():
+def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
     code = "import sys; sys.modules['torch'] = None; import runpy; sys.argv = ['x', '--nope=1'];"
     code += "runpy.run_module('training.mamba_fsdp', run_name='__main__')"
     done = subprocess.run(
@@ -114,7 +114,7 @@ def test_a_bad_request_needs_no_torch_and_shows_no_traceback():
     assert done.stderr == "error: --nope: there is no such flag\n"
 
 
-def test_help_lists_every_flag():
+def test_help_lists_every_flag() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "training.mamba_fsdp", "--help"],
         cwd=ROOT,

@@ -1,6 +1,8 @@
 """A checkpoint is complete or absent."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,7 +11,7 @@ from training.errors import RequestError
 from training.manifest import Manifest
 
 
-def make(save, step: int):
+def make(save: Path, step: int) -> Path:
     folder = manifest.temporary(str(save), step)
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(b"weights")
@@ -23,16 +25,16 @@ def make(save, step: int):
 
 
 @pytest.fixture
-def told():
+def told() -> list[str]:
     return []
 
 
-def newest(save, told):
+def newest(save: Path, told: list[str]) -> Any:
     found = manifest.newest(manifest.checkpoints(str(save)), told.append)
     return found and found[1].step
 
 
-def test_the_newest_is_found_by_number(tmp_path, told):
+def test_the_newest_is_found_by_number(tmp_path: Path, told: list[str]) -> None:
     assert newest(tmp_path, told) is None
     for step in (9, 100, 20):
         make(tmp_path, step)
@@ -49,7 +51,9 @@ def test_the_newest_is_found_by_number(tmp_path, told):
         (lambda path: (path / ".metadata").write_bytes(b"in"), ".metadata has 2 bytes, should"),
     ],
 )
-def test_a_broken_one_is_passed_over_loudly(tmp_path, told, damage, fault):
+def test_a_broken_one_is_passed_over_loudly(
+    tmp_path: Path, told: list[str], damage: Any, fault: str
+) -> None:
     make(tmp_path, 10)
     damage(make(tmp_path, 20))
     assert newest(tmp_path, told) == 10
@@ -57,13 +61,15 @@ def test_a_broken_one_is_passed_over_loudly(tmp_path, told, damage, fault):
     assert fault in told[0]
 
 
-def test_another_format_is_not_guessed(tmp_path, told):
+def test_another_format_is_not_guessed(tmp_path: Path, told: list[str]) -> None:
     path = make(tmp_path, 10) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
     assert newest(tmp_path, told) is None and "format 2" in told[0]
 
 
-def test_unfinished_ones_are_never_found_and_cleared_at_the_start(tmp_path, told):
+def test_unfinished_ones_are_never_found_and_cleared_at_the_start(
+    tmp_path: Path, told: list[str]
+) -> None:
     folder = manifest.temporary(str(tmp_path), 30)
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{}")
@@ -72,13 +78,15 @@ def test_unfinished_ones_are_never_found_and_cleared_at_the_start(tmp_path, told
     assert list(manifest.checkpoints(str(tmp_path)).iterdir()) == []
 
 
-def test_a_broken_one_is_replaced_by_the_run_that_reaches_its_step(tmp_path, told):
+def test_a_broken_one_is_replaced_by_the_run_that_reaches_its_step(
+    tmp_path: Path, told: list[str]
+) -> None:
     (make(tmp_path, 10) / "manifest.json").unlink()
     make(tmp_path, 10)
     assert newest(tmp_path, told) == 10
 
 
-def test_retention_keeps_the_newest(tmp_path, told):
+def test_retention_keeps_the_newest(tmp_path: Path, told: list[str]) -> None:
     for step in (10, 20, 30):
         make(tmp_path, step)
     folder = manifest.checkpoints(str(tmp_path))
@@ -88,7 +96,7 @@ def test_retention_keeps_the_newest(tmp_path, told):
     assert sorted(path.name for path in folder.iterdir()) == ["step_20_ckp", "step_30_ckp"]
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(RequestError, match=r"save_ckpt_path: .*file/checkpoints cannot be written"):
         manifest.prepare(str(tmp_path / "file"))

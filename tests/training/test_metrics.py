@@ -1,11 +1,12 @@
 """metrics.jsonl tells one undisturbed history."""
 
 import json
+from pathlib import Path
 
 from training.metrics import readable, truncate
 
 
-def test_lines_after_the_checkpoint_are_removed(tmp_path):
+def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"kind": "step", "step": step}) + "\n" for step in range(1, 8)]
     lines.insert(4, json.dumps({"kind": "report", "step": 4}) + "\n")
@@ -17,14 +18,14 @@ def test_lines_after_the_checkpoint_are_removed(tmp_path):
     truncate(tmp_path / "none", 3)
 
 
-def test_a_whole_line_without_its_end_is_torn_too(tmp_path):
+def test_a_whole_line_without_its_end_is_torn_too(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind": "step", "step": 1}')
     truncate(path, 5)
     assert path.read_text() == ""
 
 
-def test_the_line_for_people():
+def test_the_line_for_people() -> None:
     line = {
         "step": 20,
         "tokens_seen": 40960,

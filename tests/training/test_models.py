@@ -31,14 +31,14 @@ def filled(config: MambaConfig, seed: int = 1) -> Mamba:
         ("2.8b", 2_768_345_600),
     ],
 )
-def test_parameter_counts_are_the_published_ones(size, count):
+def test_parameter_counts_are_the_published_ones(size: str, count: int) -> None:
     for name in (f"state-spaces/mamba-{size}", f"state-spaces/mamba-{size}-hf"):
         with torch.device("meta"):
             model = Mamba(preset(name))
         assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 
-def test_parameter_names_are_those_of_the_published_checkpoints():
+def test_parameter_names_are_those_of_the_published_checkpoints() -> None:
     with torch.device("meta"):
         shapes = {name: tuple(value.shape) for name, value in Mamba(SMALL).state_dict().items()}
     mixer = "backbone.layers.1.mixer."
@@ -60,12 +60,12 @@ def test_parameter_names_are_those_of_the_published_checkpoints():
     assert {n: s for n, s in shapes.items() if ".layers.0." not in n} == expected
 
 
-def test_unknown_model_names_the_nearest():
+def test_unknown_model_names_the_nearest() -> None:
     with pytest.raises(RequestError, match=r"did you mean state-spaces/mamba-130m\?"):
         preset("state-space/mamba-130")
 
 
-def test_first_values_follow_the_paper():
+def test_first_values_follow_the_paper() -> None:
     config = MambaConfig(d_model=256, n_layer=4)
     model = Mamba(config)
 
@@ -86,13 +86,13 @@ def test_first_values_follow_the_paper():
     torch.testing.assert_close(out, first(f"{mixer}out_proj.weight"), rtol=0, atol=0)
 
 
-def test_first_loss_is_that_of_guessing():
+def test_first_loss_is_that_of_guessing() -> None:
     tokens = torch.randint(64, (2, 50))
     loss = filled(SMALL)(tokens[:, :-1], tokens[:, 1:])
     assert abs(loss.item() - math.log(64)) < 0.1
 
 
-def test_loss_equals_the_one_of_the_logits():
+def test_loss_equals_the_one_of_the_logits() -> None:
     model = filled(SMALL)
     tokens = torch.randint(64, (2, 50))
     logits = model(tokens[:, :-1])
@@ -100,7 +100,7 @@ def test_loss_equals_the_one_of_the_logits():
     torch.testing.assert_close(model(tokens[:, :-1], tokens[:, 1:]), expected)
 
 
-def test_no_position_sees_the_future():
+def test_no_position_sees_the_future() -> None:
     model = filled(SMALL)
     tokens = torch.randint(64, (1, 40))
     changed = tokens.clone()
@@ -110,7 +110,7 @@ def test_no_position_sees_the_future():
     assert not torch.allclose(before[:, 25], after[:, 25])
 
 
-def test_recomputation_changes_nothing():
+def test_recomputation_changes_nothing() -> None:
     tokens = torch.randint(64, (2, 30))
     gradients = []
     for recompute in (False, True):
@@ -123,7 +123,7 @@ def test_recomputation_changes_nothing():
         torch.testing.assert_close(plain, again, rtol=0, atol=0)
 
 
-def test_residual_stream_stays_float32_under_bfloat16_weights():
+def test_residual_stream_stays_float32_under_bfloat16_weights() -> None:
     model = filled(SMALL).bfloat16()
     seen = []
     model.blocks[1].register_forward_hook(lambda *call: seen.append(call[2].dtype))

@@ -1,6 +1,7 @@
 """The operations against what they compute, written down naively."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def scan_inputs(b: int, l: int, d: int, n: int, dtype: torch.dtype, seed: int = 
     return [value.requires_grad_() for value in inputs]
 
 
-def recurrence(x, delta, A, B, C, D):  # noqa: N803
+def recurrence(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:  # noqa: N803
     """The definition: one step after the other."""
     h = x.new_zeros(x.shape[0], *A.shape)
     ys = []
@@ -39,7 +40,7 @@ def recurrence(x, delta, A, B, C, D):  # noqa: N803
 
 @pytest.mark.parametrize("cut", [(32, 8), (256, 16), (6, 2), (7, 3), (1, 1)])
 @pytest.mark.parametrize("length", [1, 7, 8, 33, 100])
-def test_scan_equals_the_recurrence(monkeypatch, cut, length):
+def test_scan_equals_the_recurrence(monkeypatch: pytest.MonkeyPatch, cut: Any, length: int) -> None:
     monkeypatch.setitem(scan.CUT, "cpu", cut)
     inputs = scan_inputs(2, length, 3, 4, torch.float64)
     weight = torch.randn(2, length, 3, dtype=torch.float64)
@@ -51,12 +52,12 @@ def test_scan_equals_the_recurrence(monkeypatch, cut, length):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
 
 
-def test_scan_gradcheck(monkeypatch):
+def test_scan_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(scan.CUT, "cpu", (6, 2))
     assert torch.autograd.gradcheck(scan.selective_scan, scan_inputs(1, 15, 2, 3, torch.float64))
 
 
-def test_scan_in_float32_is_close_to_float64():
+def test_scan_in_float32_is_close_to_float64() -> None:
     inputs = scan_inputs(1, 300, 8, 16, torch.float64)
     exact = recurrence(*inputs)
     y = scan.selective_scan(*(value.float() for value in inputs))
@@ -64,7 +65,7 @@ def test_scan_in_float32_is_close_to_float64():
     torch.testing.assert_close(y.double(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_scan_in_bfloat16_computes_in_float32():
+def test_scan_in_bfloat16_computes_in_float32() -> None:
     inputs = [value.detach().bfloat16() for value in scan_inputs(1, 64, 8, 16, torch.float32)]
     y = scan.selective_scan(*inputs)
     assert y.dtype == torch.bfloat16
@@ -72,7 +73,7 @@ def test_scan_in_bfloat16_computes_in_float32():
     torch.testing.assert_close(y, exact.bfloat16(), rtol=0, atol=0)
 
 
-def test_scan_survives_extreme_steps():
+def test_scan_survives_extreme_steps() -> None:
     """Cumulative decays of e^-100000 and of 1: no overflow, no NaN, also in the gradients."""
     for size in (0.0, 1e3):
         inputs = scan_inputs(1, 100, 4, 4, torch.float32)
@@ -82,7 +83,7 @@ def test_scan_survives_extreme_steps():
         assert all(value.isfinite().all() for value in (y, *gradients))
 
 
-def test_scan_keeps_little_for_the_backward_pass():
+def test_scan_keeps_little_for_the_backward_pass() -> None:
     """Kept per position: a few times d and n, not d times n."""
     b, l, d, n = 1, 512, 32, 16  # noqa: E741
     kept = []
@@ -97,7 +98,7 @@ def test_scan_keeps_little_for_the_backward_pass():
 
 
 @pytest.mark.parametrize("length", [1, 3, 10])
-def test_conv_equals_torch(length):
+def test_conv_equals_torch(length: int) -> None:
     d, taps = 5, 4
     conv = torch.nn.Conv1d(d, d, taps, groups=d, padding=taps - 1, dtype=torch.float64)
     x = torch.randn(2, length, d, dtype=torch.float64)
@@ -107,13 +108,13 @@ def test_conv_equals_torch(length):
     torch.testing.assert_close(without, expected - conv.bias)
 
 
-def test_conv_gradcheck():
+def test_conv_gradcheck() -> None:
     shapes = ((1, 6, 3), (3, 1, 4), (3,))
     inputs = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in shapes]
     assert torch.autograd.gradcheck(causal_conv1d, inputs)
 
 
-def test_norm_is_float32_inside():
+def test_norm_is_float32_inside() -> None:
     norm = RMSNorm(64, eps=1e-5).bfloat16()
     x = torch.randn(2, 3, 64) * 300
     expected = x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-5)
@@ -123,7 +124,7 @@ def test_norm_is_float32_inside():
 
 
 @pytest.mark.parametrize("logits", [1, 50, 10**9])
-def test_loss_equals_cross_entropy(monkeypatch, logits):
+def test_loss_equals_cross_entropy(monkeypatch: pytest.MonkeyPatch, logits: Any) -> None:
     monkeypatch.setattr(loss_module, "LOGITS", logits)
     hidden = torch.randn(2, 13, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
@@ -137,13 +138,16 @@ def test_loss_equals_cross_entropy(monkeypatch, logits):
         torch.testing.assert_close(gradient, reference)
 
 
-def test_loss_never_holds_all_logits(monkeypatch):
+def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loss_module, "LOGITS", 4000)
-    seen = []
+    seen: list[int] = []
     softmax = F.log_softmax
-    monkeypatch.setattr(
-        F, "log_softmax", lambda x, dim: (seen.append(x.numel()), softmax(x, dim=dim))[1]
-    )
+
+    def counted(x: Tensor, dim: int) -> Tensor:
+        seen.append(x.numel())
+        return softmax(x, dim=dim)
+
+    monkeypatch.setattr(F, "log_softmax", counted)
     hidden, weight = torch.randn(1, 100, 4, requires_grad=True), torch.randn(1000, 4)
     loss = next_token_cross_entropy(hidden, weight, torch.zeros(1, 100, dtype=torch.long))
     assert len(seen) == 25 and max(seen) == 4000

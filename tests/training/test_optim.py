@@ -12,7 +12,7 @@ from training.optim import clip_gradients, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize("num_steps", [100, 1200, 100_000])
-def test_schedule_is_the_published_formula(num_steps):
+def test_schedule_is_the_published_formula(num_steps: int) -> None:
     warm = min(2000, num_steps // 20)
     for x in range(1, num_steps + 1, max(1, num_steps // 500)):
         rising = 1 - (1 - min(x, warm) / warm) ** 2
@@ -21,13 +21,13 @@ def test_schedule_is_the_published_formula(num_steps):
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 19, 20])
-def test_schedule_of_short_runs(num_steps):
+def test_schedule_of_short_runs(num_steps: int) -> None:
     rates = [learning_rate(step, num_steps, 1.0) for step in range(1, num_steps + 1)]
     assert all(0 < rate <= 1 for rate in rates)
     assert rates[-1] == pytest.approx(0.1)
 
 
-def test_decay_spares_what_it_should():
+def test_decay_spares_what_it_should() -> None:
     with torch.device("meta"):
         model = Mamba(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
     decayed, spared = make_optimizer(model, OptimConfig(), torch.device("cpu")).param_groups
@@ -45,7 +45,7 @@ def test_decay_spares_what_it_should():
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
 
 
-def test_clipping_gives_the_norm_before():
+def test_clipping_gives_the_norm_before() -> None:
     layer = torch.nn.Linear(3, 1, bias=False)
     layer.weight.grad = torch.tensor([[0.0, 6.0, 8.0]])
     assert clip_gradients(layer, 5.0).item() == pytest.approx(10.0)

@@ -5,6 +5,8 @@ import random
 import shutil
 import signal
 import subprocess
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,19 +27,19 @@ STEPS = 30
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, data):
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
     """A run on two ranks from start to end, with its checkpoints."""
     save = tmp_path_factory.mktemp("undisturbed")
     train(save, data, 2, 2, STEPS, "--checkpoint_interval=10")
     return save
 
 
-def flags(save, data, *more: str) -> tuple[str, ...]:
+def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
     return (
         *TINY,
         f"--dataset_path={data}",
@@ -48,7 +50,7 @@ def flags(save, data, *more: str) -> tuple[str, ...]:
     )
 
 
-def test_kill_9_at_random_moments(tmp_path, data, undisturbed):
+def test_kill_9_at_random_moments(tmp_path: Path, data: str, undisturbed: Any) -> None:
     """Also in the middle of saving: the folder that is being written is the signal."""
     asked = flags(tmp_path, data, "--checkpoint_interval=3", "--report_interval=1")
     folder = tmp_path / "checkpoints"
@@ -78,7 +80,9 @@ def test_kill_9_at_random_moments(tmp_path, data, undisturbed):
     assert not list(folder.glob("*.tmp"))
 
 
-def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(tmp_path, data, undisturbed):
+def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     asked = flags(tmp_path, data, "--report_interval=1")
     with started(2, *asked) as process:
         assert wait_for((tmp_path / "metrics.jsonl").exists, process)
@@ -91,7 +95,7 @@ def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(tmp_path, d
     assert steps(tmp_path) == steps(undisturbed)
 
 
-def test_sigterm_under_plain_python_exits_85(tmp_path, data):
+def test_sigterm_under_plain_python_exits_85(tmp_path: Path, data: str) -> None:
     with started(0, *flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")) as process:
         assert wait_for((tmp_path / "metrics.jsonl").exists, process)
         process.send_signal(signal.SIGTERM)
@@ -100,14 +104,16 @@ def test_sigterm_under_plain_python_exits_85(tmp_path, data):
     assert len(list((tmp_path / "checkpoints").glob("step_*_ckp"))) == 1
 
 
-def resume(save, data, undisturbed, ranks: int, *more: str):
+def resume(save: Path, data: str, undisturbed: Any, ranks: int, *more: str) -> Any:
     """Go on from a copy of the undisturbed run's checkpoints without the last one."""
     shutil.copytree(undisturbed / "checkpoints", save / "checkpoints", dirs_exist_ok=True)
     shutil.rmtree(save / "checkpoints" / f"step_{STEPS}_ckp")
     return run(ranks, *flags(save, data, *more))
 
 
-def test_a_broken_newest_checkpoint_is_passed_over_loudly(tmp_path, data, undisturbed):
+def test_a_broken_newest_checkpoint_is_passed_over_loudly(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     broken = tmp_path / "checkpoints" / "step_25_ckp"
     shutil.copytree(undisturbed / "checkpoints" / "step_20_ckp", broken)
     os.truncate(broken / "__1_0.distcp", 100)
@@ -122,14 +128,18 @@ def test_a_broken_newest_checkpoint_is_passed_over_loudly(tmp_path, data, undist
     ("ranks", "more"),
     [(1, ("--batch_size=4",)), (2, ("--sharding_strategy=ddp",)), (2, ("--fsdp_engine=fsdp1",))],
 )
-def test_other_ranks_and_layouts_go_on_with_the_same_data(tmp_path, data, undisturbed, ranks, more):
+def test_other_ranks_and_layouts_go_on_with_the_same_data(
+    tmp_path: Path, data: str, undisturbed: Any, ranks: int, more: Any
+) -> None:
     done = resume(tmp_path, data, undisturbed, ranks, *more)
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=1e-5)
     assert ("it was saved by 2 ranks, now 1" in done.stdout) == (ranks == 1)
 
 
-def test_a_full_disk_ends_the_run_and_spares_what_was_saved(tmp_path, data, undisturbed):
+def test_a_full_disk_ends_the_run_and_spares_what_was_saved(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", mount], check=True)
@@ -147,14 +157,18 @@ def test_a_full_disk_ends_the_run_and_spares_what_was_saved(tmp_path, data, undi
     assert losses(tmp_path) == losses(undisturbed)[5:]
 
 
-def test_load_path_is_the_start_of_a_new_folder(tmp_path, data, undisturbed):
+def test_load_path_is_the_start_of_a_new_folder(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=31"))
     assert done.returncode == 0, done.stderr
     assert f"resumed from {undisturbed}/checkpoints/step_{STEPS}_ckp" in done.stdout
     assert [line["step"] for line in steps(tmp_path)] == [31]
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path, data, undisturbed):
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     path = undisturbed / "checkpoints" / f"step_{STEPS}_ckp"
     copy = tmp_path / "checkpoints" / path.name
     shutil.copytree(path, copy)
@@ -167,6 +181,8 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path, data, undisturbed):
     assert "n_layer: 3 in the checkpoint, 2 asked for" in done.stderr
 
 
-def test_fewer_steps_than_the_checkpoint_are_refused(tmp_path, data, undisturbed):
+def test_fewer_steps_than_the_checkpoint_are_refused(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
     done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=5"))
     assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +14,7 @@ from training import smoke
 
 
 @pytest.fixture
-def image(tmp_path):
+def image(tmp_path: Path) -> Path:
     (tmp_path / "meta").mkdir()
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "mamba_fsdp.sbatch").write_text("#!/bin/bash\nsrun true\n")
@@ -23,12 +25,12 @@ def image(tmp_path):
     return tmp_path
 
 
-def write_lock(image, python, packages):
+def write_lock(image: Path, python: str, packages: list[dict[str, Any]]) -> None:
     lock = {"python": {"version": python, "packages": packages}}
     (image / "meta" / "lock.json").write_text(json.dumps(lock))
 
 
-def write_recipe(image, dataset, ratio, **train):
+def write_recipe(image: Path, dataset: str, ratio: float, **train: Any) -> None:
     settings = {"model_name": "mamba-tiny", "dataset": dataset, "steps": 12, **train}
     sizes = {"seq_length": 32, "batch_size": 4, "loss_ratio": ratio}
     recipe = {
@@ -38,7 +40,7 @@ def write_recipe(image, dataset, ratio, **train):
     (image / "meta" / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
 
 
-def run(image, *flags):
+def run(image: Path, *flags: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "training.smoke", "--meta", str(image / "meta"), *flags],
         cwd=ROOT,
@@ -48,7 +50,7 @@ def run(image, *flags):
     )
 
 
-def test_a_good_image(image):
+def test_a_good_image(image: Path) -> None:
     done = run(image, "--json")
     assert done.returncode == 0, done.stdout
     result = json.loads(done.stdout)
@@ -61,7 +63,7 @@ def test_a_good_image(image):
     assert checks["train"]["ratio"] < 0.9 and len(checks["train"]["losses"]) == 12
 
 
-def test_every_fault_of_an_image_is_shown(image):
+def test_every_fault_of_an_image_is_shown(image: Path) -> None:
     write_lock(image, "2.7", [{"name": "torch", "version": "0"}, {"name": "nix", "version": "1"}])
     (image / "launch" / "mamba_fsdp.sbatch").write_text("if true; then\n")
     write_recipe(image, "text:/nowhere/*", 0.9)
@@ -76,7 +78,7 @@ def test_every_fault_of_an_image_is_shown(image):
     assert "4 of 6 checks failed" in done.stdout
 
 
-def test_a_loss_that_does_not_fall_fails(image):
+def test_a_loss_that_does_not_fall_fails(image: Path) -> None:
     text = write_text(image / "text")
     write_recipe(image, text, 0.01)
     checks = {c.name: c for c in smoke.run_checks(image / "meta", lambda text: None)}
@@ -84,7 +86,7 @@ def test_a_loss_that_does_not_fall_fails(image):
     assert checks["resume"].ok
 
 
-def test_no_image(tmp_path):
+def test_no_image(tmp_path: Path) -> None:
     done = run(tmp_path, "--json")
     assert done.returncode == 1
     assert "lock.json" in json.loads(done.stdout)["checks"][0]["detail"]

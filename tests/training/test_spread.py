@@ -1,5 +1,8 @@
 """One run on 1, 2 and 4 real processes: the same losses, whatever the layout."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.training.runs import TINY, run, steps, train, write_text
@@ -8,12 +11,12 @@ STEPS, GLOBAL_BATCH = 4, 4
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_text(tmp_path_factory.mktemp("text"))
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory, data):
+def alone(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
     """The losses of plain python, without torchrun."""
     return train(tmp_path_factory.mktemp("alone"), data, 0, GLOBAL_BATCH, STEPS)
 
@@ -33,23 +36,25 @@ def alone(tmp_path_factory, data):
     ],
     ids=lambda value: value if isinstance(value, int) else " ".join(value) or "fsdp",
 )
-def test_losses_do_not_depend_on_the_layout(tmp_path, data, alone, ranks, flags):
+def test_losses_do_not_depend_on_the_layout(
+    tmp_path: Path, data: str, alone: Any, ranks: int, flags: Any
+) -> None:
     losses = train(tmp_path, data, ranks, GLOBAL_BATCH // ranks, STEPS, *flags)
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
-def test_bfloat16_is_close_and_keeps_float32_weights(tmp_path, data, alone):
+def test_bfloat16_is_close_and_keeps_float32_weights(tmp_path: Path, data: str, alone: Any) -> None:
     losses = train(tmp_path, data, 2, 2, STEPS, "--precision=bf16")
     assert losses != alone
     assert losses == pytest.approx(alone, abs=0.05)
 
 
-def test_compiled_blocks_give_the_same_losses(tmp_path, data, alone):
+def test_compiled_blocks_give_the_same_losses(tmp_path: Path, data: str, alone: Any) -> None:
     losses = train(tmp_path, data, 0, GLOBAL_BATCH, STEPS, "--use_torch_compile=True")
     assert losses == pytest.approx(alone, abs=1e-4)
 
 
-def test_the_published_command_line_scaled_down(tmp_path, data):
+def test_the_published_command_line_scaled_down(tmp_path: Path, data: str) -> None:
     """The flags of the known program, its checkpoint flags in both spellings."""
     done = run(
         2,
@@ -95,8 +100,8 @@ def test_the_published_command_line_scaled_down(tmp_path, data):
     ],
 )
 def test_what_is_wrong_is_told_once_without_a_traceback(
-    tmp_path, data, ranks, flags, code, message
-):
+    tmp_path: Path, data: str, ranks: int, flags: Any, code: Any, message: str
+) -> None:
     given = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}", "--num_steps=2", *flags)
     done = run(ranks, *TINY, *given)
     told = done.stderr.partition("torch.distributed.elastic")[0]
