@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import shutil
 import sys
 import time
@@ -15,6 +14,7 @@ from sqshforge import base, lock, machine, render
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import WorkError
+from sqshforge.lockfile import alone
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from sqshforge.recipe import Recipe
@@ -50,7 +50,9 @@ def build(
     output = root / "build"
     locked = lock.load(recipe, root / "recipes")
     name = name_of(recipe.target)
-    with _one_at_a_time(output / f".{recipe.target}.lock", reporter):
+    output.mkdir(exist_ok=True)
+    busy = f"waiting for another build of {recipe.target}"
+    with alone(output / f".{recipe.target}.lock", busy, reporter):
         context = render.context(recipe, locked, root)
         image = engine.image(name)
         up_to_date = image is not None and image.labels.get(INPUTS) == context.digest()
@@ -127,16 +129,3 @@ def _secrets(pip: machine.Pip, folder: Path) -> Iterator[dict[str, Path]]:
         yield {name: folder / name for name in contents}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: Path, reporter: Reporter) -> Iterator[None]:
-    """Hold a target for one build; a second one waits and then finds the work done."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reporter.say(f"waiting for another build of this target ({path})")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -250,14 +250,13 @@ def run(
         if not name or not separator:
             raise RequestError(f"{one!r} is not NAME=VALUE", where="--env", mend="--env NAME=VALUE")
         environment[name] = value
-    code = runtime.run(
+    runtime.run(
         image,
         command,
         mounts=[runtime.Mount.parse(one) for one in mounts],
         environment=environment,
         programs=Programs(),
     )
-    sys.exit(code)
 
 
 @cli.command("smoke-test")

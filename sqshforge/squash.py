@@ -6,60 +6,28 @@ a filter into the squash tool. Neither puts a root file system on the disk.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import os
-import re
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sqshforge import enroot, tarfilter
+from sqshforge import enroot, mksquashfs
 from sqshforge.disk import require_space
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError
+from sqshforge.lockfile import alone
 from sqshforge.machine import sha256
-from sqshforge.programs import Programs, failed
-from sqshforge.progress import Reporter, Tracker
-from sqshforge.source import Folder, Source, Stream
+from sqshforge.mksquashfs import Options
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.source import Folder, Source
+
+__all__ = ["Options", "Packed", "content_key", "pack", "read_record"]
 
 FORMAT = 1  # part of every key: raised when equal inputs come to give other bytes
-MEMORY = "768M"
-
-# zstd level and block size; docs/performance.md has the figures behind the choice.
-PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
-
-# mksquashfs prints progress as [====  ] 12/345  3%.
-_PERCENT = re.compile(r"(\d+)/(\d+)\s+\d+%")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """How to pack. `jobs` and `force` change nothing of the bytes."""
-
-    level: int
-    block: str
-    jobs: int
-    force: bool = False
-
-    @classmethod
-    def of(cls, profile: str, *, jobs: int | None = None, force: bool = False) -> Options:
-        """The options of a named profile; `RequestError` for a name that is none.
-
-        By default all processors that this process may use are used, which in a Slurm job or a
-        cgroup's set of processors are those of the job.
-        """
-        if profile not in PROFILES:
-            raise RequestError(
-                f"unknown profile {profile!r}", mend=f"profiles are: {', '.join(PROFILES)}"
-            )
-        level, block = PROFILES[profile]
-        return cls(level=level, block=block, jobs=jobs or len(os.sched_getaffinity(0)), force=force)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +54,12 @@ def pack(
     program = programs.require("mksquashfs", "it writes the squash file")
     config = source.config()
     epoch = _epoch(config)
-    key = content_key(config, options, epoch, _version(program, programs))
+    key = content_key(config, options, epoch, mksquashfs.version(program, programs))
     output = output.absolute()
     if not output.parent.is_dir():
         raise RequestError("the output's folder does not exist", where=str(output.parent))
-    with _one_at_a_time(output, reporter):
+    lock = output.with_name(f".{output.name}.lock")
+    with alone(lock, f"waiting for another packer of {output}", reporter):
         _remove_leftovers(output)
         known = config.digest is not None and not options.force and _is(output, key)
         if not known:
@@ -131,17 +100,15 @@ def _write(
 ) -> None:
     partial = output.with_name(f".{output.name}.{os.getpid()}.tmp")
     files = enroot.files(config)
-    # The variable, and not -mkfs-time or -all-time: mksquashfs refuses to have both.
-    environment = {"SOURCE_DATE_EPOCH": str(epoch)}
     try:
         with (
             source.open() as content,
             reporter.track(f"pack {output.name}", total=config.size or None) as tracker,
         ):
             if isinstance(content, Folder):
-                _squash_folder(content, files, partial, options, environment, programs, tracker)
+                mksquashfs.from_folder(content, files, partial, options, epoch, programs, tracker)
             else:
-                _squash_stream(content, files, partial, options, environment, programs, tracker)
+                mksquashfs.from_tar(content, files, partial, options, epoch, programs, tracker)
         partial.chmod(0o644)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
@@ -150,88 +117,6 @@ def _write(
         _sync(output.parent)
     finally:
         partial.unlink(missing_ok=True)
-
-
-def _arguments(options: Options) -> list[str]:
-    words = ["-noappend", "-all-root", "-no-xattrs", "-exports", "-exit-on-error"]
-    words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
-    return [*words, "-processors", str(options.jobs), "-mem", MEMORY, "-root-mode", "755"]
-
-
-def _squash_folder(
-    content: Folder,
-    files: dict[str, bytes],
-    partial: Path,
-    options: Options,
-    environment: dict[str, str],
-    programs: Programs,
-    tracker: Tracker,
-) -> None:
-    """Squash a folder in place: what enroot changes is done by mksquashfs as it reads."""
-    epoch = environment["SOURCE_DATE_EPOCH"]
-    with tempfile.TemporaryDirectory(prefix="sqshforge-pack-") as folder:
-        pseudo = Path(folder) / "pseudo"
-        lines = []
-        for index, (name, data) in enumerate(sorted(files.items())):
-            (Path(folder) / str(index)).write_bytes(data)
-            lines.append(f'"{name}" F {epoch} 644 0 0 cat "{folder}/{index}"\n')
-        if not (content.path / "etc").is_dir():
-            lines.insert(0, f"etc D {epoch} 755 0 0\n")
-        pseudo.write_text("".join(lines))
-        argv: list[str | Path] = [
-            "mksquashfs",
-            content.path,
-            partial,
-            *_arguments(options),
-            "-progress",
-        ]
-        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
-        argv += ["-pf", pseudo, "-wildcards", "-e", *tarfilter.LEFT_OUT, *sorted(files)]
-
-        def on_line(line: str) -> None:
-            found = _PERCENT.search(line)
-            if found and tracker.total:
-                tracker.set(tracker.total * int(found[1]) / max(1, int(found[2])))
-
-        programs.follow(argv, on_line, env=environment)
-
-
-def _squash_stream(
-    content: Stream,
-    files: dict[str, bytes],
-    partial: Path,
-    options: Options,
-    environment: dict[str, str],
-    programs: Programs,
-    tracker: Tracker,
-) -> None:
-    """Send a tar through the filter into mksquashfs."""
-    argv: list[str | Path] = [
-        "mksquashfs",
-        "-",
-        partial,
-        "-tar",
-        *_arguments(options),
-        "-no-progress",
-    ]
-    with tempfile.TemporaryFile() as said:
-        with programs.start(argv, stdin=-1, stdout=said, stderr=said, env=environment) as process:
-            assert process.stdin is not None
-            epoch = int(environment["SOURCE_DATE_EPOCH"])
-            broken = False
-            try:
-                tarfilter.copy(content.tar, process.stdin, files, epoch, tracker.advance)
-                process.stdin.close()
-            except BrokenPipeError:
-                broken = True  # mksquashfs has ended early; its own words say why
-            code = process.wait()
-        if code != 0 or broken:
-            said.seek(0)
-            raise failed(
-                [str(word) for word in argv],
-                code,
-                said.read().decode(errors="replace").splitlines(),
-            )
 
 
 def _epoch(config: ImageConfig) -> int:
@@ -244,10 +129,6 @@ def _epoch(config: ImageConfig) -> int:
             f"SOURCE_DATE_EPOCH is {text!r}", mend="seconds since 1970, or leave it unset"
         )
     return int(text)
-
-
-def _version(program: Path, programs: Programs) -> str:
-    return programs.attempt([program, "-version"]).out.partition("\n")[0]
 
 
 def _beside(output: Path) -> Path:
@@ -296,19 +177,6 @@ def _may_replace(output: Path, options: Options) -> None:
             where=str(output),
             mend="add --force to replace it, or name another output",
         )
-
-
-@contextlib.contextmanager
-def _one_at_a_time(output: Path, reporter: Reporter) -> Iterator[None]:
-    """Hold an output; the packers that come meanwhile wait, and then find it done."""
-    lock = output.with_name(f".{output.name}.lock")
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            reporter.say(f"waiting for another packer of {output}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _remove_leftovers(output: Path) -> None:

@@ -2,8 +2,8 @@
 
 `run` gives a command the same surroundings either way: the image's environment over the host's,
 its working folder and entrypoint by /etc/rc, the host's devices, network and processes, a
-writable root that is forgotten at the end. The command is a direct child, so that its exit code
-and the signals that Slurm sends pass through unchanged.
+writable root that is forgotten at the end. The calling process becomes the command, so that its
+exit code and the signals that Slurm sends are the command's own.
 """
 
 from sqshforge.runtime.mount import Mount

@@ -12,7 +12,7 @@ def merge(host: Mapping[str, str], image: str, asked: Mapping[str, str]) -> dict
     `${NAME}` in the image's file is replaced by the host's value, or by nothing.
     """
     merged = dict(host)
-    for line in image.splitlines():
+    for line in image.split("\n"):
         name, separator, value = line.partition("=")
         if separator and name and not name.startswith("#"):
             merged[name] = re.sub(r"\$\{(\w+)\}", lambda found: host.get(found[1], ""), value)

@@ -1,4 +1,4 @@
-"""Choose how a sqsh is started, check the request, start it, pass signals and the exit code."""
+"""Choose how a sqsh is started, check the request, and become what starts it."""
 
 from __future__ import annotations
 
@@ -9,26 +9,15 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.programs import Programs
-from sqshforge.runtime.environment import merge
 from sqshforge.runtime.inside import Plan
 from sqshforge.runtime.mount import Mount
 
 MAGIC = b"hsqs"  # the first bytes of every squash file
 SIZE_AT = 40  # where its superblock says how many bytes it has, a 64-bit number
-
-# What a batch system or a person sends to a job; each reaches the command.
-FORWARDED = (
-    signal.SIGTERM,
-    signal.SIGINT,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-    signal.SIGCONT,
-)
 
 
 def run(
@@ -40,13 +29,13 @@ def run(
     programs: Programs | None = None,
     runtime: str = "auto",
     fuse: bool | None = None,
-) -> int:
-    """Run a command in a sqsh and return its exit code (128 + n for death by signal n).
+) -> NoReturn:
+    """Become a command in a sqsh; without a command, the image's own.
 
-    Without a command the image's own is run. `runtime` is auto, enroot or builtin; `fuse` says
-    whether squashfuse mounts the file (None: only where the kernel does not let us).
-    Raises `RequestError` for a file that is no sqsh, `MissingError` for what is not installed
-    or not permitted.
+    This process is the command from then on: signals and exit code are the command's own.
+    `runtime` is auto, enroot or builtin; `fuse` says whether squashfuse mounts the file (None:
+    only where the kernel does not let us). Raises `RequestError` for a file that is no sqsh,
+    `MissingError` for what is not installed or not permitted.
     """
     programs = programs or Programs()
     environment = environment or {}
@@ -56,21 +45,19 @@ def run(
     if runtime == "enroot" and enroot is None:
         raise MissingError("enroot is not installed", mend="leave the choice to sqshforge")
     if enroot is not None:
-        argv = enroot_command(enroot, image, command, mounts, environment)
-        return _wait(argv, dict(os.environ), programs)
+        _become(enroot_command(enroot, image, command, mounts, environment))
     _require_rights(programs)
-    inner = merge(os.environ, _read(image, "etc/environment", programs), environment)
     plan = Plan(
         image=str(image),
         command=tuple(command),
         mounts=tuple((str(one.source), one.target, one.read_only) for one in mounts),
+        environment=dict(environment),
         place=str(_place()),
         uid=os.geteuid(),
         gid=os.getegid(),
         fuse=fuse,
-        home=inner.get("HOME", "/"),
     )
-    return _wait(builtin_command(plan), inner, programs)
+    _become(builtin_command(programs.require("unshare"), plan))
 
 
 def require_sqsh(image: Path) -> None:
@@ -115,13 +102,13 @@ def enroot_command(
     return [*argv, str(image), *command]
 
 
-def builtin_command(plan: Plan) -> list[str]:
+def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     """The call that enters a mount namespace (and, without root, a user namespace first).
 
-    `-I` keeps PYTHONPATH, which is the image's by then, away from the host's Python; so the
+    `-I` and `-S` spare the start what it does not need, such as the site's packages; so the
     package's own folder is put on its path here.
     """
-    argv = ["unshare", "--mount", "--propagation", "private"]
+    argv = [str(unshare), "--mount", "--propagation", "private"]
     if plan.uid != 0:
         argv += ["--user", "--map-root-user"]
     package = str(Path(__file__).resolve().parent.parent.parent)
@@ -132,27 +119,12 @@ def builtin_command(plan: Plan) -> list[str]:
     return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(plan.__dict__)]
 
 
-def _wait(argv: Sequence[str], environment: dict[str, str], programs: Programs) -> int:
-    """Start, hand signals on, wait. The terminal's own signals reach the child by themselves."""
-    with programs.start(argv, env=environment) as child:
-        waited = (*FORWARDED, signal.SIGCHLD)
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-        try:
-            while child.poll() is None:
-                arrived = signal.sigtimedwait(waited, 1.0)
-                # A positive code means the kernel sent it: to the whole process group.
-                if arrived and arrived.si_signo != signal.SIGCHLD and arrived.si_code <= 0:
-                    child.send_signal(arrived.si_signo)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    code = child.returncode
-    return code if code >= 0 else 128 - code
-
-
-def _read(image: Path, name: str, programs: Programs) -> str:
-    """A text file inside the squash file; empty where there is none."""
-    found = programs.attempt(["unsquashfs", "-cat", image, name])
-    return found.out if found.code == 0 else ""
+def _become(argv: list[str]) -> NoReturn:
+    """Replace this process, with the dispositions of signals that Python found."""
+    sys.stdout.flush()
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execv(argv[0], argv)
 
 
 def _place() -> Path:
@@ -169,17 +141,24 @@ def _place() -> Path:
 
 
 def _require_rights(programs: Programs) -> None:
-    """Without root: user namespaces and /dev/fuse, or a `MissingError` with the way to them."""
-    if os.geteuid() == 0:
-        return
-    tried = programs.attempt(["unshare", "--user", "--map-root-user", "--mount", "true"])
+    """The right to mount: root's, or user namespaces and /dev/fuse; else a `MissingError`."""
+    as_root = os.geteuid() == 0
+    user = [] if as_root else ["--user", "--map-root-user"]
+    tried = programs.attempt(["unshare", *user, "--mount", "true"])
+    reason = (tried.err.strip().splitlines() or ["no reason given"])[-1]
+    if tried.code != 0 and as_root:
+        raise MissingError(
+            f"this root may not mount: {reason}",
+            mend="run with CAP_SYS_ADMIN (in a container of docker: --privileged)",
+        )
     if tried.code != 0:
         raise MissingError(
-            "this machine gives ordinary users no user namespaces: "
-            + (tried.err.strip().splitlines() or ["no reason given"])[-1],
+            f"this machine gives ordinary users no user namespaces: {reason}",
             mend="as root: sysctl kernel.unprivileged_userns_clone=1 (Debian) or "
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)",
         )
+    if as_root:
+        return
     programs.require("squashfuse", "it mounts a sqsh without root")
     programs.require("fuse-overlayfs", "it makes a root writable without root")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -13,9 +13,11 @@ PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(signal: int) -> None:
-    """Get a signal when the parent process ends."""
+def die_with_parent(signal: int, parent: int) -> None:
+    """Get a signal when this parent process ends, also where it has ended already."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signal)
 
 
 def pivot(root: Path) -> None:
