@@ -17,7 +17,6 @@ from rich.progress import (
     SpinnerColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.table import Table
 
@@ -140,7 +139,6 @@ class Reporter:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 TimeElapsedColumn(),
-                TimeRemainingColumn(elapsed_when_finished=True),
                 TextColumn("{task.fields[state]}"),
             )
             with Progress(*columns, console=self.console, transient=True) as bar:

@@ -48,19 +48,36 @@ def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
 
 
-def pytest_terminal_summary(
-    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
-) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each report carry the hardware that its test names (`@pytest.mark.hardware("GPU")`)."""
+    for item in items:
+        marker = item.get_closest_marker("hardware")
+        if marker is not None:
+            item.user_properties.append(("hardware", marker.args[0]))
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A skipped test is a failure, unless it names hardware that no build machine has."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and session.exitstatus == 0 and _skipped_without_reason(reporter):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _skipped_without_reason(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    skipped = reporter.stats.get("skipped", [])
+    return [one for one in skipped if "hardware" not in dict(getattr(one, "user_properties", ()))]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """End with the counts and with the reason of every skipped test, in plain words."""
-    counts = {
-        name: len(terminalreporter.stats.get(name, []))
-        for name in ("passed", "failed", "error", "skipped")
-    }
-    ran = counts["passed"] + counts["failed"] + counts["error"]
+    stats = terminalreporter.stats
+    passed, skipped = (len(stats.get(name, [])) for name in ("passed", "skipped"))
+    failed = len(stats.get("failed", [])) + len(stats.get("error", []))
     terminalreporter.section("tests")
+    for one in stats.get("skipped", []):
+        terminalreporter.line(f"skipped {one.nodeid}: {one.longrepr[2]}")
+    for one in _skipped_without_reason(terminalreporter):
+        terminalreporter.line(f"FAILED {one.nodeid}: skipped, and names no missing hardware")
     terminalreporter.line(
-        f"{ran} ran: {counts['passed']} passed, {counts['failed'] + counts['error']} failed, "
-        f"{counts['skipped']} skipped"
+        f"{passed + failed + skipped} tests: {passed} passed, {failed} failed, {skipped} skipped"
     )
-    for report in terminalreporter.stats.get("skipped", []):
-        terminalreporter.line(f"skipped {report.nodeid}: {report.longrepr[2]}")
