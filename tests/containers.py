@@ -1,0 +1,88 @@
+"""Start containers in tests, and see what they leave behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqshforge.programs import Programs
+from tests import processes
+
+MARK = "SQSHFORGE_TEST"  # in the environment of everything that a test starts
+
+
+@contextmanager
+def watched(images: Path) -> Iterator[None]:
+    """Mark what is started in the block; in the end nothing of it may be left."""
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    try:
+        yield
+        # The kernel takes a namespace down a moment after its last process.
+        until(lambda: not traces(mark, images), 5.0)
+        left = traces(mark, images)
+    finally:
+        processes.kill(processes.having({MARK: mark}))
+        del os.environ[MARK]
+    assert left == []
+
+
+def traces(mark: str, images: Path) -> list[str]:
+    """Processes with this mark, loop devices of images in this folder, and visible mounts."""
+    running = [f"process {processes.command(pid)}" for pid in processes.having({MARK: mark})]
+    loops = Programs().capture(["losetup", "--all", "--noheadings"]).splitlines()
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    place = f"{tempfile.gettempdir()}/sqshforge-"
+    return [
+        *running,
+        *(f"loop {line}" for line in loops if f"{images}/" in line),
+        *(f"mount {line}" for line in mounts if place in line),
+    ]
+
+
+def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:
+    """Wait until something holds; whether it came to that in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def argv(image: Path, *words: str | Path) -> list[str]:
+    """The command line that starts a container."""
+    return [sys.executable, "-m", "sqshforge", "run", str(image), *map(str, words)]
+
+
+def argv_by(
+    image: Path,
+    *command: str,
+    mounts: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    fuse: bool | None = None,
+) -> list[str]:
+    """A program that starts a container by our own runtime, and says how the file is mounted."""
+    code = (
+        "import sys; from pathlib import Path; from sqshforge.runtime import Mount, run\n"
+        f"run(Path({str(image)!r}), sys.argv[1:], runtime='builtin', fuse={fuse!r},\n"
+        f"    mounts=[Mount.parse(one) for one in {list(mounts)!r}],\n"
+        f"    environment={dict(environment or {})!r})"
+    )
+    return [sys.executable, "-c", code, *command]
+
+
+@contextmanager
+def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A container in the background, in a process group of its own as a Slurm task is."""
+    with subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

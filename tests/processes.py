@@ -1,0 +1,60 @@
+"""Processes of this machine, looked up in /proc by what they were started with."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def having(variables: Mapping[str, str | None]) -> list[int]:
+    """Processes that were started with these variables (None: any value), and their offspring.
+
+    A process that has ended and waits for its parent to notice is not among them.
+    """
+    parents = {pid: parent(pid) for pid in _all()}
+    found = {pid for pid, above in parents.items() if above and _has(pid, variables)}
+    size = -1
+    while size != len(found):
+        size = len(found)
+        found |= {pid for pid, above in parents.items() if above in found}
+    return sorted(found)
+
+
+def parent(pid: int) -> int:
+    """The parent's number; 0 once the process has ended."""
+    fields = _read(pid, "stat").rpartition(b")")[2].split()
+    return int(fields[1]) if fields and fields[0] not in (b"Z", b"X") else 0
+
+
+def command(pid: int) -> str:
+    """The command line of a process; empty once it has ended."""
+    return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
+
+
+def kill(pids: Iterable[int]) -> None:
+    """Kill -9 each; one that is gone already is no matter."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _has(pid: int, variables: Mapping[str, str | None]) -> bool:
+    pairs = (pair.partition(b"=") for pair in _read(pid, "environ").split(b"\0"))
+    environ = {name.decode(errors="replace"): value for name, _, value in pairs}
+    return all(
+        name in environ and (value is None or environ[name] == value.encode())
+        for name, value in variables.items()
+    )
+
+
+def _all() -> list[int]:
+    return [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
+def _read(pid: int, what: str) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/{what}").read_bytes()
+    return b""

@@ -1,0 +1,180 @@
+"""The runtime as an ordinary user: user namespaces, squashfuse and fuse-overlayfs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from sqshforge.enroot import ImageConfig
+from sqshforge.programs import Programs
+from tests import containers, processes, tinyroot
+
+UID = 65534
+
+# A mount namespace whose /dev/fuse has the mode that udev gives it, whatever this machine's has;
+# then a user with no rights and no groups.
+AS_USER = """
+mount -t tmpfs tmpfs /mnt && mknod -m $0 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse &&
+umount --lazy /mnt && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
+"""
+
+DRIVER = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+from sqshforge.errors import SqshforgeError
+from sqshforge.runtime import Mount, run
+try:
+    run(Path(sys.argv[2]), sys.argv[4:], runtime='builtin',
+        mounts=[Mount.parse(one) for one in json.loads(sys.argv[3])])
+except SqshforgeError as error:
+    print('\\n'.join(error.lines()), file=sys.stderr)
+    sys.exit(error.exit_code)
+"""
+
+Argv = Callable[..., list[str]]
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[Path]:
+    """A folder that every user can read; pytest's own are for one user."""
+    folder = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def tiny(place: Path) -> Path:
+    def change(root: Path) -> None:
+        (root / "usr" / "file").write_text("of the image\n")
+        (root / "usr" / "private").write_text("root's own\n")
+        (root / "usr" / "private").chmod(0o600)
+
+    return tinyroot.sqsh(place / "tiny", ImageConfig(reference="t", volumes=("/scratch",)), change)
+
+
+@pytest.fixture(scope="module")
+def package(place: Path, root: Path) -> Path:
+    """The package where the user can read it."""
+    shutil.copytree(root / "sqshforge", place / "package" / "sqshforge", copy_function=shutil.copy)
+    Programs().capture(["chmod", "-R", "a+rX", place / "package"])
+    return place / "package"
+
+
+@pytest.fixture
+def data(place: Path) -> Iterator[Path]:
+    """A folder of the user's."""
+    folder = place / "data"
+    folder.mkdir()
+    os.chown(folder, UID, UID)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(place: Path) -> Iterator[None]:
+    with containers.watched(place):
+        yield
+
+
+@pytest.fixture
+def argv(tiny: Path, package: Path) -> Argv:
+    def words(*command: str, mounts: tuple[str, ...] = (), fuse_mode: str = "0666") -> list[str]:
+        listed = "[" + ", ".join(f'"{one}"' for one in mounts) + "]"
+        enter = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            AS_USER,
+            fuse_mode,
+            "/usr/bin/env",
+            "HOME=/home/u",
+        ]
+        driver = ["/usr/bin/python3", "-c", DRIVER, str(package), str(tiny), listed]
+        return [*enter, *driver, *command]
+
+    return words
+
+
+def test_the_user_is_the_same_inside_and_known_by_a_name(argv: Argv, data: Path) -> None:
+    script = "id -u; id -g; id -un; id -gn; echo ~; touch /out/file; stat -c %u /out/file"
+    done = Programs().attempt(argv("sh", "-c", script, mounts=(f"{data}:/out",)))
+    assert done.code == 0, done.err
+    assert done.out.split() == ["65534", "65534", "user", "user", "/home/u", "65534"]
+    assert (data / "file").stat().st_uid == UID
+
+
+def test_all_of_the_root_is_the_user_s_and_is_forgotten(argv: Argv, tiny: Path) -> None:
+    before = hashlib.sha256(tiny.read_bytes()).hexdigest()
+    script = "cat /usr/private; echo new > /usr/file; touch /here /tmp/t /scratch/s; cat /usr/file"
+    done = Programs().attempt(argv("sh", "-c", script))
+    assert (done.code, done.out) == (0, "root's own\nnew\n"), done.err
+    assert Programs().attempt(argv("ls", "/here")).code != 0
+    assert hashlib.sha256(tiny.read_bytes()).hexdigest() == before
+
+
+def test_exit_codes_and_deaths_by_a_signal_come_back(argv: Argv) -> None:
+    assert Programs().attempt(argv("sh", "-c", "exit 7")).code == 7
+    assert Programs().attempt(argv("sh", "-c", "kill -TERM $$")).code == -signal.SIGTERM
+    assert Programs().attempt(argv("no-such-program")).code == 127
+
+
+def test_read_only_mounts_keep_what_the_host_has_set(argv: Argv, place: Path) -> None:
+    """A user namespace must not clear nosuid, nodev or noexec of a mount that it takes over."""
+    source = place / "strict"
+    source.mkdir()
+    Programs().capture(["mount", "-t", "tmpfs", "-o", "nosuid,nodev,noexec", "tmpfs", source])
+    try:
+        (source / "file").write_text("of the host\n")
+        script = "cat /in/file; echo x > /in/new"
+        done = Programs().attempt(argv("sh", "-c", script, mounts=(f"{source}:/in:ro",)))
+    finally:
+        Programs().capture(["umount", source])
+    assert done.out == "of the host\n"
+    assert "Read-only file system" in done.err
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1", "HUP"])
+def test_a_signal_to_every_process_lets_the_command_save(argv: Argv, data: Path, name: str) -> None:
+    script = f"""
+    trap "cat /usr/file > /out/saved; sleep 0.2; cat /usr/file >> /out/saved; exit 9" {name}
+    touch /out/ready
+    while :; do sleep 0.05; done
+    """
+    with containers.started(argv("sh", "-c", script, mounts=(f"{data}:/out",))) as process:
+        assert containers.until((data / "ready").exists)
+        started = processes.having({containers.MARK: os.environ[containers.MARK]})
+        assert {Path(processes.command(pid).split(" ")[0]).name for pid in started} >= {
+            "fuse-overlayfs",
+            "squashfuse_ll",
+        }
+        for pid in started:
+            if not processes.command(pid).startswith("sleep"):  # which may have ended by now
+                os.kill(pid, signal.Signals[f"SIG{name}"])
+        assert process.wait(20) == 9
+    assert (data / "saved").read_text() == "of the image\n" * 2
+
+
+def test_kill_9_leaves_nothing(argv: Argv, data: Path) -> None:
+    script = "touch /out/ready; exec sleep 60"
+    with containers.started(argv("sh", "-c", script, mounts=(f"{data}:/out",))) as process:
+        assert containers.until((data / "ready").exists)
+        process.kill()
+        process.wait()
+    # That nothing of it is left is what `nothing_stays` checks after every test.
+
+
+def test_without_the_right_to_use_fuse_the_way_to_it_is_told(argv: Argv) -> None:
+    done = Programs().attempt(argv("true", fuse_mode="0600"))
+    assert done.code == 3
+    assert "/dev/fuse is not there or not for ordinary users" in done.err
+    assert "mend:  as root: modprobe fuse && chmod 0666 /dev/fuse" in done.err
