@@ -1,0 +1,295 @@
+"""The node's part of a job: decisions, the block that tells them, exit codes, SIGTERM."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from training.errors import RequestError
+from training.job.agent import outcome
+from training.job.node import look
+from training.job.plan import Node, Plan, make_plan, read_job
+
+GOLDEN = Path(__file__).parent / "golden" / "launch"
+
+PLAIN = Node(gpus=0, cores=2, address="127.0.0.1", interface="")
+CPU = Node(gpus=0, cores=64, address="10.0.0.7", interface="eth0")
+H100 = Node(gpus=8, cores=192, address="10.0.0.9", interface="ens32")
+
+SLURM = {
+    "SLURM_JOB_ID": "4242",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_NUM_NODES": "2",
+    "MASTER_ADDR": "10.0.0.5",
+}
+OVERRIDES = {
+    "NPROC_PER_NODE": "4",
+    "OMP_NUM_THREADS": "3",
+    "TRITON_CACHE_DIR": "/scratch/triton",
+    "GLOO_SOCKET_IFNAME": "ib0",
+    "MASTER_PORT": "29500",
+}
+FLAGS = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
+
+
+def plan(environment: Mapping[str, str], node: Node) -> Plan:
+    return make_plan(read_job(environment), node, environment, "training.mamba_fsdp", FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "node"),
+    [
+        ("alone", {}, PLAIN),
+        ("cpu-node-1-of-2", SLURM, CPU),
+        ("gpus-node-0-of-16", SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "16"}, H100),
+        ("restarted", SLURM | {"SLURM_RESTART_COUNT": "2", "TMPDIR": "/local"}, CPU),
+        ("overridden", SLURM | OVERRIDES, H100),
+    ],
+)
+def test_block(name: str, environment: dict[str, str], node: Node) -> None:
+    block = plan(environment, node).block() + "\n"
+    assert block == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_every_restart_meets_anew() -> None:
+    first, second = (
+        read_job(SLURM | {"SLURM_RESTART_COUNT": count}).run_id for count in ("0", "1")
+    )
+    assert first != second
+
+
+def test_one_step_of_a_larger_job() -> None:
+    """`srun --nodes=1` in a job of two: the step's nodes count."""
+    assert read_job(SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}).nodes == 1
+
+
+def test_empty_variables_are_not_there() -> None:
+    """What `enroot --env NAME` makes of a variable that the host does not have."""
+    empty = {"SLURM_RESTART_COUNT": "", "MASTER_PORT": "", "NPROC_PER_NODE": ""}
+    job = read_job(SLURM | empty)
+    assert (job.restarts, job.port) == (0, 61000 + 4242)
+    assert plan(SLURM | empty, H100).processes == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT: must be a whole number"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
+        ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        plan(SLURM | change, CPU)
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([85, 85], 85),
+        ([85, 1], 1),  # one that could not save
+        ([2, -15], 2),
+        ([-15, 2], 2),
+        ([-9, 1], 137),  # the first failure
+        ([1, -9], 1),
+    ],
+)
+def test_exit_code_of_a_node(codes: list[int], code: int) -> None:
+    assert outcome(codes) == code
+
+
+# From here on: the program itself, with real torchrun and processes that do little.
+
+DOOR = """\
+import os, signal, sys, time
+
+def configure(flags):
+    from training.errors import RequestError
+    if "--wrong" in flags:
+        raise RequestError("--wrong: there is no such flag")
+
+def save(number, frame):
+    time.sleep(0.5)
+    print("saved\\n", end="", flush=True)
+    sys.exit(85)
+
+if __name__ == "__main__":
+    rank = os.environ["RANK"]
+    what = sys.argv[1 + int(rank)]
+    print(f"{rank} of {os.environ['WORLD_SIZE']} {os.environ['OMP_NUM_THREADS']}\\n", end="")
+    if what == "sleep":
+        signal.signal(signal.SIGTERM, save)
+        print("ready\\n", end="", flush=True)
+        time.sleep(60)
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    sys.exit(int(what))
+"""
+
+
+class Launch:
+    """`python3 -m training.launch` for two processes of a small door, outside of Slurm."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        (folder / "door.py").write_text(DOOR)
+        outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+        self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "training.launch", *words],
+            env={**self.env, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str, **env: str) -> tuple[int, str, str]:
+        with self.start(*words, **env) as process:
+            out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def door(self, *what: str) -> tuple[int, str, str]:
+        return self.run("--module", "door", "--nproc", "2", "--", *what)
+
+
+@pytest.fixture
+def launch(tmp_path: Path, root: Path) -> Launch:
+    return Launch(tmp_path, root)
+
+
+def test_processes_run_and_end(launch: Launch) -> None:
+    code, out, err = launch.door("0", "0")
+    assert code == 0, err
+    assert "NPROC_PER_NODE   2            --nproc" in out
+    assert "0 of 2 1" in out and "1 of 2 1" in out
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "told"),
+    [
+        (("85", "85"), 85, r"\d .*: saved and stopped, as SIGTERM asked"),
+        (("2", "2"), 2, r"\d .*: wrong request"),
+        (("0", "die"), 137, "1 .* was killed by SIGKILL"),
+    ],
+)
+def test_exit_code_is_that_of_the_processes(
+    launch: Launch, what: tuple[str, str], code: int, told: str
+) -> None:
+    got, _, err = launch.door(*what)
+    assert got == code
+    assert re.search(f"training.launch: rank {told}", err)
+
+
+def test_sigterm_lets_the_processes_save(launch: Launch) -> None:
+    with launch.start("--module", "door", "--nproc", "2", "--", "sleep", "sleep") as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 85, err
+    assert out.count("saved") == 2
+
+
+def test_print_env_starts_nothing(launch: Launch) -> None:
+    code, out, err = launch.run("--print-env", "--", "--model_name=x", **OVERRIDES)
+    assert (code, err) == (0, "")
+    assert "NPROC_PER_NODE   4" in out and "-m training.mamba_fsdp --model_name=x" in out
+
+
+def test_wrong_flags_are_refused_before_torch_is_loaded(launch: Launch) -> None:
+    begun = time.monotonic()
+    code, out, err = launch.run("--", "--num_step=5")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ") and "did you mean --num_steps" in err
+    assert "Traceback" not in err and time.monotonic() - begun < 5
+
+
+def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
+    first, second = (
+        launch.run("--module", "door", "--", "--wrong", **(SLURM | {"SLURM_NODEID": rank}))
+        for rank in ("0", "1")
+    )
+    assert (first[0], second[0]) == (2, 2)
+    assert "--wrong" in first[2] and second[2] == ""
+
+
+@pytest.mark.parametrize("module", ["training.nothing", "no.such", "training.errors"])
+def test_a_module_that_is_no_door(launch: Launch, module: str) -> None:
+    code, _, err = launch.run("--module", module, "--")
+    assert code == 2 and f"--module: {module} cannot be started" in err
+
+
+def test_a_name_of_this_machine_that_means_loopback() -> None:
+    """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
+    route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)
+    found = look(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
+    assert (found.interface == "lo") == (route.returncode != 0)
+    assert look(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 0), ("GPU-6a,GPU-7b", 2)])
+def test_only_the_visible_gpus_count(
+    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert look(read_job({})).gpus == count
+
+
+def test_first_node_that_cannot_be_found(launch: Launch) -> None:
+    here = SLURM | {"MASTER_ADDR": "no-such-node.invalid"}
+    code, _, err = launch.run("--", *FLAGS, **here)
+    assert code == 1
+    assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
+
+
+def test_first_node_that_never_comes(launch: Launch) -> None:
+    code = textwrap.dedent("""\
+        import sys
+        from training import launch
+        from training.job import plan
+        plan.PATIENCE = 2
+        sys.exit(launch.main(["--module", "door", "--", "0"]))
+    """)
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**launch.env, **here},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert "error: the 2 nodes have not met at 127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_first_node_that_ends_early(launch: Launch) -> None:
+    """Not told as if the nodes had never met."""
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        here["MASTER_PORT"] = str(free.getsockname()[1])
+    words = ("--module", "door", "--nproc", "1", "--")
+    with launch.start(*words, "sleep", "sleep", **here) as second:
+        code, _, err = launch.run(*words, "1", "1", **(here | {"SLURM_NODEID": "0"}))
+        assert code == 1 and "ended with exit code 1" in err
+        out, err = second.communicate(timeout=30)
+    assert second.returncode == 1 and "saved" in out
+    assert "error: node 0 has ended" in err and "Traceback" not in err

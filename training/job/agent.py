@@ -1,0 +1,101 @@
+"""Run torchrun in this process; SIGTERM lets its processes save, and the exit code is theirs.
+
+Alone, torchrun kills its processes 30 s after a SIGTERM and ends with exit code 1 whatever theirs
+was; then nobody could tell a wrong request or a saved run from a crash.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from training.errors import SAVED, RequestError, TrainingError
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
+
+    Once there are processes, a SIGTERM is handed to them, and this one ends when they do.
+    Raises TrainingError if the nodes do not find each other, or lose the first.
+    """
+    from torch.distributed import run as torchrun
+    from torch.distributed.elastic.multiprocessing import api
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    usual = api._terminate_process_handler
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        (_hand_on if number == signal.SIGTERM else usual)(number, frame)
+
+    # The function that torchrun makes the handler of SIGTERM when it starts its processes.
+    setattr(api, usual.__name__, handler)
+    options = torchrun.parse_args(list(arguments))
+    try:
+        torchrun.run(options)
+    except ChildFailedError as error:
+        failures = sorted(
+            error.failures.items(),
+            # One that torchrun ended because of another comes after it.
+            key=lambda item: (item[1].timestamp, item[1].exitcode == -signal.SIGTERM),
+        )
+        for rank, failure in failures:
+            _tell(f"rank {rank} (process {failure.pid}) {ending(failure.exitcode)}")
+        return outcome([failure.exitcode for _, failure in failures])
+    except RendezvousError as error:
+        cause = error.__cause__ or error
+        place = f"at {options.rdzv_endpoint}: {cause}"
+        if signal.getsignal(signal.SIGTERM) is handler:
+            raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error
+        raise TrainingError(f"the {options.nnodes} nodes have not met {place}") from error
+    return 0
+
+
+def outcome(codes: Sequence[int]) -> int:
+    """Choose the node's exit code from those of its failed processes, the first failure first.
+
+    A wrong request wins; SAVED needs all to have saved; else it is the first failure's, 128 + n
+    for death by signal n.
+    """
+    if RequestError.exit_code in codes:
+        return RequestError.exit_code
+    first = next((code for code in codes if code != SAVED), SAVED)
+    return 128 - first if first < 0 else first
+
+
+def ending(code: int) -> str:
+    """Say in words how a process ended."""
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    known = {
+        SAVED: ": saved and stopped, as SIGTERM asked",
+        RequestError.exit_code: ": wrong request",
+    }
+    return f"ended with exit code {code}{known.get(code, '')}"
+
+
+def _hand_on(number: int, frame: FrameType | None) -> None:
+    for pid in _children():
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _children() -> list[int]:
+    """The processes whose parent is this one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if folder.name.isdigit():
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == os.getpid():
+                    found.append(int(folder.name))
+    return found
+
+
+def _tell(text: str) -> None:
+    print(f"training.launch: {text}", file=sys.stderr, flush=True)

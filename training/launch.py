@@ -1,0 +1,81 @@
+"""The node's part of a job: decide what depends on the node, then start torchrun there.
+
+    python3 -m training.launch [--module training.mamba_fsdp] [--nproc N] [--print-env] -- FLAGS...
+
+One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
+Every decision is told in one block, and a variable of the same name overrides it. NCCL's and
+libfabric's variables are not touched: aws-ofi-nccl sets what an instance wants.
+
+Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
+SIGTERM after a checkpoint (start it again), 128 + n death by signal n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from training.errors import RequestError, TrainingError
+from training.job import agent
+from training.job.node import look
+from training.job.plan import GIVEN, Job, Plan, make_plan, read_job
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run this node's part; the exit code."""
+    split = arguments.index("--") if "--" in arguments else len(arguments)
+    parser = argparse.ArgumentParser(
+        prog="python3 -m training.launch",
+        description=str(__doc__),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--module", default="training.mamba_fsdp", help="what torchrun starts")
+    parser.add_argument("--nproc", type=int, help="processes on this node")
+    parser.add_argument("--print-env", action="store_true", help="tell the decisions and stop")
+    asked = parser.parse_args(arguments[:split])
+    job: Job | None = None
+    try:
+        job = read_job(os.environ)
+        plan = make_plan(
+            job, look(job), os.environ, asked.module, arguments[split + 1 :], asked.nproc
+        )
+        if asked.print_env:
+            print(plan.block())
+            return 0
+        _check_flags(plan)
+        print(plan.block() if job.node_rank == 0 else f"training.launch: {plan.title}", flush=True)
+        return _start(plan)
+    except TrainingError as error:
+        # What is wrong with a request is the same on all nodes: one of them says it.
+        local = error.exit_code != RequestError.exit_code
+        if job is None or job.node_rank == 0 or local:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+def _check_flags(plan: Plan) -> None:
+    """Let the door read its flags before torch is loaded and nodes are waited for."""
+    try:
+        configure = importlib.import_module(plan.module).configure
+    except (ImportError, AttributeError) as error:
+        raise RequestError(f"--module: {plan.module} cannot be started: {error}") from error
+    configure(plan.flags)
+
+
+def _start(plan: Plan) -> int:
+    os.environ.update({one.name: one.value for one in plan.variables})
+    try:
+        return agent.run(plan.torchrun)
+    finally:
+        for one in plan.variables:
+            if one.name == "TRITON_CACHE_DIR" and one.why != GIVEN:
+                shutil.rmtree(one.value, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
