@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.machine import Pip, ca_bundle
-from sqshforge.programs import Programs
+from sqshforge.programs import Programs, Result
 from sqshforge.recipe import Recipe, normalize
 
 UV_PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28"}
@@ -154,22 +154,14 @@ def parse_compiled(text: str) -> tuple[LockedPackage, ...]:
 def _resolve(
     requirements: Sequence[str], recipe: Recipe, pip: Pip, programs: Programs
 ) -> tuple[LockedPackage, ...]:
-    """Requirements and all that they need in turn, for the recipe's Python and platform."""
-    argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
-    argv += ["--generate-hashes", "--no-annotate", "--no-header", "--only-binary", ":all:"]
-    argv += ["--python-version", recipe.python.version]
-    argv += ["--python-platform", UV_PLATFORMS[recipe.platform]]
-    # pip takes the best file of all its indexes; uv would stop at the first that has the name.
-    argv += ["--index-strategy", "unsafe-best-match"]
-    argv += ["--default-index", pip.index] if pip.index else []
-    argv += [word for url in pip.extra_indexes for word in ("--index", url)]
-    argv += [word for url in pip.find_links for word in ("--find-links", url)]
-    ca = ca_bundle(pip)
-    environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
-    with tempfile.TemporaryDirectory(prefix="sqshforge-lock-") as folder:
-        wanted = Path(folder) / f"{recipe.target}.in"
-        wanted.write_text("".join(f"{one}\n" for one in requirements))
-        result = programs.attempt([*argv, wanted], env=environment)
+    """Requirements and all that they need in turn, for the recipe's Python and platform.
+
+    Indexes in folders of this machine are asked only where the others do not have everything:
+    they would hide the files, and so the hashes, that other machines are going to get.
+    """
+    result = _compile(requirements, recipe, pip.without_local_indexes(), programs)
+    if result.code != 0 and pip.without_local_indexes() != pip:
+        result = _compile(requirements, recipe, pip, programs)
     if result.code != 0:
         raise WorkError(
             "the Python packages cannot be resolved:\n"
@@ -186,6 +178,25 @@ def _resolve(
             where=f"recipes/{recipe.target}.yaml, python.packages",
         )
     return packages
+
+
+def _compile(requirements: Sequence[str], recipe: Recipe, pip: Pip, programs: Programs) -> Result:
+    """Let uv resolve, with the indexes and certificates that pip is configured with."""
+    argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-config"]
+    argv += ["--generate-hashes", "--no-annotate", "--no-header", "--only-binary", ":all:"]
+    argv += ["--python-version", recipe.python.version]
+    argv += ["--python-platform", UV_PLATFORMS[recipe.platform]]
+    # pip takes the best file of all its indexes; uv would stop at the first that has the name.
+    argv += ["--index-strategy", "unsafe-best-match"]
+    argv += ["--default-index", pip.index] if pip.index else []
+    argv += [word for url in pip.extra_indexes for word in ("--index", url)]
+    argv += [word for url in pip.find_links for word in ("--find-links", url)]
+    ca = ca_bundle(pip)
+    environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
+    with tempfile.TemporaryDirectory(prefix="sqshforge-lock-") as folder:
+        wanted = Path(folder) / f"{recipe.target}.in"
+        wanted.write_text("".join(f"{one}\n" for one in requirements))
+        return programs.attempt([*argv, wanted], env=environment)
 
 
 def _base_digest(image: str, programs: Programs) -> str | None:

@@ -6,6 +6,7 @@ A build gets all of it through secrets and mounts, and none of it stays in the i
 from __future__ import annotations
 
 import ast
+import dataclasses
 import hashlib
 import os
 import re
@@ -34,6 +35,11 @@ class Pip:
     cert: Path | None = None
     proxy: str | None = None
     timeout: str | None = None
+
+    def without_local_indexes(self) -> Pip:
+        """The same configuration less the indexes that are folders of this machine."""
+        remote = tuple(url for url in self.extra_indexes if not _is_local(url))
+        return dataclasses.replace(self, extra_indexes=remote)
 
     def remote(self) -> str:
         """A pip.conf for inside a build: this configuration less the folders of this machine."""

@@ -83,3 +83,12 @@ def test_apt_lines_are_of_the_suite_and_its_updates_only() -> None:
         assert line.startswith("deb ")
         assert line.split()[2] in ("bookworm", "bookworm-updates", "bookworm-security")
     assert machine.apt_sources("nosuchsuite", Programs()) == []
+
+
+def test_a_lock_does_not_depend_on_the_indexes_that_are_folders_here() -> None:
+    configured = machine.Pip(
+        extra_indexes=("https://one.test/a", "file:///srv/simple"), find_links=("/srv/wheels",)
+    )
+    assert configured.without_local_indexes() == machine.Pip(
+        extra_indexes=("https://one.test/a",), find_links=("/srv/wheels",)
+    )
