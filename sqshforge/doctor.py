@@ -108,7 +108,7 @@ def _runtime(programs: Programs) -> Iterator[Finding]:
     yield _tool(programs, "unshare", "runs a sqsh without enroot", needed=own)
     if os.geteuid() != 0:
         yield _tool(programs, "squashfuse", "mounts a sqsh without root", needed=own)
-        yield _tool(programs, "fuse-overlayfs", "makes its root writable", needed=own)
+        yield _tool(programs, "fuse-overlayfs", "for Linux before 6.6", needed=False)
         yield Finding(
             "/dev/fuse",
             Path("/dev/fuse").exists(),

@@ -109,7 +109,7 @@ def test_the_user_is_the_same_inside_and_known_by_a_name(argv: Argv, data: Path)
     script = "id -u; id -g; id -un; id -gn; echo ~; touch /out/file; stat -c %u /out/file"
     done = Programs().attempt(argv("sh", "-c", script, mounts=(f"{data}:/out",)))
     assert done.code == 0, done.err
-    assert done.out.split() == ["65534", "65534", "user", "user", "/home/u", "65534"]
+    assert done.out.split() == ["65534", "65534", "nobody", "nogroup", "/home/u", "65534"]
     assert (data / "file").stat().st_uid == UID
 
 
@@ -120,6 +120,22 @@ def test_all_of_the_root_is_the_user_s_and_is_forgotten(argv: Argv, tiny: Path) 
     assert (done.code, done.out) == (0, "root's own\nnew\n"), done.err
     assert Programs().attempt(argv("ls", "/here")).code != 0
     assert hashlib.sha256(tiny.read_bytes()).hexdigest() == before
+
+
+def test_an_image_of_several_owners_is_the_user_s_too(
+    argv: Argv, tiny: Path, place: Path, data: Path
+) -> None:
+    """The kernel's overlay cannot change what others own; fuse-overlayfs makes all of it ours."""
+
+    def change(root: Path) -> None:
+        (root / "usr" / "other").write_text("another's\n")
+        os.chown(root / "usr" / "other", 1234, 1234)
+
+    image = tinyroot.sqsh(place / "owners", change=change, owners=())
+    words = [str(image) if word == str(tiny) else word for word in argv("sh", "-c", "SCRIPT")]
+    script = "stat -c %u /usr/other; echo more >> /usr/other; cat /usr/other"
+    done = Programs().attempt([script if word == "SCRIPT" else word for word in words])
+    assert (done.code, done.out) == (0, f"{UID}\nanother's\nmore\n"), done.err
 
 
 def test_exit_codes_and_deaths_by_a_signal_come_back(argv: Argv) -> None:
@@ -153,10 +169,8 @@ def test_a_signal_to_every_process_lets_the_command_save(argv: Argv, data: Path,
     with containers.started(argv("sh", "-c", script, mounts=(f"{data}:/out",))) as process:
         assert containers.until((data / "ready").exists)
         started = processes.having({containers.MARK: os.environ[containers.MARK]})
-        assert {Path(processes.command(pid).split(" ")[0]).name for pid in started} >= {
-            "fuse-overlayfs",
-            "squashfuse_ll",
-        }
+        names = [Path(processes.command(pid).split(" ")[0]).name for pid in started]
+        assert any(name.startswith("squashfuse") for name in names)
         for pid in started:
             if not processes.command(pid).startswith("sleep"):  # which may have ended by now
                 os.kill(pid, signal.Signals[f"SIG{name}"])

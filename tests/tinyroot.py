@@ -34,8 +34,9 @@ def sqsh(
     place: Path,
     config: enroot.ImageConfig | None = None,
     change: Callable[[Path], object] | None = None,
+    owners: tuple[str, ...] = ("-all-root",),
 ) -> Path:
-    """Pack such a tree, after `change` to it, at PLACE.sqsh."""
+    """Pack such a tree, after `change` to it, at PLACE.sqsh; `owners` are mksquashfs's words."""
     made = tree(place, config or enroot.ImageConfig(reference="tiny"))
     if change is not None:
         change(made)
@@ -44,7 +45,7 @@ def sqsh(
         "mksquashfs",
         made,
         file,
-        "-all-root",
+        *owners,
         "-comp",
         "zstd",
         "-no-progress",

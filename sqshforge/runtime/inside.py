@@ -6,8 +6,11 @@ are in the namespace, so they are gone with the last process in it, however that
 
 from __future__ import annotations
 
+import contextlib
+import grp
 import json
 import os
+import pwd
 import shutil
 import signal
 import sys
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.runtime import syscalls
+from sqshforge.runtime import keeper, syscalls
 from sqshforge.runtime.environment import merge
 from sqshforge.runtime.layers import make_read_only, mount, mount_root
 from sqshforge.runtime.paths import folder, inside, text, unescape
@@ -33,7 +36,6 @@ class Plan:
     command: tuple[str, ...]
     mounts: tuple[tuple[str, str, bool], ...]  # (source, target, read-only)
     environment: Mapping[str, str]  # what was asked for; the host's is this process's own
-    place: str
     uid: int
     gid: int
     fuse: bool | None
@@ -56,7 +58,9 @@ def _failure(error: OSError | SqshforgeError, plan: Plan) -> WorkError:
 
 
 def _become_command(plan: Plan) -> NoReturn:
-    root = mount_root(plan.image, Path(plan.place), as_root=plan.uid == 0, fuse=plan.fuse)
+    umask = os.umask(0o022)  # what is made here is for all users of the container
+    beside = keeper.start()
+    root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse)
     # Up to here and in all programs that are called for the set-up, the host's environment holds:
     # the image's PATH or LD_LIBRARY_PATH is not for them.
     environment = merge(os.environ, text(root, "/etc/environment"), plan.environment)
@@ -67,9 +71,11 @@ def _become_command(plan: Plan) -> NoReturn:
     for source, target, read_only in plan.mounts:
         _bind(Path(source), root, target, read_only)
     syscalls.pivot(root)
+    beside.set_up()
     if plan.uid != 0:
         syscalls.become(plan.uid, plan.gid)
     argv = start_words(plan, home)
+    os.umask(umask)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that is inherited
     os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
@@ -84,12 +90,23 @@ def _own_files(root: Path, plan: Plan, home: str) -> None:
             # Replaced, not written through: in an image it is often a link to nowhere.
             target.unlink(missing_ok=True)
             shutil.copyfile(source, target)
-    _add_line(root, "/etc/passwd", plan.uid, f"user:x:{plan.uid}:{plan.gid}::{home}:/bin/sh")
-    _add_line(root, "/etc/group", plan.gid, f"user:x:{plan.gid}:")
+    user, group = _names(plan.uid, plan.gid)
+    _add_line(root, "/etc/passwd", plan.uid, f"{user}:x:{plan.uid}:{plan.gid}::{home}:/bin/sh")
+    _add_line(root, "/etc/group", plan.gid, f"{group}:x:{plan.gid}:")
     for path in ("/proc", "/sys", "/dev"):
         mount("--rbind", path, folder(root, path))
     mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder(root, "/tmp"))
     folder(root, home)
+
+
+def _names(uid: int, gid: int) -> tuple[str, str]:
+    """What the host calls the caller and its group."""
+    user = group = "user"
+    with contextlib.suppress(KeyError):  # an id that the host has no name for
+        user = pwd.getpwuid(uid).pw_name
+    with contextlib.suppress(KeyError):
+        group = grp.getgrgid(gid).gr_name
+    return user, group
 
 
 def _add_line(root: Path, path: str, number: int, line: str) -> None:

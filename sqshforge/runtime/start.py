@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -52,7 +51,6 @@ def run(
         command=tuple(command),
         mounts=tuple((str(one.source), one.target, one.read_only) for one in mounts),
         environment=dict(environment),
-        place=str(_place()),
         uid=os.geteuid(),
         gid=os.getegid(),
         fuse=fuse,
@@ -108,7 +106,8 @@ def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     `-I` and `-S` spare the start what it does not need, such as the site's packages; so the
     package's own folder is put on its path here.
     """
-    argv = [str(unshare), "--mount", "--propagation", "private"]
+    # "slave": what the host mounts later, an automounter for one, shows inside; nothing goes back.
+    argv = [str(unshare), "--mount", "--propagation", "slave"]
     if plan.uid != 0:
         argv += ["--user", "--map-root-user"]
     package = str(Path(__file__).resolve().parent.parent.parent)
@@ -125,19 +124,6 @@ def _become(argv: list[str]) -> NoReturn:
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     os.execv(argv[0], argv)
-
-
-def _place() -> Path:
-    """The empty folder of this user that containers mount their roots on.
-
-    Each mounts it in a namespace of its own, so that all can share it and none leaves a trace.
-    """
-    place = Path(tempfile.gettempdir()) / f"sqshforge-{os.geteuid()}"
-    place.mkdir(mode=0o700, exist_ok=True)
-    state = place.lstat()
-    if place.is_symlink() or not place.is_dir() or state.st_uid != os.geteuid():
-        raise RequestError("the folder is not yours", where=str(place), mend=f"remove {place}")
-    return place
 
 
 def _require_rights(programs: Programs) -> None:
@@ -160,7 +146,6 @@ def _require_rights(programs: Programs) -> None:
     if as_root:
         return
     programs.require("squashfuse", "it mounts a sqsh without root")
-    programs.require("fuse-overlayfs", "it makes a root writable without root")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MissingError(
             "/dev/fuse is not there or not for ordinary users",

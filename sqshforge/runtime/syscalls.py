@@ -1,4 +1,4 @@
-"""The four calls that Python 3.10 has no name for and that no program can make for its caller."""
+"""The calls that Python 3.10 has no name for and that no program can make for its caller."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ def pivot(root: Path) -> None:
     _check(_libc.pivot_root(b".", b"."), "pivot_root")
     _check(_libc.umount2(b".", MNT_DETACH), "umount2")
     os.chdir("/")
+
+
+def detach(place: Path) -> None:
+    """Take a mount with all below it out of this namespace; what is in use ends later."""
+    _check(_libc.umount2(os.fsencode(place), MNT_DETACH), "umount2")
 
 
 def become(uid: int, gid: int) -> None:
