@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -70,24 +72,29 @@ def from_folder(
     tracker: Tracker,
 ) -> None:
     """Squash a folder in place: what enroot changes is done by mksquashfs as it reads."""
-    with tempfile.TemporaryDirectory(prefix="sqshforge-pack-") as folder:
-        pseudo = Path(folder) / "pseudo"
+    # Beside the output: what a killed packer leaves is found by the next one.
+    folder = partial.with_name(f"{partial.name}.files")
+    folder.mkdir()
+    try:
         lines = []
         for index, (name, data) in enumerate(sorted(files.items())):
-            (Path(folder) / str(index)).write_bytes(data)
-            lines.append(f'"{name}" F {epoch} 644 0 0 cat "{folder}/{index}"\n')
+            (folder / str(index)).write_bytes(data)
+            command = f"cat {shlex.quote(str(folder / str(index)))}"
+            lines.append(f'"{name}" F {epoch} 644 0 0 {command}\n')
         if not (content.path / "etc").is_dir():
             lines.insert(0, f"etc D {epoch} 755 0 0\n")
-        pseudo.write_text("".join(lines))
+        (folder / "pseudo").write_text("".join(lines))
         argv: list[str | Path] = ["mksquashfs", content.path, partial]
         argv += [*_arguments(options), "-no-progress"]
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
-        argv += ["-pf", pseudo, "-wildcards", "-e", *tarfilter.LEFT_OUT, *sorted(files)]
+        argv += ["-pf", folder / "pseudo", "-wildcards", "-e", *tarfilter.LEFT_OUT, *sorted(files)]
         with _running(argv, epoch, programs) as process:
             while process.poll() is None:
                 tracker.set(_bytes_read(process.pid))
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=0.2)
+    finally:
+        shutil.rmtree(folder)
 
 
 def from_tar(

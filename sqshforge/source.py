@@ -7,12 +7,16 @@ A source has a config and a content; the content is either a folder that the eng
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Any, Protocol
 
 from sqshforge.engine.docker import client_with_buildkit
@@ -20,6 +24,7 @@ from sqshforge.enroot import ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.programs import Programs, failed
 
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 SCHEMES = ("dockerd://NAME[:TAG]", "buildah://NAME[:TAG]", "rootfs:DIR")
 
 
@@ -67,7 +72,7 @@ def parse(text: str, programs: Programs) -> Source:
 
 @dataclass(frozen=True)
 class Rootfs:
-    """A folder that holds a root file system; it has no config of its own."""
+    """A folder that holds a root file system; it has no config, and is as old as its content."""
 
     folder: Path
 
@@ -76,7 +81,12 @@ class Rootfs:
             raise RequestError(
                 "the folder holds no root file system (it has no etc/)", where=str(self.folder)
             )
-        return ImageConfig(reference=f"rootfs:{self.folder}")
+        found = [self.folder.lstat(), *(path.lstat() for path in self.folder.rglob("*"))]
+        return ImageConfig(
+            reference=f"rootfs:{self.folder}",
+            created=max(0, *(int(one.st_mtime) for one in found)),
+            size=sum({one.st_ino: one.st_size for one in found if S_ISREG(one.st_mode)}.values()),
+        )
 
     @contextmanager
     def open(self) -> Iterator[Folder]:
@@ -92,7 +102,7 @@ class Storage:
 
     def config(self) -> ImageConfig:
         program = self.programs.require("buildah", "the source is in its storage")
-        asked = self.programs.attempt([program, "inspect", "--type", "image", self.name])
+        asked = self.programs.attempt([program, "inspect", "--type", "image", "--", self.name])
         if asked.code != 0:
             raise RequestError(
                 f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
@@ -110,12 +120,20 @@ class Storage:
     @contextmanager
     def open(self) -> Iterator[Folder]:
         program = self.programs.require("buildah")
-        container = self.programs.capture([program, "from", "--pull-never", self.name]).strip()
+        listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
+        for abandoned in _abandoned(listed.splitlines()):
+            self._remove(program, abandoned)
+        container = _working_name()
         try:
+            argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
+            self.programs.capture([*argv, "--", self.name])
             yield Folder(Path(self.programs.capture([program, "mount", container]).strip()))
         finally:
-            self.programs.attempt([program, "umount", container])
-            self.programs.attempt([program, "rm", container])
+            self._remove(program, container)
+
+    def _remove(self, program: Path, container: str) -> None:
+        self.programs.attempt([program, "umount", container])
+        self.programs.attempt([program, "rm", container])
 
 
 @dataclass(frozen=True)
@@ -126,7 +144,7 @@ class Dockerd:
     programs: Programs
 
     def config(self) -> ImageConfig:
-        asked = self.programs.attempt([self._client(), "image", "inspect", self.name])
+        asked = self.programs.attempt([self._client(), "image", "inspect", "--", self.name])
         if asked.code != 0:
             said = asked.err.strip().splitlines()
             if said and "no such image" in said[-1].lower():
@@ -152,14 +170,20 @@ class Dockerd:
     @contextmanager
     def open(self) -> Iterator[Stream]:
         client = self._client()
-        # An image without a command cannot be "created" unless one is named; it is never run.
-        container = self.programs.capture([client, "create", self.name, "true"]).strip()
+        listed = self.programs.capture([client, "ps", "--all", "--format", "{{.Names}}"])
+        for abandoned in _abandoned(listed.splitlines()):
+            self.programs.attempt([client, "rm", "--force", abandoned])
+        container = _working_name()
         try:
+            # An image without a command cannot be "created" unless one is named; it is never run.
+            self.programs.capture([client, "create", "--name", container, "--", self.name, "true"])
             with self.programs.start(
                 [client, "export", container], stdout=subprocess.PIPE, stderr=subprocess.PIPE
             ) as export:
                 assert export.stdout is not None and export.stderr is not None
                 yield Stream(export.stdout)
+                while export.stdout.read(1 << 20):
+                    pass  # a reader that had enough must not leave the export waiting for it
                 code = export.wait()
                 if code != 0:
                     said = export.stderr.read().decode(errors="replace").splitlines()
@@ -172,6 +196,25 @@ class Dockerd:
         if client is None:
             raise MissingError("docker is not installed", mend="apt-get install docker.io")
         return client
+
+
+def _working_name() -> str:
+    """A name for a working container that says whose it is: a killed packer cannot remove it."""
+    return f"{_prefix()}{os.getpid()}.{uuid.uuid4().hex[:12]}"
+
+
+def _abandoned(names: Iterable[str]) -> list[str]:
+    """The working containers, among all, of packers of this machine that are no more."""
+    ours = (name for name in names if name.startswith(_prefix()))
+    return [
+        name
+        for name in ours
+        if not Path("/proc", name.removeprefix(_prefix()).partition(".")[0]).exists()
+    ]
+
+
+def _prefix() -> str:
+    return re.sub(r"[^\w.-]", "-", f"sqshforge-pack-{os.uname().nodename}.", flags=re.ASCII)
 
 
 def parse_config(
@@ -204,8 +247,9 @@ def parse_time(text: str) -> int:
     """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none."""
     if not text:
         return 0
-    whole = text.partition(".")[0].rstrip("Z")
-    return max(0, int(datetime.fromisoformat(f"{whole}+00:00").timestamp()))
+    # Python 3.10 knows neither Z nor more decimals than six.
+    whole = re.sub(r"\.\d+", "", text).replace("Z", "+00:00")
+    return max(0, int((datetime.fromisoformat(whole) - EPOCH).total_seconds()))
 
 
 def _words(value: Any) -> tuple[str, ...]:

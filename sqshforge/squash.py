@@ -6,9 +6,11 @@ a filter into the squash tool. Neither puts a root file system on the disk.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import os
+import shutil
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +29,7 @@ from sqshforge.source import Folder, Source
 
 __all__ = ["Options", "Packed", "content_key", "pack", "read_record"]
 
+NEWEST = 2**32 - 1  # times in a squash file are 32 bits, without a sign
 FORMAT = 1  # part of every key: raised when equal inputs come to give other bytes
 
 
@@ -124,7 +127,7 @@ def _epoch(config: ImageConfig) -> int:
     text = os.environ.get("SOURCE_DATE_EPOCH")
     if text is None:
         return config.created
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit() and int(text) <= NEWEST):
         raise RequestError(
             f"SOURCE_DATE_EPOCH is {text!r}", mend="seconds since 1970, or leave it unset"
         )
@@ -155,7 +158,7 @@ def read_record(output: Path) -> dict[str, Any] | None:
         facts = json.loads(_beside(output).read_text())
     except (OSError, ValueError):
         return None
-    return facts if isinstance(facts, dict) and "key" in facts and "sha256" in facts else None
+    return facts if isinstance(facts, dict) and facts.keys() >= {"key", "size", "sha256"} else None
 
 
 def _is(output: Path, key: str) -> bool:
@@ -171,6 +174,8 @@ def _is(output: Path, key: str) -> bool:
 
 
 def _may_replace(output: Path, options: Options) -> None:
+    if output.is_dir():
+        raise RequestError("the output is a folder", where=str(output), mend="name a file")
     if output.exists() and read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
@@ -181,8 +186,11 @@ def _may_replace(output: Path, options: Options) -> None:
 
 def _remove_leftovers(output: Path) -> None:
     """Remove what killed packers left; the lock is held, so no other packer is at work."""
-    for path in output.parent.glob(f".{output.name}.*.tmp*"):
-        path.unlink(missing_ok=True)
+    for path in output.parent.glob(f".{glob.escape(output.name)}.*.tmp*"):
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def _sync(folder: Path) -> None:

@@ -1,0 +1,106 @@
+"""Copies of the checkout that tests may edit, and what a build in one of them says."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqshforge import build as building
+from sqshforge import recipe
+from sqshforge.engine import Engine
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter, Tracker
+from tests import processes
+from tests.conftest import ROOT
+
+TARGET = "cpu-mamba"
+MARK = "SQSHFORGE_TEST_BUILD"
+HEAD = """{% import "fragments/apt.j2" as apt %}
+ARG BASE
+FROM ${BASE} AS image
+LABEL io.sqshforge.target={{ recipe.target }}
+"""
+TAIL = '{% include "fragments/training.j2" %}\n'
+
+
+def copy(place: Path, lines: str | None = None) -> Path:
+    """A copy of the checkout, with the same cache of base and installer.
+
+    With `lines`, its Dockerfile is only these between the base and the copies of our own files.
+    """
+    for name in ("sqshforge", "recipes", "images", "launch", "training"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (place / "build").mkdir()
+    for name in ("bases", "wheels"):
+        (ROOT / "build" / name).mkdir(parents=True, exist_ok=True)
+        (place / "build" / name).symlink_to(ROOT / "build" / name)
+    if lines is not None:
+        (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{TAIL}")
+    return place
+
+
+class Listening(Reporter):
+    """Keeps every line that an engine says."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.heard: list[str] = []
+
+    @contextlib.contextmanager
+    def track(
+        self, name: str, total: float | None = None, unit: str = "bytes"
+    ) -> Iterator[Tracker]:
+        yield _Noting(name, self.heard)
+
+    def executed(self) -> list[str]:
+        """The instructions of the Dockerfile that did not come from the engine's cache."""
+        done: list[str] = []
+        for line in self.heard:
+            # buildah: "[1/2] STEP 2/3: RUN x"; docker: "[image 2/3] RUN x"
+            step = re.match(r"(?:\[[^\]]*\d+/\d+\] )?(?:STEP \d+/\d+: )?([A-Z]{3,} .*)", line)
+            if step:
+                done.append(step[1])
+            elif line.startswith("--> Using cache") or line == "CACHED":
+                done.pop()
+        return [one for one in done if one.startswith(("RUN ", "COPY "))]
+
+
+class _Noting(Tracker):
+    def __init__(self, name: str, heard: list[str]) -> None:
+        super().__init__(name, None, "")
+        self._heard = heard
+
+    def note(self, doing: str) -> None:
+        self._heard.append(doing)
+
+
+def build(engine: Engine, root: Path, reporter: Reporter | None = None) -> building.Built:
+    """Build the target from a checkout."""
+    what = recipe.find(TARGET, root / "recipes")
+    return building.build(what, engine, root, Programs(), reporter or Reporter(quiet=True))
+
+
+@contextlib.contextmanager
+def command(root: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """`sqshforge build` of a checkout in the background; nothing that it started stays."""
+    mark = uuid.uuid4().hex
+    argv = [sys.executable, "-m", "sqshforge", "build", TARGET, *words]
+    with subprocess.Popen(
+        argv,
+        cwd=root,
+        env={**os.environ, MARK: mark},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            processes.kill(processes.having({MARK: mark}))

@@ -1,0 +1,106 @@
+"""A private docker daemon for the tests: on its own socket, in its own folder, gone afterwards."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sqshforge.programs import Programs, stop
+
+PATIENCE = 60.0  # seconds until the daemon must answer
+# Debian's own client, which has BuildKit; another one on the PATH may not.
+CLIENT = Path("/usr/bin/docker")
+
+
+@contextmanager
+def daemon() -> Iterator[str]:
+    """Debian's dockerd for the length of a block; gives the value of DOCKER_HOST.
+
+    It touches neither the network of this machine nor another daemon's containers.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="sqd-"))  # short: a socket's path has 107 bytes at most
+    host = f"unix://{folder}/s"
+    argv = ["/usr/sbin/dockerd", "--storage-driver=overlay2", "--iptables=false"]
+    argv += ["--ip-forward=false", "--bridge=none", "-H", host, "--data-root", str(folder / "d")]
+    argv += ["--exec-root", str(folder / "e"), "--pidfile", str(folder / "pid")]
+    try:
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            )
+            try:
+                _await(process, host, folder / "log")
+                yield host
+            finally:
+                stop(process, patience=30.0)
+    finally:
+        _unmount(folder)
+        shutil.rmtree(folder)
+
+
+def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while Programs().attempt([CLIENT, "--host", host, "version"]).code != 0:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"dockerd does not answer:\n{log.read_text()[-2000:]}")
+        time.sleep(0.1)
+
+
+def _unmount(folder: Path) -> None:
+    """Detach what the daemon leaves mounted (its network namespace), the innermost first."""
+    for place in reversed(mounts(folder)):
+        Programs().attempt(["umount", "--lazy", place])
+
+
+def mounts(folder: Path) -> list[str]:
+    """The mount points in a folder."""
+    points = (line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines())
+    return [point for point in points if point.startswith(f"{folder}/")]
+
+
+@pytest.fixture(name="docker_host", scope="module")
+def docker_host_fixture() -> Iterator[str]:
+    """DOCKER_HOST of a private daemon; the variable itself is left as it is."""
+    with daemon() as host:
+        yield host
+
+
+@pytest.fixture(name="docker")
+def docker_fixture(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The private daemon is the one that everything in the test talks to."""
+    monkeypatch.setenv("DOCKER_HOST", docker_host)
+    return docker_host
+
+
+@contextmanager
+def storage(folder: Path) -> Iterator[None]:
+    """A storage of buildah's own for the length of a block, in an empty folder; gone afterwards.
+
+    Images of this machine under the same names stay what they are.
+    """
+    place = folder / "storage"
+    settings = folder / "storage.conf"
+    settings.write_text(
+        f'[storage]\ndriver = "overlay"\ngraphroot = "{place}/graph"\nrunroot = "{place}/run"\n'
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
+        try:
+            yield
+        finally:
+            _unmount(folder)
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@pytest.fixture(name="storage", scope="module")
+def storage_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever calls buildah in the module works in a storage of the tests' own."""
+    with storage(tmp_path_factory.mktemp("buildah")):
+        yield

@@ -1,0 +1,195 @@
+"""What is in a squash file: entry by entry what enroot gives, by either engine, every time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sqshforge import enroot, source, squash
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from tests import oddroot
+from tests.engines import docker_host_fixture as docker_host_fixture
+
+QUIET = Reporter(quiet=True)
+# Docker puts these into every container, and so changes the times of the folders they are in.
+OF_DOCKER = {"etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys"}
+CHANGED = {".", "etc", "dev"}
+WORKDIR = {"made", "made/by workdir"}
+
+
+class Odd(NamedTuple):
+    """One tree, and the addresses that it can be packed from."""
+
+    tree: Path
+    addresses: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def odd(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Odd]:
+    folder = tmp_path_factory.mktemp("odd")
+    tree = oddroot.make(folder / "tree")
+    context = folder / "context"
+    context.mkdir()
+    oddroot.tar(tree, context / "rootfs.tar")
+    (context / "Dockerfile").write_text(oddroot.DOCKERFILE)
+    with oddroot.in_buildah(context) as buildah, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", docker_host)
+        yield Odd(
+            tree=tree,
+            addresses={
+                "buildah": f"buildah://{buildah}",
+                "docker": f"dockerd://{oddroot.in_docker(context, docker_host)}",
+                "rootfs": f"rootfs:{tree}",
+            },
+        )
+
+
+def pack(address: str, output: Path, **options: Any) -> squash.Packed:
+    chosen = replace(squash.Options.of("fast"), **options)
+    programs = Programs()
+    return squash.pack(source.parse(address, programs), output, chosen, programs, QUIET)
+
+
+@pytest.fixture(scope="module")
+def packed(odd: Odd, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tree packed from each address."""
+    folder = tmp_path_factory.mktemp("packed")
+    return {
+        name: pack(address, folder / f"{name}.sqsh").path for name, address in odd.addresses.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(packed: dict[str, Path]) -> dict[str, dict[str, oddroot.Entry]]:
+    """What is in each of the squash files."""
+    return {
+        name: oddroot.unpacked(path, path.with_suffix(".tree")) for name, path in packed.items()
+    }
+
+
+Found = dict[str, dict[str, oddroot.Entry]]
+every = pytest.mark.parametrize("name", ["buildah", "docker", "rootfs"])
+
+
+@every
+def test_every_entry_is_what_enroot_gives(name: str, odd: Odd, found: Found) -> None:
+    expected = oddroot.as_enroot(oddroot.entries(odd.tree))
+    got = {path: entry for path, entry in found[name].items() if path in expected}
+    for entries in (expected, got):
+        for path in CHANGED if name == "docker" else {"."}:
+            entries[path] = entries[path]._replace(mtime=None)
+    assert got == expected
+
+
+@every
+def test_nothing_else_is_in_the_file(name: str, odd: Odd, found: Found) -> None:
+    expected = set(oddroot.as_enroot(oddroot.entries(odd.tree)))
+    more = {"docker": OF_DOCKER | WORKDIR, "buildah": WORKDIR, "rootfs": set()}
+    assert set(found[name]) - expected == more[name] | set(oddroot.FILES)
+
+
+@every
+def test_the_expected_oddities_are_really_there(name: str, found: Found) -> None:
+    entries = found[name]
+    assert entries["bin/passwd"].mode == 0o4755
+    assert entries["data/one"].names == {"data/one", "data/two", "data/sub/three"}
+    assert entries["etc/other-name"].names == {"etc/other-name", "lib/third-name"}
+    assert (entries["run/pipe"].kind, entries["run/zero"].kind) == ("p", "c")
+    assert entries["lib/dangling"].content == "nowhere/at all"
+    assert [entries[f"dir-{mode}"].mode for mode in ("000", "300", "555")] == [0o700, 0o700, 0o755]
+    assert "names/latin caf\udce9" in entries
+    assert {path for path in entries if path.startswith("dev")} == {"dev"}
+    assert ".dockerenv" not in entries and "data/.dockerenv" in entries
+
+
+def test_both_engines_give_the_same_tree(found: Found) -> None:
+    trees = {}
+    for name in ("buildah", "docker"):
+        changed = CHANGED | WORKDIR
+        trees[name] = {
+            path: entry._replace(mtime=None) if path in changed else entry
+            for path, entry in found[name].items()
+            if path not in OF_DOCKER | set(oddroot.FILES)
+        }
+    assert trees["buildah"] == trees["docker"]
+
+
+@every
+def test_the_four_files_are_made_of_the_config(
+    name: str, odd: Odd, packed: dict[str, Path], found: Found
+) -> None:
+    config = source.parse(odd.addresses[name], Programs()).config()
+    place = packed[name].with_suffix(".tree")
+    for path, content in enroot.files(config).items():
+        assert (place / path).read_bytes() == content
+        assert not (place / path).is_symlink()
+        assert (found[name][path].mode, found[name][path].owner) == (0o644, (0, 0))
+    if name != "rootfs":
+        assert "GREETING=hello = world\n" in (place / "etc/environment").read_text()
+        assert r"/scratch\040disk " in (place / "etc/fstab").read_text()
+        assert "# org.example.title two words\n" in (place / "etc/rc").read_text()
+
+
+@every
+@pytest.mark.parametrize("options", [{}, {"jobs": 1}, {"jobs": 2}, {"level": 1}])
+def test_the_same_image_gives_the_same_bytes(
+    name: str, options: dict[str, int], odd: Odd, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    again = pack(odd.addresses[name], tmp_path / "again.sqsh", **options)
+    assert not again.up_to_date
+    assert again.path.read_bytes() == packed[name].read_bytes()
+    first = squash.read_record(packed[name])
+    assert first is not None and again.key == first["key"]
+
+
+def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
+    other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
+    first = squash.read_record(packed["buildah"])
+    assert first is not None and other.key != first["key"]
+    assert other.path.read_bytes() != packed["buildah"].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["buildah", "docker"])
+def test_source_date_epoch_is_the_newest_time_in_the_file(
+    name: str, odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = oddroot.TIME + 30
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(epoch))
+    output = pack(odd.addresses[name], tmp_path / "dated.sqsh").path
+    entries = oddroot.unpacked(output, tmp_path / "tree")
+    times = {path: entry.mtime or 0 for path, entry in entries.items()}
+    assert max(times.values()) == epoch == times["etc/rc"]
+    before = oddroot.entries(odd.tree)["data/one"].mtime
+    assert times["data/one"] == min(before or 0, epoch)
+    made = int.from_bytes(output.read_bytes()[8:12], "little")  # superblock: creation time
+    assert made == epoch
+
+
+def test_a_folder_without_config_keeps_its_times(odd: Odd, found: Found) -> None:
+    newest = max(entry.mtime or 0 for entry in oddroot.entries(odd.tree).values())
+    assert found["rootfs"]["etc/rc"].mtime == newest <= time.time()
+
+
+def test_an_image_without_etc_gets_one(tmp_path: Path) -> None:
+    """Only by the engines: a folder without etc/ is taken for no root file system."""
+    (tmp_path / "context/tree").mkdir(parents=True)
+    (tmp_path / "context/tree/hello").write_text("hello")
+    oddroot.tar(tmp_path / "context/tree", tmp_path / "context/rootfs.tar")
+    (tmp_path / "context/Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    with oddroot.in_buildah(tmp_path / "context") as name:
+        output = pack(f"buildah://{name}", tmp_path / "bare.sqsh").path
+    entries = oddroot.unpacked(output, tmp_path / "tree")
+    assert set(oddroot.FILES) < set(entries)
+    assert (entries["etc"].kind, entries["etc"].mode) == ("d", 0o755)
+
+
+def test_the_source_is_only_read(odd: Odd) -> None:
+    before = oddroot.entries(odd.tree)
+    pack(odd.addresses["rootfs"], odd.tree.parent / "read.sqsh")
+    assert oddroot.entries(odd.tree) == before
