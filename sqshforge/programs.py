@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from sqshforge import syscalls
 from sqshforge.errors import MissingError, WorkError
 
 # The Debian and Ubuntu package of each program that we call, for the message that mends.
@@ -165,8 +166,12 @@ class Programs:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """Start a program for the length of a block; it never outlives the block."""
+        """Start a program for the length of a block; it never outlives the block.
+
+        If this process is killed, the program is told to end, and can clear up after itself.
+        """
         words = tuple(str(word) for word in argv)
+        us = os.getpid()
         try:
             process = subprocess.Popen(
                 words,
@@ -175,6 +180,7 @@ class Programs:
                 stderr=stderr,
                 env=_environment(env),
                 cwd=cwd,
+                preexec_fn=lambda: syscalls.die_with_parent(signal.SIGTERM, us),
             )
         except FileNotFoundError as error:
             raise _not_found(words, error) from None

@@ -72,3 +72,22 @@ def test_all_finds_every_program_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_
         (tmp_path / folder / "tool").symlink_to(sys.executable)
     monkeypatch.setenv("PATH", f"{tmp_path}/b:{tmp_path}/none:{tmp_path}/a")
     assert Programs().all("tool") == [tmp_path / "b" / "tool", tmp_path / "a" / "tool"]
+
+
+def test_a_program_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
+    mark = tmp_path / "told to end"
+    script = f"trap 'touch \"{mark}\"; exit' TERM; while true; do sleep 0.05; done"
+    code = (
+        "from sqshforge.programs import Programs\n"
+        f"with Programs().start(['sh', '-c', {script!r}]) as process:\n"
+        "    print('up', flush=True)\n"
+        "    process.wait()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as caller:
+        assert caller.stdout is not None and caller.stdout.readline() == b"up\n"
+        time.sleep(0.3)
+        caller.kill()
+    deadline = time.monotonic() + 10
+    while not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert mark.exists()
