@@ -12,7 +12,7 @@ import re
 import subprocess
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -48,8 +48,12 @@ class Source(Protocol):
     def config(self) -> ImageConfig:
         """How the image is to be run; `RequestError` where there is no such image."""
 
-    def open(self) -> Any:
-        """A context manager that gives a `Folder` or a `Stream`, and leaves nothing behind."""
+    def open(self, digest: str | None = None) -> AbstractContextManager[Folder | Stream]:
+        """Give the content for the length of a block, and leave nothing behind.
+
+        With the digest of a config, never the content of another image: a name may have come to
+        mean another one since. `WorkError` where that image cannot be had any more.
+        """
 
 
 def is_address(text: str) -> bool:
@@ -89,7 +93,7 @@ class Rootfs:
         )
 
     @contextmanager
-    def open(self) -> Iterator[Folder]:
+    def open(self, digest: str | None = None) -> Iterator[Folder]:
         yield Folder(self.folder)
 
 
@@ -104,21 +108,24 @@ class Storage:
         program = self.programs.require("buildah", "the source is in its storage")
         asked = self.programs.attempt([program, "inspect", "--type", "image", "--", self.name])
         if asked.code != 0:
+            self.programs.capture([program, "images", "--json"])  # else the storage is at fault
             raise RequestError(
                 f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
             )
-        facts = json.loads(asked.out)
-        listing = json.loads(self.programs.capture([program, "images", "--json", self.name]))
-        return parse_config(
-            facts["Docker"].get("config") or {},
-            reference=f"buildah://{self.name}",
-            digest=f"sha256:{facts['FromImageID']}",
-            created=facts["Docker"].get("created") or facts["OCIv1"].get("created") or "",
-            size=_bytes(listing[0]["size"]),
-        )
+        listed = self.programs.capture([program, "images", "--json", self.name])
+        reference = f"buildah://{self.name}"
+        with _understanding(reference):
+            facts = json.loads(asked.out)
+            return parse_config(
+                facts["Docker"].get("config") or {},
+                reference=reference,
+                digest=f"sha256:{facts['FromImageID']}",
+                created=facts["Docker"].get("created") or facts["OCIv1"].get("created") or "",
+                size=_bytes(json.loads(listed)[0]["size"]),
+            )
 
     @contextmanager
-    def open(self) -> Iterator[Folder]:
+    def open(self, digest: str | None = None) -> Iterator[Folder]:
         program = self.programs.require("buildah")
         listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
         for abandoned in _abandoned(listed.splitlines()):
@@ -127,6 +134,13 @@ class Storage:
         try:
             argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
             self.programs.capture([*argv, "--", self.name])
+            asking = [program, "inspect", "--type", "container", "--format", "{{.FromImageID}}"]
+            made_from = self.programs.capture([*asking, container]).strip()
+            if digest not in (None, f"sha256:{made_from}"):
+                raise WorkError(
+                    f"{self.name} is another image by now: it was built anew meanwhile",
+                    mend="pack it again",
+                )
             yield Folder(Path(self.programs.capture([program, "mount", container]).strip()))
         finally:
             self._remove(program, container)
@@ -155,28 +169,28 @@ class Dockerd:
                 f"docker does not answer: {said[-1] if said else 'no reason given'}",
                 mend="start its daemon, or set DOCKER_HOST",
             )
-        try:
+        reference = f"dockerd://{self.name}"
+        with _understanding(reference):
             facts = json.loads(asked.out)[0]
-        except (ValueError, IndexError):
-            raise WorkError("docker image inspect did not print JSON", where=self.name) from None
-        return parse_config(
-            facts.get("Config") or facts.get("ContainerConfig") or {},
-            reference=f"dockerd://{self.name}",
-            digest=facts["Id"],
-            created=facts.get("Created") or "",
-            size=facts.get("Size") or 0,
-        )
+            return parse_config(
+                facts.get("Config") or facts.get("ContainerConfig") or {},
+                reference=reference,
+                digest=facts["Id"],
+                created=facts.get("Created") or "",
+                size=int(facts.get("Size") or 0),
+            )
 
     @contextmanager
-    def open(self) -> Iterator[Stream]:
+    def open(self, digest: str | None = None) -> Iterator[Stream]:
         client = self._client()
         listed = self.programs.capture([client, "ps", "--all", "--format", "{{.Names}}"])
         for abandoned in _abandoned(listed.splitlines()):
-            self.programs.attempt([client, "rm", "--force", abandoned])
+            self._remove(client, abandoned)
         container = _working_name()
         try:
             # An image without a command cannot be "created" unless one is named; it is never run.
-            self.programs.capture([client, "create", "--name", container, "--", self.name, "true"])
+            image = digest or self.name
+            self.programs.capture([client, "create", "--name", container, "--", image, "true"])
             with self.programs.start(
                 [client, "export", container], stdout=subprocess.PIPE, stderr=subprocess.PIPE
             ) as export:
@@ -189,7 +203,11 @@ class Dockerd:
                     said = export.stderr.read().decode(errors="replace").splitlines()
                     raise failed(["docker", "export", self.name], code, said)
         finally:
-            self.programs.attempt([client, "rm", "--force", container])
+            self._remove(client, container)
+
+    def _remove(self, client: Path, container: str) -> None:
+        """With its volumes: docker makes one for each VOLUME, and keeps it unless told so."""
+        self.programs.attempt([client, "rm", "--force", "--volumes", container])
 
     def _client(self) -> Path:
         client = client_with_buildkit(self.programs) or self.programs.which("docker")
@@ -224,7 +242,7 @@ def parse_config(
 
     Raises `WorkError` for a shape that is neither.
     """
-    try:
+    with _understanding(reference):
         return ImageConfig(
             reference=reference,
             digest=digest,
@@ -237,7 +255,14 @@ def parse_config(
             volumes=tuple(sorted(config.get("Volumes") or {})),
             labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
         )
-    except (TypeError, ValueError, AttributeError) as error:
+
+
+@contextmanager
+def _understanding(reference: str) -> Iterator[None]:
+    """Turn what goes wrong in taking an engine's answer apart into a `WorkError`."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise WorkError(
             f"the image's config cannot be understood: {error}", where=reference
         ) from None

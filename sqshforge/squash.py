@@ -105,7 +105,7 @@ def _write(
     files = enroot.files(config)
     try:
         with (
-            source.open() as content,
+            source.open(config.digest) as content,
             reporter.track(f"pack {output.name}", total=config.size or None) as tracker,
         ):
             if isinstance(content, Folder):
@@ -113,8 +113,7 @@ def _write(
             else:
                 mksquashfs.from_tar(content, files, partial, options, epoch, programs, tracker)
         partial.chmod(0o644)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())
+        _sync(partial)
         _record(output, key, config, partial)
         partial.rename(output)
         _sync(output.parent)
@@ -145,10 +144,13 @@ def _record(output: Path, key: str, config: ImageConfig, written: Path) -> None:
         "source": config.reference,
         "image": config.digest,
         "size": written.stat().st_size,
+        "mtime_ns": written.stat().st_mtime_ns,
         "sha256": sha256(written),
     }
     partial = written.with_name(f"{written.name}.json")
     partial.write_text(json.dumps(facts, indent=2) + "\n")
+    partial.chmod(0o644)  # whoever may read the file may see that it is up to date
+    _sync(partial)  # an empty record after a power failure would make the file look not ours
     partial.rename(_beside(output))
 
 
@@ -164,19 +166,19 @@ def read_record(output: Path) -> dict[str, Any] | None:
 def _is(output: Path, key: str) -> bool:
     """Whether the output is the file of this key, untouched since it was written."""
     facts = read_record(output)
-    return (
-        facts is not None
-        and facts["key"] == key
-        and output.is_file()
-        and output.stat().st_size == facts["size"]
-        and sha256(output) == facts["sha256"]
-    )
+    if facts is None or facts["key"] != key or not output.is_file():
+        return False
+    found = output.stat()
+    if found.st_size != facts["size"]:
+        return False
+    # Reading a file of many gigabytes takes long; its time tells whether that is called for.
+    return found.st_mtime_ns == facts.get("mtime_ns") or sha256(output) == facts["sha256"]
 
 
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
         raise RequestError("the output is a folder", where=str(output), mend="name a file")
-    if output.exists() and read_record(output) is None and not options.force:
+    if os.path.lexists(output) and read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
             where=str(output),
@@ -193,8 +195,9 @@ def _remove_leftovers(output: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: Path) -> None:
+    """See a file, or the names in a folder, safely on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

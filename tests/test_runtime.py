@@ -144,8 +144,9 @@ def test_signals_have_their_usual_meaning_inside(start: Start) -> None:
     assert done.out.startswith("y\n")
     assert done.err == ""
     masks = dict(line.split(":\t") for line in done.out.splitlines() if line.startswith("Sig"))
-    assert int(masks["SigIgn"], 16) == 0
-    assert int(masks["SigBlk"], 16) == 0
+    # Of the standard signals, 1 to 31: what make starts has glibc's own signal 32 ignored.
+    assert int(masks["SigIgn"], 16) & 0x7FFFFFFF == 0
+    assert int(masks["SigBlk"], 16) & 0x7FFFFFFF == 0
 
 
 def test_standard_input_and_output_pass_through(tiny: Path) -> None:

@@ -153,13 +153,32 @@ def test_a_daemon_that_is_not_there(no_docker: None) -> None:
     assert "DOCKER_HOST" in caught.value.mend
 
 
-def test_a_client_that_answers_nonsense(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = tmp_path / "docker"
-    client.write_text("#!/bin/sh\necho 'Docker version 20.10.24, build x'\n")
-    client.chmod(0o755)
+@pytest.mark.parametrize(
+    "printed", ["", "no json", "[]", "[{}]", "[null]", "{}", "7", '[{"Id": "x", "Size": "big"}]']
+)
+@pytest.mark.parametrize(("scheme", "program"), [("dockerd", "docker"), ("buildah", "buildah")])
+def test_an_engine_that_answers_nonsense(
+    scheme: str, program: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / program
+    version = "case $1 in --version) echo 'Docker version 20.10.24, build x'; exit ;; esac"
+    stand_in.write_text(f"#!/bin/sh\n{version}\necho '{printed}'\n")
+    stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(WorkError, match="JSON"):
-        source.parse("dockerd://x", Programs()).config()
+    with pytest.raises(WorkError, match="cannot be understood"):
+        source.parse(f"{scheme}://x", Programs()).config()
+
+
+def test_a_storage_that_cannot_be_read_is_not_a_missing_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "storage.conf"
+    settings.write_text(
+        '[storage]\ndriver = "overlay"\ngraphroot = "/proc/x"\nrunroot = "/proc/y"\n'
+    )
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
+    with pytest.raises(WorkError, match="/proc/"):
+        source.parse("buildah://x", Programs()).config()
 
 
 class Nothing(Programs):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,12 +12,16 @@ from typing import Any, NamedTuple
 import pytest
 
 from sqshforge import enroot, source, squash
+from sqshforge.errors import RequestError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from tests import oddroot
+from tests.engines import CLIENT
+from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture
 
 QUIET = Reporter(quiet=True)
+FAST = squash.Options.of("fast")
 # Docker puts these into every container, and so changes the times of the folders they are in.
 OF_DOCKER = {"etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys"}
 CHANGED = {".", "etc", "dev"}
@@ -54,6 +59,17 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
     chosen = replace(squash.Options.of("fast"), **options)
     programs = Programs()
     return squash.pack(source.parse(address, programs), output, chosen, programs, QUIET)
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Path:
+    """A folder that another image can be built from."""
+    context = tmp_path / "another"
+    (context / "tree/etc").mkdir(parents=True)
+    (context / "tree/etc/another").write_text("another")
+    oddroot.tar(context / "tree", context / "rootfs.tar")
+    (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nENV WHO=another\n")
+    return context
 
 
 @pytest.fixture(scope="module")
@@ -193,3 +209,87 @@ def test_the_source_is_only_read(odd: Odd) -> None:
     before = oddroot.entries(odd.tree)
     pack(odd.addresses["rootfs"], odd.tree.parent / "read.sqsh")
     assert oddroot.entries(odd.tree) == before
+
+
+def test_packing_leaves_no_volumes_in_docker(odd: Odd, packed: dict[str, Path]) -> None:
+    """The image has two volumes, and docker makes them anew for each container."""
+    assert Programs().capture([CLIENT, "volume", "ls", "--quiet"]) == ""
+
+
+def test_a_docker_image_is_packed_as_it_was_described(
+    docker: str, another: Path, tmp_path: Path
+) -> None:
+    """Its name comes to mean another image between the look at its config and its export."""
+    context = tmp_path / "context"
+    context.mkdir()
+    oddroot.tar(oddroot.make(tmp_path / "tree"), context / "rootfs.tar")
+    (context / "Dockerfile").write_text(oddroot.DOCKERFILE)
+
+    name = "sqshforge-test-moved:1"
+
+    def build(folder: Path) -> None:
+        argv: list[str | Path] = [CLIENT, "build", "--network", "host", "--tag", name, folder]
+        Programs().capture(argv, env={"DOCKER_BUILDKIT": "1"})
+
+    class Rebuilt(source.Dockerd):
+        def config(self) -> enroot.ImageConfig:
+            described = super().config()
+            build(another)
+            return described
+
+    build(context)
+    image = Rebuilt(name, Programs())
+    output = squash.pack(image, tmp_path / "a.sqsh", FAST, Programs(), QUIET).path
+    found = oddroot.unpacked(output, tmp_path / "found")
+    assert "data/one" in found and "etc/another" not in found
+    assert "GREETING=" in (tmp_path / "found/etc/environment").read_text()
+
+
+def test_a_buildah_image_that_changes_meanwhile_is_not_packed(
+    another: Path, tmp_path: Path
+) -> None:
+    class Rebuilt(source.Storage):
+        def config(self) -> enroot.ImageConfig:
+            described = super().config()
+            (another / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nENV WHO=third\n")
+            argv: list[str | Path] = ["buildah", "build", "--isolation", "chroot", "--quiet"]
+            Programs().capture([*argv, "--tag", self.name, another])
+            return described
+
+    with oddroot.in_buildah(another) as name:
+        image = Rebuilt(name, Programs())
+        with pytest.raises(WorkError, match="another image by now") as caught:
+            squash.pack(image, tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+        assert "pack it again" in caught.value.mend
+        listed = Programs().capture(["buildah", "containers", "--format", "{{.ImageName}}"])
+        assert name not in listed
+    assert not list(tmp_path.glob("*.sqsh*"))
+
+
+def test_what_is_up_to_date_is_known_without_reading_it(
+    odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of many gigabytes takes longer to read than a second."""
+    output = pack(odd.addresses["buildah"], tmp_path / "a.sqsh").path
+    with monkeypatch.context() as patch:
+        patch.setattr(squash, "sha256", lambda path: pytest.fail(f"{path} was read"))
+        assert pack(odd.addresses["buildah"], output).up_to_date
+    os.utime(output)
+    assert pack(odd.addresses["buildah"], output).up_to_date  # by its bytes: it was only touched
+
+
+def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
+    """Without it the file looks like somebody else's to them, and is not up to date."""
+    before = os.umask(0o077)
+    try:
+        pack(odd.addresses["buildah"], tmp_path / "a.sqsh")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.sqsh.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(odd: Odd, tmp_path: Path) -> None:
+    (tmp_path / "a.sqsh").symlink_to("not/there/yet.sqsh")
+    with pytest.raises(RequestError, match="was not made by sqshforge"):
+        pack(odd.addresses["rootfs"], tmp_path / "a.sqsh")
+    assert (tmp_path / "a.sqsh").is_symlink()
