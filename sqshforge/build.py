@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import shutil
 import sys
 import time
@@ -81,7 +82,10 @@ def build(
                     },
                     secrets=secrets,
                 )
-                engine.build(request, tracker.note)
+                try:
+                    engine.build(request, tracker.note)
+                except WorkError as error:
+                    raise WorkError(error.what, where=error.where, mend=mend(error.what)) from None
             image = engine.image(name)
     if image is None:
         raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
@@ -91,6 +95,17 @@ def build(
         source=engine.source(name),
         seconds=time.monotonic() - started,
         up_to_date=up_to_date,
+    )
+
+
+def mend(said: str) -> str:
+    """What helps against a build's failure, where its words tell; empty elsewhere."""
+    absent = re.search(r"No matching distribution found for (\S+)", said)
+    if absent is None:
+        return ""
+    return (
+        f"pip on this machine does not find {absent[1]}: a CPU build of torch needs PyTorch's own "
+        "index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS (docs/machines.md)"
     )
 
 

@@ -134,8 +134,8 @@ class Storage:
         try:
             argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
             self.programs.capture([*argv, "--", self.name])
-            asking = [program, "inspect", "--type", "container", "--format", "{{.FromImageID}}"]
-            made_from = self.programs.capture([*asking, container]).strip()
+            argv = [program, "inspect", "--type", "container", "--format", "{{.FromImageID}}"]
+            made_from = self.programs.capture([*argv, container]).strip()
             if digest not in (None, f"sha256:{made_from}"):
                 raise WorkError(
                     f"{self.name} is another image by now: it was built anew meanwhile",

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge import base, lock, recipe
+from sqshforge import build as building
 from sqshforge import engine as engines
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
@@ -182,3 +183,10 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
     locked = locked.model_copy(update={"base": lock.LockedBase(image=what.base.image, digest=None)})
     with pytest.raises(MissingError, match="localhost:1/no/such:1"):
         base.prepare(what, locked, buildah, tmp_path, PROGRAMS, Reporter(quiet=True))
+
+
+def test_a_package_that_no_index_has_gets_the_way_to_it() -> None:
+    said = "ERROR: No matching distribution found for torch==2.13.0+cpu (from -r x)"
+    assert "does not find torch==2.13.0+cpu" in building.mend(said)
+    assert "PIP_EXTRA_INDEX_URL" in building.mend(said)
+    assert building.mend("another fault") == ""
