@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,6 +47,15 @@ def packed_image() -> Iterator[Path]:
 def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No docker daemon answers, whatever runs on this machine."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+def pytest_configure() -> None:
+    """A shell that starts this in the background has SIGINT ignored, and all programs inherit it.
+
+    The tests send it to programs that they started, so it has its usual meaning here.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
