@@ -50,12 +50,14 @@ def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def pytest_configure() -> None:
-    """A shell that starts this in the background has SIGINT ignored, and all programs inherit it.
+    """A shell that starts this in the background has two signals ignored, and so has all below it.
 
-    The tests send it to programs that they started, so it has its usual meaning here.
+    The tests send them to programs that they started, so they have their usual meaning here.
     """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) is signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
