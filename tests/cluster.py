@@ -133,13 +133,18 @@ class Cluster:
 
     def lose(self, node: str) -> None:
         """Take a node away: slurmd, its step managers and all they started die at once."""
-        victims = self.processes(node)
-        managers = {processes.parent(pid) for pid in victims}
         daemon = self.daemons.pop(node)
         daemon.kill()
         daemon.wait()
-        processes.kill([pid for pid in managers if processes.command(pid).startswith("slurmstepd")])
-        processes.kill(victims)
+        # More than once: a task may be just starting, and the dead take a moment to go.
+        deadline = time.monotonic() + 10
+        while victims := self.processes(node):
+            above = {processes.parent(pid) for pid in victims}
+            managers = [pid for pid in above if processes.command(pid).startswith("slurmstepd")]
+            processes.kill(managers + victims)
+            if time.monotonic() > deadline:
+                raise ClusterError(f"{node} does not die: {victims}")
+            time.sleep(0.02)
 
     def bring(self, node: str) -> None:
         """Start a node's slurmd, for the first time or again, and wait until it takes jobs."""
