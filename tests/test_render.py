@@ -10,6 +10,9 @@ import pytest
 from sqshforge import lock, recipe, render
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
+from tests.engines import CLIENT
+from tests.engines import docker_fixture as docker_fixture
+from tests.engines import docker_host_fixture as docker_host_fixture
 
 TARGETS = ["cpu-mamba"]
 
@@ -97,7 +100,22 @@ def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path
     assert not (folder / "old").exists()
     assert (folder / "wheels" / "x.whl").read_bytes() == b"wheel"
     state = (folder / "a" / "b").stat()
-    assert (state.st_mtime, state.st_mode & 0o777) == (render.TIME, 0o644)
+    render.write(render.Context(files={"a/b": b"1"}), folder)
+    assert (folder / "a" / "b").stat().st_mtime_ns == state.st_mtime_ns
+    assert state.st_mode & 0o777 == 0o644
+
+
+def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
+    """BuildKit asks for a file again only where its size or its time has changed."""
+    for content in (b"lr = 1\n", b"lr = 2\n"):
+        files = {"Dockerfile": b"FROM scratch\nCOPY training/ /training/\n", "training/x": content}
+        render.write(render.Context(files=files), tmp_path / "context")
+        argv: list[str | Path] = [CLIENT, "build", "--network", "host", "--tag", "edited"]
+        Programs().capture([*argv, tmp_path / "context"], env={"DOCKER_BUILDKIT": "1"})
+        Programs().capture([CLIENT, "create", "--name", "edited", "edited", "x"])
+        Programs().capture([CLIENT, "cp", "edited:/training/x", tmp_path / "x"])
+        Programs().capture([CLIENT, "rm", "edited"])
+        assert (tmp_path / "x").read_bytes() == content
 
 
 def test_by_command_line(root: Path, tmp_path: Path) -> None:
