@@ -35,6 +35,7 @@ lint: setup-test  ## ruff, mypy, shellcheck, hadolint
 
 bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python benchmarks/rebuild.py
+	.venv/bin/python -m benchmarks.pack
 
 doctor: setup  ## tell what is missing on this machine and how to mend it
 	@$(SQSHFORGE) doctor

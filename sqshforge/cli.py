@@ -199,6 +199,8 @@ def build(target: str, engine: str | None) -> None:
 @click.option("--profile", default="shared", help="fast, shared or archive [default: shared]")
 @click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
+@click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
+@click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
 @engine_option
 def pack(
     source: str,
@@ -206,30 +208,70 @@ def pack(
     profile: str,
     jobs: int | None,
     force: bool,
+    xattrs: bool,
+    no_cache: bool,
     engine: str | None,
 ) -> None:
     """Pack SOURCE as a squash file for enroot and pyxis.
 
-    SOURCE is a target (built first if needed), dockerd://NAME, buildah://NAME or rootfs:DIR.
+    SOURCE is a target (built first if needed), dockerd://NAME[:TAG], buildah://NAME[:TAG],
+    oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG] or rootfs:DIR.
     """
     from sqshforge import source as sources
     from sqshforge import squash
+    from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter, duration, human
 
-    options = squash.Options.of(profile, jobs=jobs, force=force)
+    options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
+    cache = None if no_cache else Cache.of_user()
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
         programs = Programs()
-        packed = squash.pack(sources.parse(source, programs), output, options, programs, Reporter())
+        packed = squash.pack(
+            sources.parse(source, programs), output, options, programs, Reporter(), cache
+        )
     else:
         steps = _steps(engine)
         built = steps.build(source)
-        packed = steps.pack(built, output or steps.project.sqsh(source), options)
+        packed = steps.pack(built, output or steps.project.sqsh(source), options, cache)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
     click.echo(f"next: sqshforge smoke-test {packed.path}")
+
+
+@cli.group()
+def cache() -> None:
+    """Look at, or clear, the bases that make the next pack of an image fast."""
+
+
+@cache.command("ls")
+def cache_ls() -> None:
+    """List the kept bases, the last used first."""
+    from datetime import datetime
+
+    from sqshforge.cache import Cache
+    from sqshforge.progress import human
+
+    ours = Cache.of_user()
+    bases = ours.bases()
+    for base in bases:
+        used = datetime.fromtimestamp(base.used).strftime("%Y-%m-%d %H:%M")
+        click.echo(f"{base.path.stem[:12]}  {human(base.size):>9}  {used}  {base.source}")
+    total = sum(base.size for base in bases)
+    click.echo(f"{ours.folder}: {len(bases)} bases, {human(total)} of {human(ours.limit)}")
+
+
+@cache.command("prune")
+@click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
+def cache_prune(keep: str) -> None:
+    """Remove bases, the least recently used first, until SIZE holds the rest."""
+    from sqshforge import cache as caches
+    from sqshforge.progress import human
+
+    gone = caches.Cache.of_user().prune(caches.size(keep))
+    click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
 
 
 @cli.command(context_settings={"ignore_unknown_options": False})
@@ -269,6 +311,7 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
     from dataclasses import asdict
 
     from sqshforge import smoke, squash
+    from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter, show_table
 
@@ -277,7 +320,8 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
     else:
         steps = _steps(engine)
         place = steps.project.sqsh(subject)
-        image = steps.pack(steps.build(subject), place, squash.Options.of("shared")).path
+        options = squash.Options.of("shared")
+        image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
     outcome = smoke.run(image, Programs(), Reporter())
     if as_json:
         click.echo(json.dumps(asdict(outcome), indent=2))

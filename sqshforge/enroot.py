@@ -13,13 +13,25 @@ class ImageConfig:
     reference: str
     digest: str | None = None
     created: int = 0  # seconds of the epoch
+    base_created: int | None = None  # the same of what is not in /sqshforge; None: not known
     size: int = 0  # bytes, unpacked
+    layers: tuple[str, ...] = ()  # digests of their tars, the lowest first; empty: not known
     env: tuple[str, ...] = ()  # NAME=VALUE
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
     workdir: str = ""
     volumes: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = field(default=())
+
+
+# What an image of ours carries beyond its packages: one top folder that no base image has.
+CARRIED = "sqshforge"
+# What docker puts into every container, and enroot takes over: empty files in /etc, mode 0755, a
+# link, and the folders /dev, /proc and /sys. They are where the runtime mounts the host's.
+EMPTY = ("hostname", "hosts", "resolv.conf")
+MTAB = "/proc/mounts"
+# A digest of all that the image was built from: it would change /etc/rc with the training code.
+OF_BUILD = "io.sqshforge.inputs"
 
 
 def files(config: ImageConfig) -> dict[str, bytes]:
@@ -37,6 +49,11 @@ def environment(config: ImageConfig) -> str:
     return "".join(f"{one}\n" for one in config.env if "\n" not in one)
 
 
+def left_out(config: ImageConfig) -> list[str]:
+    """The variables that no /etc/environment can hold."""
+    return [one.partition("=")[0] for one in config.env if "\n" in one]
+
+
 def fstab(config: ImageConfig) -> str:
     r"""Write a bind mount, made at start, for each volume; a space is \040 in an fstab."""
     lines = []
@@ -51,10 +68,14 @@ _ESCAPES = {" ": r"\040", "\t": r"\011", "\n": r"\012", "\\": r"\134"}
 
 
 def rc(config: ImageConfig) -> str:
-    """The script that a container starts with: go to WORKDIR, run ENTRYPOINT and the command."""
+    """The script that a container starts with: go to WORKDIR, run ENTRYPOINT and the command.
+
+    Enroot's own begins with the image's address; the same image has several, and one file.
+    """
     workdir = shlex.quote(config.workdir or "/")
-    lines = ["#!/bin/sh", f"# {_line(config.reference)}"]
-    lines += [f"# {_line(key)} {_line(value)}" for key, value in sorted(config.labels)]
+    labels = sorted((key, value) for key, value in config.labels if key != OF_BUILD)
+    lines = ["#!/bin/sh", "# Written by sqshforge; the .json file beside the image says from what."]
+    lines += [f"# {_line(key)} {_line(value)}" for key, value in labels]
     lines += [
         f"mkdir -p {workdir} 2> /dev/null",
         f"cd {workdir} && unset OLDPWD || exit 1",

@@ -1,27 +1,26 @@
-"""The two ways to call mksquashfs: on a folder where it lies, and on a tar as it comes.
+"""The calls of mksquashfs: a folder where it lies, a tar as it comes, and one folder more.
 
-What enroot changes of an image's tree is done on the way, so both give the same tree.
+An image is written in two steps: first all but /sqshforge, then /sqshforge is appended. The first
+part, which takes the time, can so be used again while the training code changes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shlex
-import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import tarfilter
+from sqshforge import limits
+from sqshforge.enroot import CARRIED
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs, failed
 from sqshforge.progress import Tracker
-from sqshforge.source import Folder, Stream
+from sqshforge.source import Stream
 
-MEMORY = "768M"
+LEFT_OUT = ("dev/*", ".dockerenv")
 
 # zstd level and block size; docs/performance.md has the figures behind the choice.
 PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
@@ -35,20 +34,29 @@ class Options:
     block: str
     jobs: int
     force: bool = False
+    xattrs: bool = False
 
     @classmethod
-    def of(cls, profile: str, *, jobs: int | None = None, force: bool = False) -> Options:
+    def of(
+        cls, profile: str, *, jobs: int | None = None, force: bool = False, xattrs: bool = False
+    ) -> Options:
         """The options of a named profile; `RequestError` for a name that is none.
 
         By default all processors that this process may use are used, which in a Slurm job or a
-        cgroup's set of processors are those of the job.
+        cgroup are those of the job.
         """
         if profile not in PROFILES:
             raise RequestError(
                 f"unknown profile {profile!r}", mend=f"profiles are: {', '.join(PROFILES)}"
             )
         level, block = PROFILES[profile]
-        return cls(level=level, block=block, jobs=jobs or len(os.sched_getaffinity(0)), force=force)
+        return cls(
+            level=level,
+            block=block,
+            jobs=jobs or limits.processors(),
+            force=force,
+            xattrs=xattrs,
+        )
 
 
 def version(program: Path, programs: Programs) -> str:
@@ -56,93 +64,97 @@ def version(program: Path, programs: Programs) -> str:
     return programs.attempt([program, "-version"]).out.partition("\n")[0]
 
 
-def _arguments(options: Options) -> list[str]:
-    words = ["-noappend", "-all-root", "-no-xattrs", "-exports", "-exit-on-error"]
-    words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
-    return [*words, "-processors", str(options.jobs), "-mem", MEMORY, "-root-mode", "755"]
+@dataclass(frozen=True)
+class Squasher:
+    """Mksquashfs with the options of one pack; all raise `WorkError` with its words on failure.
 
-
-def from_folder(
-    content: Folder,
-    files: dict[str, bytes],
-    partial: Path,
-    options: Options,
-    epoch: int,
-    programs: Programs,
-    tracker: Tracker,
-) -> None:
-    """Squash a folder in place: what enroot changes is done by mksquashfs as it reads."""
-    # Beside the output: what a killed packer leaves is found by the next one.
-    folder = partial.with_name(f"{partial.name}.files")
-    folder.mkdir()
-    try:
-        lines = []
-        for index, (name, data) in enumerate(sorted(files.items())):
-            (folder / str(index)).write_bytes(data)
-            command = f"cat {shlex.quote(str(folder / str(index)))}"
-            lines.append(f'"{name}" F {epoch} 644 0 0 {command}\n')
-        if not (content.path / "etc").is_dir():
-            lines.insert(0, f"etc D {epoch} 755 0 0\n")
-        (folder / "pseudo").write_text("".join(lines))
-        argv: list[str | Path] = ["mksquashfs", content.path, partial]
-        argv += [*_arguments(options), "-no-progress"]
-        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
-        argv += ["-pf", folder / "pseudo", "-wildcards", "-e", *tarfilter.LEFT_OUT, *sorted(files)]
-        with _running(argv, epoch, programs) as process:
-            while process.poll() is None:
-                tracker.set(_bytes_read(process.pid))
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=0.2)
-    finally:
-        shutil.rmtree(folder)
-
-
-def from_tar(
-    content: Stream,
-    files: dict[str, bytes],
-    partial: Path,
-    options: Options,
-    epoch: int,
-    programs: Programs,
-    tracker: Tracker,
-) -> None:
-    """Send a tar through the filter into mksquashfs."""
-    argv: list[str | Path] = ["mksquashfs", "-", partial, "-tar"]
-    argv += [*_arguments(options), "-no-progress"]
-    with _running(argv, epoch, programs, stdin=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        # It stops reading at the tar's end mark, or earlier where it fails: then it says why.
-        with contextlib.suppress(BrokenPipeError):
-            tarfilter.copy(content.tar, process.stdin, files, epoch, tracker.advance)
-            process.stdin.close()
-
-
-@contextlib.contextmanager
-def _running(
-    argv: list[str | Path], epoch: int, programs: Programs, stdin: int | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Mksquashfs for the length of a block; `WorkError` with its own words where it fails.
-
-    The epoch goes by the variable, and not by -mkfs-time or -all-time: both at once it refuses.
+    `epoch` is the newest time in what is written, in seconds of the epoch.
     """
-    environment = {"SOURCE_DATE_EPOCH": str(epoch)}
-    with tempfile.TemporaryFile() as said:
-        with programs.start(
-            argv, stdin=stdin, stdout=said, stderr=said, env=environment
-        ) as process:
-            yield process
-            code = process.wait()
-        if code != 0:
-            said.seek(0)
-            lines = said.read().decode(errors="replace").splitlines()
-            raise failed([str(word) for word in argv], code, lines)
+
+    options: Options
+    programs: Programs
+    tracker: Tracker
+
+    def folder(self, root: Path, target: Path, epoch: int, *, split: bool) -> None:
+        """Squash a folder in place; without /sqshforge where it is `split` off.
+
+        What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
+        """
+        argv: list[str | Path] = ["mksquashfs", root, target, "-noappend", *self._arguments()]
+        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
+        argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
+        with self._running(argv, epoch) as process:
+            self._follow(process)
+
+    def tar(
+        self, content: Stream, files: Mapping[str, bytes], target: Path, epoch: int, *, split: bool
+    ) -> None:
+        """Squash a tar stream as it comes."""
+        argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
+        argv += self._arguments()
+        with self._running(argv, epoch, stdin=subprocess.PIPE) as process:
+            assert process.stdin is not None
+            # It stops reading at the tar's end mark, or earlier where it fails: then it says why.
+            with contextlib.suppress(BrokenPipeError):
+                content.write_base(
+                    process.stdin,
+                    files,
+                    epoch,
+                    self.tracker.advance,
+                    split=split,
+                    xattrs=self.options.xattrs,
+                )
+                process.stdin.close()
+
+    def append(self, tail: Path, target: Path, epoch: int) -> None:
+        """Append a folder to a squash file that has none of that name, under its own name."""
+        argv: list[str | Path] = ["mksquashfs", tail, target, "-keep-as-directory", "-no-recovery"]
+        argv += self._arguments()
+        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
+        with self._running(argv, epoch) as process:
+            process.wait()
+
+    def _arguments(self) -> list[str]:
+        options = self.options
+        words = ["-all-root", "-exports", "-exit-on-error", "-no-progress"]
+        words += ["-xattrs" if options.xattrs else "-no-xattrs"]
+        words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
+        words += ["-processors", str(options.jobs), "-root-mode", "755"]
+        return [*words, "-mem", limits.mksquashfs_memory(limits.memory())]
+
+    @contextlib.contextmanager
+    def _running(
+        self, argv: list[str | Path], epoch: int, stdin: int | None = None
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """Run mksquashfs for the length of a block.
+
+        The epoch goes by the variable, and not by -mkfs-time or -all-time: both at once it
+        refuses.
+        """
+        environment = {"SOURCE_DATE_EPOCH": str(epoch)}
+        with tempfile.TemporaryFile() as said:
+            with self.programs.start(
+                argv, stdin=stdin, stdout=said, stderr=said, env=environment
+            ) as process:
+                yield process
+                code = process.wait()
+            if code != 0:
+                said.seek(0)
+                lines = said.read().decode(errors="replace").splitlines()
+                raise failed([str(word) for word in argv], code, lines)
+
+    def _follow(self, process: subprocess.Popen[bytes]) -> None:
+        """Show how far mksquashfs is by what it has read.
+
+        Its own progress bar is hardly drawn where there is no terminal.
+        """
+        while process.poll() is None:
+            self.tracker.set(_bytes_read(process.pid))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=0.2)
 
 
 def _bytes_read(pid: int) -> int:
-    """What a process has read so far: the measure of its progress through the image's files.
-
-    Its own progress bar is hardly drawn where there is no terminal.
-    """
     try:
         counts = Path(f"/proc/{pid}/io").read_text()
     except OSError:  # it has just ended

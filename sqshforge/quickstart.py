@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from sqshforge import squash
+from sqshforge.cache import Cache
 from sqshforge.progress import duration, human
 from sqshforge.smoke import Outcome
 from sqshforge.steps import Steps
@@ -56,7 +57,9 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
     rows.append(
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
     )
-    packed = steps.pack(built, steps.project.sqsh(target), squash.Options.of("shared"))
+    packed = steps.pack(
+        built, steps.project.sqsh(target), squash.Options.of("shared"), Cache.of_user()
+    )
     rows.append(
         Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))
     )

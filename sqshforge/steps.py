@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sqshforge import build as building
 from sqshforge import engine, recipe, smoke, source, squash
+from sqshforge.cache import Cache
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from sqshforge.project import Project
@@ -27,7 +28,13 @@ class Steps:
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, chosen, self.project.root, self.programs, self.reporter)
 
-    def pack(self, built: building.Built, output: Path, options: squash.Options) -> squash.Packed:
+    def pack(
+        self,
+        built: building.Built,
+        output: Path,
+        options: squash.Options,
+        cache: Cache | None,
+    ) -> squash.Packed:
         """Pack a target's image."""
         return squash.pack(
             source.parse(built.source, self.programs),
@@ -35,6 +42,7 @@ class Steps:
             options,
             self.programs,
             self.reporter,
+            cache,
         )
 
     def prove(self, packed: squash.Packed) -> smoke.Outcome:

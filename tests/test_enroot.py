@@ -37,7 +37,7 @@ def test_the_four_files_and_no_other() -> None:
 def test_the_start_script_in_full() -> None:
     assert enroot.rc(CONFIG) == (
         "#!/bin/sh\n"
-        "# dockerd://image:1\n"
+        "# Written by sqshforge; the .json file beside the image says from what.\n"
         "# author A. Nobody\n"
         "# org.title two lines\n"
         "mkdir -p '/work dir' 2> /dev/null\n"

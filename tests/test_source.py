@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import socket
 import stat
 import subprocess
 import sys
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import pytest
 
 from sqshforge import source
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.programs import Programs
+from sqshforge.source import overlay
 from tests import engines, oddroot
+from tests.containers import until
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture
 
@@ -49,10 +53,13 @@ def in_docker(context: Path, docker: str) -> str:
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> source.Source:
     """The smallest image, in the engine that the test is run for."""
+    if request.param == "exported":
+        address = request.getfixturevalue("in_docker")
+        return source.Dockerd(address.removeprefix("dockerd://"), Programs(), exported=True)
     return source.parse(request.getfixturevalue(request.param), Programs())
 
 
-both = pytest.mark.parametrize("image", ["in_buildah", "in_docker"], indirect=True)
+each = pytest.mark.parametrize("image", ["in_buildah", "in_docker", "exported"], indirect=True)
 
 
 def containers(image: source.Source) -> list[str]:
@@ -65,7 +72,7 @@ def containers(image: source.Source) -> list[str]:
     return programs.capture(argv).split()
 
 
-@both
+@each
 def test_an_image_says_what_it_is(image: source.Source) -> None:
     config = image.config()
     assert config.digest is not None and config.digest.startswith("sha256:")
@@ -74,41 +81,75 @@ def test_an_image_says_what_it_is(image: source.Source) -> None:
     assert config.volumes == config.entrypoint == config.cmd == ()
 
 
-@both
-def test_what_was_opened_is_gone_after_use(image: source.Source) -> None:
+def base(content: source.Content) -> bytes:
+    """The tar of a stream."""
+    assert not isinstance(content, source.Folder)
+    out = io.BytesIO()
+    content.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False)
+    return out.getvalue()
+
+
+def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
+    image = source.parse(in_buildah, Programs())
     assert containers(image) == []
-    with image.open() as content:
+    with image.open():
         assert len(containers(image)) == 1
-        if isinstance(content, source.Folder):
-            assert (content.path / "etc/issue").read_text() == "tiny"
-        else:
-            assert b"etc/issue" in content.tar.read()
     assert containers(image) == []
-    assert not isinstance(content, source.Folder) or not any(content.path.glob("etc"))
 
 
-@both
+@each
+def test_what_is_opened_is_the_image(image: source.Source) -> None:
+    with image.open() as content:
+        assert issue(content) == "tiny"
+    assert containers(image) == []
+
+
+def issue(content: source.Content) -> str:
+    """What a file of the image says."""
+    if isinstance(content, source.Folder):
+        return (content.stack[0] / "etc/issue").read_text()
+    with tarfile.open(fileobj=io.BytesIO(base(content))) as tar:
+        file = tar.extractfile("etc/issue")
+        assert file is not None
+        return file.read().decode()
+
+
+@each
+def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> None:
+    with image.open() as content:
+        seen = isinstance(content, source.Folder)
+        assert content.top_names(0) == (frozenset({b"etc", b"more"}) if seen else None)
+    assert len(image.config().layers) == 1
+
+
+@each
 def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> None:
     with pytest.raises(KeyError), image.open():
         raise KeyError
     assert containers(image) == []
 
 
-@both
 @pytest.mark.timeout(30)
-def test_a_reader_may_leave_before_the_end(image: source.Source) -> None:
-    with image.open() as content:
-        if isinstance(content, source.Stream):
-            assert len(content.tar.read(512)) == 512
+def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
+    image = source.Dockerd(in_docker.removeprefix("dockerd://"), Programs(), exported=True)
+
+    class Full(io.RawIOBase):
+        def write(self, data: object) -> int:
+            raise BrokenPipeError
+
+    with image.open() as content, pytest.raises(BrokenPipeError):
+        assert isinstance(content, source.docker.Exported)
+        content.write_base(
+            cast(IO[bytes], Full()), {}, 0, lambda amount: None, split=True, xattrs=False
+        )
     assert containers(image) == []
 
 
-@both
-def test_what_a_killed_packer_left_open_goes_with_the_next(image: source.Source) -> None:
-    address = image.config().reference
+def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> None:
+    image = source.parse(in_buildah, Programs())
     code = (
-        "import os, signal, sys; from sqshforge import source, programs\n"
-        f"with source.parse({address!r}, programs.Programs()).open():\n"
+        "import os, signal; from sqshforge import programs, source\n"
+        f"with source.parse({in_buildah!r}, programs.Programs()).open():\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], check=False)
@@ -119,18 +160,64 @@ def test_what_a_killed_packer_left_open_goes_with_the_next(image: source.Source)
     assert containers(image) == []
 
 
-@both
+def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
+    image = source.Dockerd(in_docker.removeprefix("dockerd://"), Programs(), exported=True)
+    code = (
+        "import io, os, signal; from sqshforge import programs, source\n"
+        f"image = source.Dockerd({image.name!r}, programs.Programs(), exported=True)\n"
+        "class Killer(io.RawIOBase):\n"
+        "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with image.open() as content:\n"
+        "    content.write_base(Killer(), {}, 0, print, split=True, xattrs=False)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -9
+    assert len(containers(image)) == 1
+    with image.open() as content:
+        assert issue(content) == "tiny"
+    assert containers(image) == []
+
+
+def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
+    folder, work = tmp_path / "image", tmp_path / "work"
+    (folder / "etc").mkdir(parents=True)
+    work.mkdir()
+    code = (
+        "import os, pathlib, signal; from sqshforge import programs\n"
+        "from sqshforge.source import overlay\n"
+        f"folder, work = pathlib.Path({str(folder)!r}), pathlib.Path({str(work)!r})\n"
+        "with overlay.mounted([folder], work, programs.Programs()) as stack:\n"
+        "    print(stack.merge(), flush=True)\n"
+        "    assert (stack.place / 'root/etc').is_dir()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert killed.returncode == -9
+    merged = Path(killed.stdout.strip())
+    assert merged.name == "root"
+    assert until(lambda: not merged.exists())
+    assert list(work.iterdir()) == []
+    assert engines.mounts(tmp_path) == []
+
+
+def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with (
+        pytest.raises(WorkError, match="cannot be mounted"),
+        overlay.mounted([tmp_path / "nowhere"], tmp_path / "work", Programs()),
+    ):
+        pass
+
+
+@each
 def test_what_another_packer_has_open_stays(image: source.Source) -> None:
-    with image.open() as first:
+    with image.open() as content:
         with image.open():
             pass
-        if isinstance(first, source.Folder):
-            assert (first.path / "etc/issue").read_text() == "tiny"
-        else:
-            assert b"etc/issue" in first.tar.read()
+        assert issue(content) == "tiny"
 
 
-@pytest.mark.parametrize("text", ["docker://debian", "oci:folder", "a/b", "http://x", "rootfs"])
+@pytest.mark.parametrize("text", ["s3://debian", "ocifolder:x", "a/b", "http://x", "rootfs"])
 def test_an_unknown_kind_of_source_is_told_the_known_ones(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         source.parse(text, Programs())

@@ -1,0 +1,150 @@
+"""The image that packing is measured with: cpu-mamba and real packages, in a docker daemon.
+
+All below /sqshforge takes minutes to build, and so is kept as an archive; what the project puts on
+top (its record, launchers and training code) is built from that each time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import build, lock, recipe, render
+from sqshforge.engine import Build
+from sqshforge.engine.docker import Docker
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+
+TARGET = "cpu-mamba"
+BASE = "localhost/sqshforge-bench-base:latest"
+NAME = "localhost/sqshforge-bench:latest"
+EDITED = "localhost/sqshforge-bench:edited"
+# Real files of all kinds; with them the image has 1.6 GB in 57,000 entries.
+PACKAGES = (
+    "botocore==1.44.5",
+    "django==5.2.19",
+    "matplotlib==3.11.2",
+    "pandas==3.1.1",
+    "scikit-learn==1.9.1",
+    "scipy==1.17.1",
+    "transformers==5.23.0",
+)
+DOCKERFILE = """\
+FROM {image}
+RUN --mount=type=bind,source=packages,target=/run/packages \\
+    cd /usr/local/lib/python{python}/dist-packages && cp -r /run/packages/. . \\
+    && {{ ls /run/packages | xargs python{python} -m compileall -qq -j 0 \\
+        --invalidation-mode unchecked-hash || [ "$?" -eq 123 ]; }}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """Builds the image in the daemon of DOCKER_HOST; its last layers as often as is asked."""
+
+    context: Mapping[str, bytes]
+    folder: Path
+    programs: Programs
+
+    def build(self, name: str, edits: int = 0) -> str:
+        """Build the last layers under a name; gives the image's ID, another one for each edit.
+
+        An edit is another file in training/. It grows, as BuildKit takes a file of the same size
+        and time for the same file.
+        """
+        files = dict(self.context)
+        if edits:
+            files["training/edited.py"] = b"# an edit\n" * edits
+        render.write(render.Context(files=files), self.folder)
+        docker = _docker(self.programs)
+        docker.build(Build(context=self.folder, name=name), _unheard)
+        built = docker.image(name)
+        assert built is not None
+        return built.id
+
+
+def prepare(
+    root: Path, folder: Path, programs: Programs, reporter: Reporter, *, small: bool
+) -> Bench:
+    """Bring the base to the daemon, from its archive where there is one."""
+    what = recipe.find(TARGET, root / "recipes")
+    context = render.context(what, lock.load(what, root / "recipes"), root)
+    # WORKDIR makes /sqshforge: it and all after it is what an image has on top.
+    below, mark, above = context.files["Dockerfile"].decode().partition("WORKDIR /sqshforge")
+    assert mark, "the Dockerfile has no WORKDIR /sqshforge"
+    kind = "small" if small else "full"
+    facts = [below, context.files["requirements.txt"].decode(), DOCKERFILE, *PACKAGES]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+    archive = root / "build" / "bench" / f"{kind}-{digest}.tar"
+    if archive.is_file():
+        reporter.say(f"base: loading {archive.relative_to(root)}")
+        programs.capture([_docker(programs).client, "load", "--quiet", "--input", archive])
+    else:
+        reporter.say("base: building it (kept for the next time)")
+        _make(root, folder, programs, reporter, small=small)
+        _save(archive, programs)
+    files = {**context.files, "Dockerfile": f"FROM {BASE}\n{mark}{above}".encode()}
+    return Bench(context=files, folder=folder / "context", programs=programs)
+
+
+def _make(root: Path, folder: Path, programs: Programs, reporter: Reporter, *, small: bool) -> None:
+    """Build the project's own target as far as /sqshforge, and packages on top of it."""
+    checkout = folder / "checkout"
+    for name in ("recipes", "images", "launch", "training"):
+        shutil.copytree(root / name, checkout / name)
+    (checkout / "build").mkdir()
+    for name in ("bases", "wheels"):  # what these take to get serves other builds too
+        (root / "build" / name).mkdir(parents=True, exist_ok=True)
+        (checkout / "build" / name).symlink_to(root / "build" / name)
+    template = checkout / "images" / f"{TARGET}.Dockerfile.j2"
+    end = "FROM system AS image" if small else "WORKDIR /sqshforge"
+    template.write_text(template.read_text().partition(end)[0])
+    what = recipe.find(TARGET, checkout / "recipes")
+    made = build.build(what, _docker(programs), checkout, programs, reporter)
+    if small:
+        programs.capture([_docker(programs).client, "tag", made.name, BASE])
+    else:
+        _add_packages(made.name, what.python.version, folder / "more", programs, reporter)
+    shutil.rmtree(checkout)
+
+
+def _add_packages(
+    image: str, python: str, folder: Path, programs: Programs, reporter: Reporter
+) -> None:
+    # The pip of this machine knows where packages come from; none of that gets into the image.
+    argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    argv += ["--no-compile", "--only-binary", ":all:", "--python-version", python]
+    for tag in ("manylinux_2_28", "manylinux_2_17", "manylinux2014"):
+        argv += ["--platform", f"{tag}_{os.uname().machine}"]
+    programs.capture([*argv, "--target", folder / "packages", *PACKAGES])
+    (folder / "Dockerfile").write_text(DOCKERFILE.format(image=image, python=python))
+    with reporter.track("packages") as tracker:
+        _docker(programs).build(Build(context=folder, name=BASE), tracker.note)
+    shutil.rmtree(folder)
+
+
+def _save(archive: Path, programs: Programs) -> None:
+    """Keep the base, and only this one of its kind."""
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    for old in archive.parent.glob(f"{archive.name.partition('-')[0]}-*.tar"):
+        old.unlink()
+    partial = archive.with_name(f".{archive.name}.{os.getpid()}")
+    try:
+        programs.capture([_docker(programs).client, "save", "--output", partial, BASE])
+        partial.rename(archive)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _docker(programs: Programs) -> Docker:
+    return Docker.connect(programs)
+
+
+def _unheard(line: str) -> None:
+    """What a short build says is of no interest; its error carries the last of it."""

@@ -1,0 +1,61 @@
+"""Where an image is read from when it is packed.
+
+A source has a config and a content; the content is either a folder, where the layers can be
+mounted (nothing is copied), or tar streams.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sqshforge.errors import RequestError
+from sqshforge.programs import Programs
+from sqshforge.source.archive import Archived
+from sqshforge.source.buildah import Storage
+from sqshforge.source.config import parse_config
+from sqshforge.source.docker import Dockerd
+from sqshforge.source.rootfs import Rootfs
+from sqshforge.source.types import Content, Folder, Source, Stream
+
+__all__ = [
+    "Archived",
+    "Content",
+    "Dockerd",
+    "Folder",
+    "Rootfs",
+    "Source",
+    "Storage",
+    "Stream",
+    "is_address",
+    "parse",
+    "parse_config",
+]
+
+SCHEMES = (
+    "dockerd://NAME[:TAG]",
+    "buildah://NAME[:TAG]",
+    "oci:DIR[:TAG]",
+    "oci-archive:FILE[:TAG]",
+    "docker-archive:FILE[:NAME:TAG]",
+    "rootfs:DIR",
+)
+
+
+def is_address(text: str) -> bool:
+    """Whether a word on the command line is a source's address (a target's name is none)."""
+    return ":" in text or "/" in text
+
+
+def parse(text: str, programs: Programs) -> Source:
+    """The source behind an address; `RequestError` for one of an unknown kind."""
+    if text.startswith("dockerd://"):
+        return Dockerd(text.removeprefix("dockerd://"), programs)
+    if text.startswith("buildah://"):
+        return Storage(text.removeprefix("buildah://"), programs)
+    if text.startswith("rootfs:"):
+        return Rootfs(Path(text.removeprefix("rootfs:")))
+    if text.startswith(("oci:", "oci-archive:", "docker-archive:")):
+        return Archived(text)
+    raise RequestError(
+        f"unknown kind of source {text!r}", mend=f"sources are: TARGET, {', '.join(SCHEMES)}"
+    )

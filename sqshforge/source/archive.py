@@ -1,0 +1,93 @@
+"""An image in an archive or in an OCI layout: its layers are merged as they are read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING
+
+from sqshforge.enroot import CARRIED, ImageConfig
+from sqshforge.errors import WorkError
+from sqshforge.source.config import parse_config, steps, understanding
+from sqshforge.source.types import Content
+
+if TYPE_CHECKING:
+    from sqshforge.archive import Archive
+
+TAIL = os.fsencode(CARRIED)
+
+
+@dataclass(frozen=True)
+class Archived:
+    """An image at an address of `sqshforge.archive`: oci:, oci-archive: or docker-archive:."""
+
+    address: str
+
+    def config(self) -> ImageConfig:
+        from sqshforge import archive
+
+        with archive.open_image(self.address) as image, understanding(self.address):
+            facts = image.config
+            return parse_config(
+                facts.get("config") or facts.get("Config") or {},
+                reference=self.address,
+                digest=image.digest,
+                created=facts.get("created") or "",
+                size=image.size,
+                layers=image.diff_ids,
+                history=steps(facts.get("history")),
+            )
+
+    @contextmanager
+    def open(self, digest: str | None = None) -> Iterator[Content]:
+        from sqshforge import archive
+
+        with archive.open_image(self.address) as image:
+            if digest not in (None, image.digest):
+                raise WorkError(
+                    "the archive holds another image by now",
+                    where=self.address,
+                    mend="pack it again",
+                )
+            yield Layered(image)
+
+
+@dataclass(frozen=True)
+class Layered:
+    """An archive's image as the tar streams that are packed."""
+
+    image: Archive
+
+    def top_names(self, index: int) -> frozenset[bytes] | None:
+        return self.image.top_names(index)
+
+    def write_base(
+        self,
+        out: IO[bytes],
+        files: Mapping[str, bytes],
+        epoch: int,
+        advance: Callable[[float], None],
+        *,
+        split: bool,
+        xattrs: bool,
+    ) -> None:
+        self.image.write_tar(
+            out,
+            keep=(lambda name: not _in_tail(name)) if split else (lambda name: True),
+            layers=None,
+            files=files,
+            epoch=epoch,
+            advance=advance,
+            xattrs=xattrs,
+        )
+
+    def write_tail(self, out: IO[bytes]) -> None:
+        self.image.write_tar(
+            out, keep=_in_tail, layers=None, files={}, epoch=0, advance=lambda count: None
+        )
+
+
+def _in_tail(name: bytes) -> bool:
+    return name == TAIL or name.startswith(TAIL + b"/")

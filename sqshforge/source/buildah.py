@@ -1,0 +1,104 @@
+"""An image in buildah's storage (containers-storage), mounted for as long as it is read."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.programs import Programs
+from sqshforge.runtime.paths import unescape
+from sqshforge.source import working
+from sqshforge.source.config import parse_config, steps, understanding
+from sqshforge.source.types import Folder
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An image in buildah's storage."""
+
+    name: str
+    programs: Programs
+
+    def config(self) -> ImageConfig:
+        program = self.programs.require("buildah", "the source is in its storage")
+        asked = self.programs.attempt([program, "inspect", "--type", "image", "--", self.name])
+        if asked.code != 0:
+            self.programs.capture([program, "images", "--json"])  # else the storage is at fault
+            raise RequestError(
+                f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
+            )
+        listed = self.programs.capture([program, "images", "--json", self.name])
+        reference = f"buildah://{self.name}"
+        with understanding(reference):
+            facts = json.loads(asked.out)
+            oci = facts["OCIv1"]
+            created = facts["Docker"].get("created") or oci.get("created") or ""
+            return parse_config(
+                facts["Docker"].get("config") or {},
+                reference=reference,
+                digest=f"sha256:{facts['FromImageID']}",
+                created=created,
+                size=_bytes(json.loads(listed)[0]["size"]),
+                layers=(oci.get("rootfs") or {}).get("diff_ids") or [],
+                history=steps(oci.get("history")),
+            )
+
+    @contextmanager
+    def open(self, digest: str | None = None) -> Iterator[Folder]:
+        program = self.programs.require("buildah")
+        listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
+        for abandoned in working.abandoned(listed.splitlines()):
+            self._remove(program, abandoned)
+        container = working.name()
+        try:
+            argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
+            self.programs.capture([*argv, "--", self.name])
+            asked = self.programs.capture([program, "inspect", "--type", "container", container])
+            with understanding(f"buildah://{self.name}"):
+                facts = json.loads(asked)
+                made_from, diff_ids = facts["FromImageID"], facts["OCIv1"]["rootfs"]["diff_ids"]
+            if digest not in (None, f"sha256:{made_from}"):
+                raise WorkError(
+                    f"{self.name} is another image by now: it was built anew meanwhile",
+                    mend="pack it again",
+                )
+            merged = Path(self.programs.capture([program, "mount", container]).strip())
+            found = _lower(merged)
+            yield Folder((merged,), found if len(found) == len(diff_ids) else ())
+        finally:
+            self._remove(program, container)
+
+    def _remove(self, program: Path, container: str) -> None:
+        self.programs.attempt([program, "umount", container])
+        self.programs.attempt([program, "rm", container])
+
+
+def _lower(merged: Path) -> tuple[Path, ...]:
+    """The folders that the kernel's overlay on `merged` is made of, the lowest first.
+
+    Empty where it is of another kind (fuse-overlayfs, vfs) or they cannot be read.
+    """
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields, _, rest = line.partition(" - ")
+        kind, _, options = rest.split(" ", 2)
+        if kind != "overlay" or unescape(fields.split(" ")[4]) != str(merged):
+            continue
+        found = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
+        # Its option is relative to the folder of all layers where it would be too long.
+        home = merged.parent.parent
+        names = unescape(found[1]).split(":") if found else []
+        lower = tuple(home / name for name in reversed(names))
+        return lower if all(one.is_dir() for one in lower) else ()
+    return ()
+
+
+def _bytes(text: str) -> int:
+    """A size as buildah writes it: 1.63 GB."""
+    number, unit = text.split()
+    return int(float(number) * 1000 ** ["B", "KB", "MB", "GB", "TB"].index(unit.upper()))

@@ -1,0 +1,100 @@
+"""What engines and archives say of an image, taken apart: docker's or OCI's shape."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import WorkError
+
+# Steps that do not change what is outside of /sqshforge, as histories show them (docker's two
+# builders, buildah).
+ELSEWHERE = re.compile(
+    r"(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
+    r"|SHELL|STOPSIGNAL|USER|VOLUME)\b|.* /sqshforge/"
+)
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of an image's history: when (RFC 3339), and by which instruction."""
+
+    created: str
+    instruction: str
+
+
+def parse_config(
+    config: dict[str, Any],
+    *,
+    reference: str,
+    digest: str | None,
+    created: str,
+    size: int,
+    layers: Sequence[str] = (),
+    history: Sequence[Step] = (),
+) -> ImageConfig:
+    """An image's config in docker's or OCI's shape; keys that are absent or null are empty.
+
+    Raises `WorkError` for a shape that is neither.
+    """
+    with understanding(reference):
+        return ImageConfig(
+            reference=reference,
+            digest=digest,
+            created=parse_time(created),
+            base_created=max(
+                (
+                    parse_time(step.created)
+                    for step in history
+                    if not ELSEWHERE.match(step.instruction)
+                ),
+                default=None,
+            ),
+            size=size,
+            layers=tuple(str(one) for one in layers),
+            env=_words(config.get("Env")),
+            entrypoint=_words(config.get("Entrypoint")),
+            cmd=_words(config.get("Cmd")),
+            workdir=str(config.get("WorkingDir") or ""),
+            volumes=tuple(sorted(config.get("Volumes") or {})),
+            labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
+        )
+
+
+@contextmanager
+def understanding(reference: str) -> Iterator[None]:
+    """Turn what goes wrong in taking an engine's answer apart into a `WorkError`."""
+    try:
+        yield
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        raise WorkError(
+            f"the image's config cannot be understood: {error}", where=reference
+        ) from None
+
+
+def parse_time(text: str) -> int:
+    """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none."""
+    if not text:
+        return 0
+    # Python 3.10 knows neither Z nor more decimals than six.
+    whole = re.sub(r"\.\d+", "", text).replace("Z", "+00:00")
+    return max(0, int((datetime.fromisoformat(whole) - EPOCH).total_seconds()))
+
+
+def _words(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise TypeError(f"a list of words was expected, not {value!r}")
+    return tuple(str(word) for word in value)
+
+
+def steps(history: Any) -> list[Step]:
+    """The steps of an image config's history."""
+    return [Step(one.get("created") or "", one.get("created_by") or "") for one in history or ()]

@@ -1,0 +1,69 @@
+"""What a source is: an image's config, and its content as a folder or as tar streams."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from sqshforge.enroot import ImageConfig
+
+
+@dataclass(frozen=True)
+class Folder:
+    """An image's root file system as folders, mounted or lying somewhere; they are only read.
+
+    `stack` is merged to become the root file system, `layers` are the image's own; both have the
+    lowest first. `layers` is empty where they cannot be seen.
+    """
+
+    stack: tuple[Path, ...]
+    layers: tuple[Path, ...] = ()
+
+    def top_names(self, index: int) -> frozenset[bytes] | None:
+        """The names in `/` that a layer brings or hides; None where that cannot be seen."""
+        if not self.layers:
+            return None
+        return frozenset(os.fsencode(path.name) for path in self.layers[index].iterdir())
+
+
+class Stream(Protocol):
+    """An image's root file system as tar streams, flat, with enroot's changes made."""
+
+    def top_names(self, index: int) -> frozenset[bytes] | None:
+        """The names in `/` that a layer brings or hides; None where that cannot be seen."""
+
+    def write_base(
+        self,
+        out: IO[bytes],
+        files: Mapping[str, bytes],
+        epoch: int,
+        advance: Callable[[float], None],
+        *,
+        split: bool,
+        xattrs: bool,
+    ) -> None:
+        """Write the tree, with `files` in it; without /sqshforge where it is `split` off."""
+
+    def write_tail(self, out: IO[bytes]) -> None:
+        """Write /sqshforge alone; nothing where the image has no such folder."""
+
+
+Content = Folder | Stream
+
+
+class Source(Protocol):
+    """An image to pack."""
+
+    def config(self) -> ImageConfig:
+        """How the image is to be run; `RequestError` where there is no such image."""
+
+    def open(self, digest: str | None = None) -> AbstractContextManager[Content]:
+        """Give the content for the length of a block, and leave nothing behind.
+
+        With the digest of a config, never the content of another image: a name may have come to
+        mean another one since. `WorkError` where that image cannot be had any more.
+        """
