@@ -1,7 +1,10 @@
-"""Packed images without their /sqshforge, kept so that a change of that needs no other work.
+"""What of a packed image an edit of its /sqshforge leaves as it is, kept for the next pack.
 
-Each base is a squash file named by its key, with a record of its pieces' digests beside it. The
-least recently used go first where the cache grows over its limit.
+A base is the squash file of an image without /sqshforge. Its content lies at the start of every
+file that was made from it, so the cache keeps a second name (a hard link) of the newest one, which
+costs no space while that is in use, and beside it the base's own tables. Packed files are never
+written to, only replaced, and a change of one by somebody else is noticed. The least recently
+used go first where the cache grows over its limit.
 """
 
 from __future__ import annotations
@@ -14,24 +17,27 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqshforge import digest
 from sqshforge.errors import RequestError
-from sqshforge.files import copy, partial, publish, remove_leftovers
+from sqshforge.files import copy, link, publish, remove_leftovers
 from sqshforge.lockfile import alone
 from sqshforge.progress import Reporter
+from sqshforge.superblock import LAYOUT, Tables
 
-LIMIT = 50 << 30  # bytes
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 @dataclass(frozen=True)
 class Base:
-    """A kept base: the file, the digests of its pieces, and when it was last used."""
+    """A kept base: a file that begins with its content, and that file's digests."""
 
     path: Path
     pieces: tuple[str, ...]
+    start: int  # of its tables, in bytes
     source: str
     size: int
     used: float  # seconds of the epoch
+    is_untouched: bool  # by its times
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,7 @@ class Cache:
     """A folder of bases, and the bytes that they may take."""
 
     folder: Path
-    limit: int = LIMIT
+    limit: int
 
     @classmethod
     def of_user(cls) -> Cache:
@@ -51,37 +57,47 @@ class Cache:
         folder = os.environ.get("SQSHFORGE_CACHE") or Path(home) / "sqshforge"
         return cls(Path(folder) / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
 
-    def take(self, key: str, target: Path) -> tuple[str, ...] | None:
-        """Copy the base of a key; the digests of its pieces, or None where there is no such base.
+    def take(self, key: str, target: Path, jobs: int) -> Base | None:
+        """Write the base of a key to a new file; None where there is no such base.
 
-        A base that is not what was written is none.
+        A base that is not what was kept is none. `jobs` threads read it where its times do not
+        tell.
         """
         base = self._read(self._place(key))
         if base is None:
             return None
         try:
-            copy(base.path, target)
+            if not base.is_untouched and digest.pieces(base.path, jobs) != list(base.pieces):
+                return None
+            tables = _tables(base.path).read_bytes()
+            copy(base.path, target, base.start)
             os.utime(_beside(base.path))
         except FileNotFoundError:  # it was pruned at this moment
+            target.unlink(missing_ok=True)
             return None
-        return base.pieces
+        Tables(tables[: LAYOUT.size], base.start, tables[LAYOUT.size :]).put(target)
+        return base
 
-    def partial(self, key: str) -> Path:
-        """Where a base is written before it is added."""
-        return partial(self._place(key))
+    def add(
+        self, key: str, packed: Path, pieces: Sequence[str], tables: Tables, source: str
+    ) -> None:
+        """Keep the base of a key, whose content a packed file begins with, then keep to the limit.
 
-    def add(self, key: str, written: Path, pieces: Sequence[str], source: str) -> None:
-        """Take over a file of `partial` as the base of a key, then keep to the limit."""
+        `tables` are the base's, `pieces` the digests of the packed file.
+        """
         place = self._place(key)
-        found = written.stat()
+        publish(tables.superblock + tables.rest, _tables(place))
+        link(packed, place)
+        found = place.stat()
         record = {
             "source": source,
+            "start": tables.start,
             "size": found.st_size,
             "mtime_ns": found.st_mtime_ns,
+            "ctime_ns": found.st_ctime_ns,
             "pieces": list(pieces),
         }
         publish(json.dumps(record).encode(), _beside(place))
-        written.rename(place)
         self.prune(keep=place)
 
     @contextmanager
@@ -108,8 +124,8 @@ class Cache:
             if total > allowed and base.path != keep:
                 total -= base.size
                 gone.append(base)
-                _beside(base.path).unlink(missing_ok=True)
-                base.path.unlink(missing_ok=True)
+                for path in (_beside(base.path), _tables(base.path), base.path):
+                    path.unlink(missing_ok=True)
         return gone
 
     def _place(self, key: str) -> Path:
@@ -119,9 +135,18 @@ class Cache:
         try:
             facts = json.loads(_beside(path).read_text())
             found, used = path.stat(), _beside(path).stat().st_mtime
-            if (found.st_size, found.st_mtime_ns) != (facts["size"], facts["mtime_ns"]):
+            if found.st_size != facts["size"]:
                 return None
-            return Base(path, tuple(facts["pieces"]), facts["source"], facts["size"], used)
+            times = (facts["mtime_ns"], facts["ctime_ns"])
+            return Base(
+                path=path,
+                pieces=tuple(facts["pieces"]),
+                start=facts["start"],
+                source=facts["source"],
+                size=facts["size"],
+                used=used,
+                is_untouched=(found.st_mtime_ns, found.st_ctime_ns) == times,
+            )
         except (OSError, ValueError, LookupError, TypeError):
             return None
 
@@ -136,3 +161,7 @@ def size(text: str) -> int:
 
 def _beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.json")
+
+
+def _tables(path: Path) -> Path:
+    return path.with_name(f"{path.name}.tables")

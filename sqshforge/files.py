@@ -43,12 +43,26 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def copy(source: Path, target: Path) -> None:
-    """Copy a file's content to a new file; its blocks are shared where that can be (reflink)."""
+def copy(source: Path, target: Path, count: int) -> None:
+    """Copy the first bytes of a file to a new file, which may get more of it.
+
+    Blocks are shared where the file system can (reflink).
+    """
     with source.open("rb") as come, target.open("xb") as go:
         try:
             fcntl.ioctl(go.fileno(), FICLONE, come.fileno())
         except OSError:
-            left = os.fstat(come.fileno()).st_size
-            while left and (count := os.sendfile(go.fileno(), come.fileno(), None, left)):
-                left -= count
+            while count and (copied := os.sendfile(go.fileno(), come.fileno(), None, count)):
+                count -= copied
+
+
+def link(source: Path, target: Path) -> None:
+    """Give a file a second name, or copy it where that cannot be; the name is taken at once."""
+    written = partial(target)
+    written.unlink(missing_ok=True)
+    try:
+        os.link(source, written)
+    except OSError:  # another file system, or one without links
+        copy(source, written, source.stat().st_size)
+        shutil.copystat(source, written)
+    written.rename(target)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge import digest, enroot, source, squash
+from sqshforge import digest, enroot, record, source, squash
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
@@ -173,13 +173,13 @@ def test_the_same_image_gives_the_same_bytes(
     again = pack(odd.addresses[name], tmp_path / "again.sqsh", **options)
     assert not again.up_to_date
     assert again.path.read_bytes() == packed[name].read_bytes()
-    first = squash.read_record(packed[name])
+    first = record.read(packed[name])
     assert first is not None and again.key == first["key"]
 
 
 def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
     other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
-    first = squash.read_record(packed["buildah"])
+    first = record.read(packed["buildah"])
     assert first is not None and other.key != first["key"]
     assert other.path.read_bytes() != packed["buildah"].read_bytes()
 

@@ -1,0 +1,107 @@
+"""An image's squash file in two steps: all but /sqshforge, then /sqshforge.
+
+The first step takes the time. What it gives depends on nothing in /sqshforge, and the cache of
+bases has it for the next pack; a cold pack goes the same two steps, and so gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import digest, dress, tail
+from sqshforge.cache import Base, Cache
+from sqshforge.enroot import CARRIED
+from sqshforge.mksquashfs import Squasher
+from sqshforge.order import Order
+from sqshforge.programs import Programs
+from sqshforge.source import Content, Folder, overlay
+from sqshforge.superblock import Tables
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An image's content while it is open: mounted (`stack`), or streams.
+
+    `tail` is its /sqshforge where that can be appended, else None.
+    """
+
+    content: Content
+    stack: overlay.Stack | None
+    tail: Path | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that was written: the digests of its pieces, and the tables of its base, if any."""
+
+    pieces: Sequence[str]
+    base: Tables | None = None
+
+
+@contextmanager
+def opened(content: Content, order: Order, work: Path, programs: Programs) -> Iterator[Opened]:
+    """Mount an image's content, or unpack the little of it that has to be, below `work`.
+
+    Extended attributes cannot be carried over by an ordinary user: with them, nothing is
+    appended.
+    """
+    mount, files = work / "mount", work / "files"
+    mount.mkdir()
+    files.mkdir()
+    if isinstance(content, Folder):
+        with overlay.mounted(content.stack, mount, programs) as stack:
+            folder = stack.image / CARRIED
+            found = folder if folder.is_dir() and not folder.is_symlink() else None
+            yield Opened(content, stack, None if order.options.xattrs else found)
+    else:
+        unpacked = None if order.options.xattrs else tail.unpack(content, files)
+        yield Opened(content, None, unpacked)
+
+
+def base_layers(order: Order, content: Content) -> tuple[str, ...] | None:
+    """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
+    layers = order.config.layers
+    count = len(layers)
+    while count:
+        names = content.top_names(count - 1)
+        if names is None:
+            return None
+        if not names <= {os.fsencode(CARRIED)}:
+            break
+        count -= 1
+    return layers[:count] or None
+
+
+def whole(image: Opened, order: Order, squasher: Squasher, target: Path) -> Written:
+    """Write an image from nothing."""
+    split = image.tail is not None
+    epoch = order.base_epoch if split else order.epoch
+    if image.stack is not None:
+        dress.fill(image.stack.top, image.stack.image, order.files, epoch)
+        squasher.folder(image.stack.merge(), target, epoch, split=split)
+    else:
+        assert not isinstance(image.content, Folder)
+        squasher.tar(image.content, order.files, target, epoch, split=split)
+    if image.tail is None:
+        return Written(digest.pieces(target, order.options.jobs))
+    tables = Tables.of(target)
+    squasher.append(image.tail, target, order.epoch)
+    return Written(digest.pieces(target, order.options.jobs), tables)
+
+
+def edited(
+    image: Opened, order: Order, squasher: Squasher, target: Path, key: str, cache: Cache
+) -> Written | None:
+    """Write an image whose base the cache has; None where it has not."""
+    base: Base | None = cache.take(key, target, order.options.jobs)
+    if base is None or image.tail is None:
+        return None
+    tables = Tables.of(target)
+    squasher.append(image.tail, target, order.epoch)
+    # The append writes the superblock, in the first piece, and the tables at the end.
+    known = ["", *base.pieces[1 : base.start // digest.PIECE]]
+    return Written(digest.pieces(target, order.options.jobs, known), tables)

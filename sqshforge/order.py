@@ -1,0 +1,85 @@
+"""What is to be packed and how, and the keys that follow from it: known before an image is read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from sqshforge import enroot
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import RequestError
+from sqshforge.mksquashfs import Options
+
+NEWEST = 2**32 - 1  # times in a squash file are 32 bits, without a sign
+FORMAT = 2  # part of every key: raised when equal inputs come to give other bytes
+
+
+@dataclass(frozen=True)
+class Order:
+    """One image and the options to pack it with."""
+
+    config: ImageConfig
+    options: Options
+    base_epoch: int  # the newest time in what is outside of /sqshforge, seconds of the epoch
+    epoch: int  # the newest time in the file
+    tool: str  # the squash tool and its version
+
+    @classmethod
+    def of(cls, config: ImageConfig, options: Options, tool: str) -> Order:
+        """The order with SOURCE_DATE_EPOCH, else with the times at which the image was made.
+
+        Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
+        """
+        text = os.environ.get("SOURCE_DATE_EPOCH")
+        if text is None:
+            base = config.created if config.base_created is None else config.base_created
+            return cls(config, options, base, config.created, tool)
+        if not (text.isascii() and text.isdigit() and int(text) <= NEWEST):
+            raise RequestError(
+                f"SOURCE_DATE_EPOCH is {text!r}", mend="seconds since 1970, or leave it unset"
+            )
+        return cls(config, options, int(text), int(text), tool)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Enroot's four files."""
+        return enroot.files(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What, apart from the image, the bytes depend on."""
+        return {
+            "level": self.options.level,
+            "block": self.options.block,
+            "xattrs": self.options.xattrs,
+            "tool": self.tool,
+            "base_epoch": self.base_epoch,
+            "epoch": self.epoch,
+        }
+
+    @property
+    def key(self) -> str:
+        """A digest of all that the bytes of the file depend on: its content key.
+
+        An image is its layers and what its config says of running it; under which name it was
+        found, and in which store, does not matter.
+        """
+        facts = asdict(replace(self.config, size=0))
+        if self.config.layers:
+            facts = {**facts, "reference": "", "digest": ""}
+        return _digest({"config": facts, **self.settings})
+
+    def base_key(self, layers: Sequence[str]) -> str:
+        """The same of the image without /sqshforge, which is made of these layers."""
+        files = {name: data.decode("latin-1") for name, data in self.files.items()}
+        settings = {name: value for name, value in self.settings.items() if name != "epoch"}
+        return _digest({"layers": list(layers), "files": files, **settings})
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    text = json.dumps({"format": FORMAT, **facts}, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
