@@ -80,10 +80,10 @@ class Squasher:
 
         What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
         """
-        argv: list[str | Path] = ["mksquashfs", root, target, "-noappend", *self._arguments()]
+        argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self._arguments()]
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
         argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
-        with self._running(argv, epoch) as process:
+        with self._running(argv, epoch, cwd=root) as process:
             self._follow(process)
 
     def tar(
@@ -108,10 +108,11 @@ class Squasher:
 
     def append(self, tail: Path, target: Path, epoch: int) -> None:
         """Append a folder to a squash file that has none of that name, under its own name."""
-        argv: list[str | Path] = ["mksquashfs", tail, target, "-keep-as-directory", "-no-recovery"]
+        argv: list[str | Path] = ["mksquashfs", tail.name, target]
+        argv += ["-keep-as-directory", "-no-recovery"]
         argv += self._arguments()
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
-        with self._running(argv, epoch) as process:
+        with self._running(argv, epoch, cwd=tail.parent) as process:
             process.wait()
 
     def _arguments(self) -> list[str]:
@@ -124,17 +125,23 @@ class Squasher:
 
     @contextlib.contextmanager
     def _running(
-        self, argv: list[str | Path], epoch: int, stdin: int | None = None
+        self,
+        argv: list[str | Path],
+        epoch: int,
+        *,
+        stdin: int | None = None,
+        cwd: Path | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run mksquashfs for the length of a block.
 
-        The epoch goes by the variable, and not by -mkfs-time or -all-time: both at once it
-        refuses.
+        In the folder that it reads (`cwd`), as it names each file by its whole path, and one that
+        leads through another process's root is slow to follow. The epoch goes by the variable, and
+        not by -mkfs-time or -all-time: both at once it refuses.
         """
         environment = {"SOURCE_DATE_EPOCH": str(epoch)}
         with tempfile.TemporaryFile() as said:
             with self.programs.start(
-                argv, stdin=stdin, stdout=said, stderr=said, env=environment
+                argv, stdin=stdin, stdout=said, stderr=said, env=environment, cwd=cwd
             ) as process:
                 yield process
                 code = process.wait()

@@ -26,6 +26,7 @@ FAST = squash.Options.of("fast")
 SUPPLIED = {"etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys"}
 CHANGED = {".", "etc", "dev"}
 WORKDIR = {"made", "made/by workdir"}
+ARCHIVES = ("oci", "oci-archive", "docker-archive")
 
 
 class Odd(NamedTuple):
@@ -52,8 +53,24 @@ def odd(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
                 "docker": f"dockerd://{(docker := oddroot.in_docker(context, docker_host))}",
                 "exported": f"exported:{docker}",
                 "rootfs": f"rootfs:{tree}",
+                **archived(buildah, folder),
+                "saved": saved(docker, folder),
             },
         )
+
+
+def archived(name: str, folder: Path) -> dict[str, str]:
+    """An image of buildah's in all three kinds of archive."""
+    places = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
+    for address in places.values():
+        Programs().capture(["buildah", "push", "--quiet", name, f"{address}:odd:1"])
+    return places
+
+
+def saved(name: str, folder: Path) -> str:
+    """An image of docker's as docker itself archives it."""
+    Programs().capture([CLIENT, "save", "--output", folder / "saved", name])
+    return f"docker-archive:{folder / 'saved'}"
 
 
 def pack(address: str, output: Path, **options: Any) -> squash.Packed:
@@ -99,7 +116,9 @@ def found(packed: dict[str, Path]) -> dict[str, dict[str, oddroot.Entry]]:
 
 
 Found = dict[str, dict[str, oddroot.Entry]]
-every = pytest.mark.parametrize("name", ["buildah", "docker", "exported", "rootfs"])
+every = pytest.mark.parametrize(
+    "name", ["buildah", "docker", "exported", "rootfs", *ARCHIVES, "saved"]
+)
 
 
 @every
@@ -135,6 +154,20 @@ def test_the_expected_oddities_are_really_there(name: str, found: Found) -> None
 
 def test_mounted_or_exported_the_tree_is_the_same(found: Found) -> None:
     assert found["docker"] == found["exported"]
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_mounted_or_archived_the_tree_is_the_same(name: str, found: Found) -> None:
+    assert found[name] == found["buildah"]
+
+
+def test_saved_by_docker_the_tree_is_the_same(found: Found) -> None:
+    assert found["saved"] == found["docker"]
+
+
+def test_all_kinds_of_archives_give_the_same_bytes(packed: dict[str, Path]) -> None:
+    first, *others = (packed[name].read_bytes() for name in ARCHIVES)
+    assert all(other == first for other in others)
 
 
 def test_both_engines_give_the_same_tree(found: Found) -> None:

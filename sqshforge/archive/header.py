@@ -1,0 +1,237 @@
+"""The entries of a tar: POSIX, GNU and the old form, as Go's reader takes them.
+
+Engines read layers with Go's archive/tar. What it refuses is refused here, so that no archive
+means one thing to them and another to us.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from sqshforge.archive import limits, sparse
+from sqshforge.archive.faults import broken, refused, shown
+from sqshforge.archive.window import Window
+
+BLOCK = 512
+FILE, LINK, SYMLINK, CHAR, DISK, FOLDER, FIFO = (b"%d" % kind for kind in range(7))
+OLD_FILE, CONTIGUOUS, GNU_SPARSE = b"\0", b"7", b"S"
+KINDS = frozenset((FILE, LINK, SYMLINK, CHAR, DISK, FOLDER, FIFO))
+EXTENDED, GLOBAL, LONG_NAME, LONG_LINK = b"x", b"g", b"L", b"K"
+BEFORE = frozenset((EXTENDED, GLOBAL, LONG_NAME, LONG_LINK))
+XATTR = b"SCHILY.xattr."
+NOTHING = bytes(BLOCK)
+_SECONDS = re.compile(rb"(-?[0-9]{1,18})(\.[0-9]*)?")
+_NO_XATTRS: tuple[tuple[bytes, bytes], ...] = ()
+
+
+class Entry(NamedTuple):
+    """What the headers of one entry say."""
+
+    name: bytes
+    kind: bytes  # one of KINDS
+    mode: int
+    mtime: int  # whole seconds, from the epoch on
+    size: int  # of the file; 0 for all else
+    offset: int  # in the tar, of what is stored of it
+    target: bytes  # of links
+    device: tuple[int, int]
+    xattrs: tuple[tuple[bytes, bytes], ...]
+    segments: sparse.Segments | None  # where a file has holes
+
+
+def entries(window: Window) -> Iterator[Entry]:
+    """Read entry after entry up to the end mark; the data is left out."""
+    where = window.where
+    while header := _header(window):
+        records: list[tuple[bytes, bytes]] = []
+        long: dict[bytes, bytes] = {}
+        kind = header[156:157]
+        while kind in BEFORE:
+            size = number(header[124:136], where)
+            if not 0 <= size <= limits.HEADER:
+                raise refused(
+                    f"an extended header of {size} bytes; {limits.HEADER} are the most",
+                    where,
+                    "build the image anew: no name and no attribute is that long",
+                )
+            data = window.take(size + -size % BLOCK)[:size]
+            if kind == EXTENDED:
+                records = _records(data, where)
+            elif kind != GLOBAL:  # engines too leave those out
+                long[kind] = data.partition(b"\0")[0]
+            header = _header(window)
+            if not header:
+                raise broken("an extended header without its entry", where)
+            kind = header[156:157]
+        if records or long or kind not in KINDS:
+            entry, stored = _special(window, header, records, long)
+        else:
+            entry, stored = _plain(window, header)
+        yield entry
+        window.skip(entry.offset + stored + -stored % BLOCK - window.position)
+
+
+def _header(window: Window) -> bytes:
+    """The next header; b"" at the end, with or without its mark."""
+    header = window.block(BLOCK)
+    if header == NOTHING:
+        if window.block(BLOCK) not in (b"", NOTHING):
+            raise broken("a block of zeros amid the entries of a tar", window.where)
+        return b""
+    if header:
+        field = header[148:156]
+        if number(field, window.where) != sum(header) - sum(field) + 8 * 32:
+            raise broken("the checksum of a tar header is wrong", window.where)
+    return header
+
+
+def _plain(window: Window, header: bytes) -> tuple[Entry, int]:
+    """An entry whose one header says it all."""
+    where = window.where
+    kind = header[156:157]
+    size = number(header[124:136], where)
+    if size < 0:
+        raise _negative(where)
+    if kind != FILE:
+        size = 0  # whatever it says: no data follows
+    target = header[157:257].partition(b"\0")[0] if kind in (LINK, SYMLINK) else b""
+    entry = Entry(
+        _name(header),
+        kind,
+        number(header[100:108], where) & 0o7777,
+        max(number(header[136:148], where), 0),
+        size,
+        window.position,
+        target,
+        _device(header, where) if kind in (CHAR, DISK) else (0, 0),
+        _NO_XATTRS,
+        None,
+    )
+    return entry, size
+
+
+def _special(
+    window: Window,
+    header: bytes,
+    records: list[tuple[bytes, bytes]],
+    long: dict[bytes, bytes],
+) -> tuple[Entry, int]:
+    """An entry with extended headers, or of a kind that few have; and the bytes stored of it."""
+    where = window.where
+    known = dict(records)
+    kind = header[156:157]
+    name = long.get(LONG_NAME) or known.get(b"path") or _name(header)
+    if kind == OLD_FILE:
+        kind = FOLDER if name.endswith(b"/") else FILE
+    elif kind in (CONTIGUOUS, GNU_SPARSE):
+        kind = FILE
+    if kind not in KINDS:
+        raise refused(
+            f"{shown(name)} is of a kind that no image has ({kind!r})",
+            where,
+            "leave that file out of the image",
+        )
+    size = stored = _stated(known.get(b"size"), number(header[124:136], where), where)
+    if kind != FILE:
+        size = stored = 0
+    segments = None
+    if kind == FILE:
+        if header[156:157] == GNU_SPARSE:
+            segments, size = sparse.of_header(header, window, number)
+        elif any(key.startswith(b"GNU.sparse.") for key in known):
+            segments, size, used = sparse.of_records(records, window, size)
+            stored -= used
+            name = known.get(b"GNU.sparse.name") or name
+        if segments is not None:
+            sparse.check(segments, size, stored, where)
+    seconds = number(header[136:148], where)
+    if b"mtime" in known:
+        match = _SECONDS.fullmatch(known[b"mtime"])
+        if match is None:
+            raise broken("a time in an extended header is none", where)
+        seconds = int(match[1])
+    target = long.get(LONG_LINK) or known.get(b"linkpath")
+    entry = Entry(
+        name,
+        kind,
+        number(header[100:108], where) & 0o7777,
+        max(seconds, 0),
+        size,
+        window.position,
+        target or header[157:257].partition(b"\0")[0],
+        _device(header, where) if kind in (CHAR, DISK) else (0, 0),
+        tuple(
+            (key[len(XATTR) :], value)
+            for key, value in sorted(known.items())
+            if key.startswith(XATTR)
+        ),
+        segments,
+    )
+    return entry, stored
+
+
+def number(field: bytes, where: str) -> int:
+    """A number of a header: octal digits, or binary where the first bit is set."""
+    if field[0] & 0x80:
+        value = int.from_bytes(field, "big") & ~(0x80 << 8 * (len(field) - 1))
+        return value if not field[0] & 0x40 else value - (0x80 << 8 * (len(field) - 1))
+    digits = field.strip(b" \0")
+    if not digits:
+        return 0
+    try:
+        if digits.isdigit():
+            return int(digits, 8)
+    except ValueError:
+        pass
+    raise broken("a number of a tar header is none", where)
+
+
+def _stated(text: bytes | None, otherwise: int, where: str) -> int:
+    if text is None:
+        size = otherwise
+    elif text.isdigit() and len(text) < 20:
+        size = int(text)
+    else:
+        raise broken("a size in an extended header is none", where)
+    if size < 0:
+        raise _negative(where)
+    return size
+
+
+def _negative(where: str) -> Exception:
+    return broken("an entry of negative size", where)
+
+
+def _device(header: bytes, where: str) -> tuple[int, int]:
+    major, minor = number(header[329:337], where), number(header[337:345], where)
+    if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
+        raise broken("a device of a number that Linux does not have", where)
+    return major, minor
+
+
+def _name(header: bytes) -> bytes:
+    name = header[:100].partition(b"\0")[0]
+    if header[257:263] == b"ustar\0" and header[345]:
+        return header[345:500].partition(b"\0")[0] + b"/" + name
+    return name
+
+
+def _records(data: bytes, where: str) -> list[tuple[bytes, bytes]]:
+    """The records of an extended header: a line each, its length in front (pax(1))."""
+    found: list[tuple[bytes, bytes]] = []
+    at, end = 0, len(data)
+    while at < end:
+        space = data.find(b" ", at, at + 8)
+        digits = data[at:space]
+        length = int(digits) if space > 0 and digits.isdigit() else 0
+        line = data[space + 1 : at + length]
+        key, is_one, value = line[:-1].partition(b"=")
+        if not is_one or not key or line[-1:] != b"\n" or at + length > end:
+            raise broken("a record of an extended header is none", where)
+        if b"\0" in key or (b"\0" in value and key in (b"path", b"linkpath", b"GNU.sparse.name")):
+            raise broken("a name in an extended header holds a zero byte", where)
+        found.append((key, value))
+        at += length
+    return found

@@ -1,0 +1,139 @@
+"""A layer's bytes: decompressed as they are read, counted, and compared with their digests."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import IO, Protocol, cast
+
+import zstandard
+from isal import igzip, igzip_lib
+
+from sqshforge.archive import limits
+from sqshforge.archive.faults import broken, refused, too_much
+from sqshforge.archive.region import Reader, Region
+
+PIECE = 1 << 20
+FAULTS: tuple[type[Exception], ...] = (
+    EOFError,
+    OSError,
+    zlib.error,
+    cast(type[Exception], igzip_lib.IsalError),  # its stub says that it is an exception itself
+    zstandard.ZstdError,
+)
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ\0": "xz",
+}
+GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # how layers of packages do
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer as a manifest lists it; `digest` is that of the blob where one is given."""
+
+    region: Region
+    diff_id: str
+    digest: str | None
+    where: str  # for messages
+
+    @property
+    def form(self) -> str:
+        """What it is compressed with, by its first bytes: media types are often wrong."""
+        return form(self.region)
+
+    @property
+    def estimate(self) -> int:
+        return int(self.region.size * GROWS.get(self.form, 1.0))
+
+
+def form(region: Region) -> str:
+    begin = region.first(8)
+    if begin[1:4] == b"\x2a\x4d\x18" and begin[0] & 0xF0 == 0x50:
+        return "zstd"  # it begins with a frame for somebody else
+    return next((name for magic, name in MAGIC.items() if begin.startswith(magic)), "tar")
+
+
+@dataclass
+class Meter:
+    """Counts what layers unpack to, against what they take packed."""
+
+    packed: int
+    unpacked: int = 0
+    told: Callable[[float], None] | None = field(default=None)
+
+    def count(self, amount: int, where: str) -> None:
+        self.unpacked += amount
+        if self.unpacked > limits.UNPACKED:
+            raise too_much("the layers unpack to more than a terabyte", where)
+        if self.unpacked > max(limits.RATIO_FROM, limits.RATIO * self.packed):
+            raise too_much(f"the layers unpack to over {limits.RATIO} times their size", where)
+        if self.told is not None:
+            self.told(amount)
+
+
+class Hasher:
+    """A digest that is computed while its user goes on reading."""
+
+    def __init__(self, digest: str, pool: ThreadPoolExecutor) -> None:
+        self.expected = digest
+        self._name = digest.partition(":")[0]
+        self._hash = hashlib.new(self._name)
+        self._pool = pool
+        self._last: Future[None] | None = None
+
+    def update(self, data: bytes) -> None:
+        if self._last is not None:
+            self._last.result()
+        self._last = self._pool.submit(self._hash.update, data)
+
+    def is_right(self) -> bool:
+        if self._last is not None:
+            self._last.result()
+        return f"{self._name}:{self._hash.hexdigest()}" == self.expected
+
+
+class _Decoder(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class Unpacked:
+    """A layer's tar as it is decompressed; `read` gives b"" at its end."""
+
+    def __init__(self, layer: Layer, see: Callable[[bytes], None] | None = None) -> None:
+        self._layer = layer
+        self.raw = Reader(layer.region, see)
+        self.skip: Callable[[int], int] | None = None  # only where nothing has to be seen
+        self._decoder: _Decoder
+        kind = layer.form
+        self.is_plain = kind == "tar"
+        if kind == "gzip":
+            self._decoder = igzip.IGzipFile(fileobj=self.raw, mode="rb")
+        elif kind == "zstd":
+            decoder = zstandard.ZstdDecompressor(max_window_size=limits.WINDOW)
+            self._decoder = decoder.stream_reader(
+                cast(IO[bytes], self.raw), read_size=PIECE // 4, read_across_frames=True
+            )
+        elif kind == "tar":
+            self._decoder = self.raw
+            self.skip = self.raw.skip if see is None else None
+        else:
+            raise refused(
+                f"a layer is compressed with {kind}",
+                layer.where,
+                "write the archive with gzip, zstd or no compression",
+            )
+
+    def read(self) -> bytes:
+        try:
+            return self._decoder.read(PIECE)
+        except FAULTS as error:
+            raise broken(
+                f"a layer cannot be decompressed ({str(error) or 'it ends early'})",
+                self._layer.where,
+            ) from None

@@ -1,0 +1,223 @@
+"""OCI layouts: from an index to the manifest of one image, and from there to its layers."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import re
+from dataclasses import dataclass
+
+from sqshforge.archive import limits
+from sqshforge.archive.document import Document, load
+from sqshforge.archive.faults import AGAIN, broken, refused, shown, too_much
+from sqshforge.archive.layer import Layer
+from sqshforge.archive.region import Region
+from sqshforge.archive.store import Store
+from sqshforge.errors import RequestError, WorkError
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
+INDEXES = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+)
+CONFIGS = (
+    "",
+    "application/vnd.oci.image.config.v1+json",
+    "application/vnd.docker.container.image.v1+json",
+)
+LAYERS = re.compile(
+    r"application/vnd\.(oci\.image\.layer(\.nondistributable)?\.v1\.tar"
+    r"|docker\.image\.rootfs\.(foreign\.)?diff\.tar)([.+](gzip|zstd))?"
+)
+NAMES = ("org.opencontainers.image.ref.name", "io.containerd.image.name")
+ATTESTATION = "vnd.docker.reference.type"
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Image:
+    """The parts of an image, before its layers are read."""
+
+    config: bytes
+    layers: tuple[Layer, ...]
+    diff_ids: tuple[str, ...]
+    document: Document
+
+
+def find(store: Store, tag: str, address: str) -> Image:
+    """The image of a tag; without one the only image, or the only one for this machine."""
+    index = store.region("index.json")
+    if index is None:
+        raise RequestError(
+            f"{address} is no OCI image: it has no index.json",
+            mend="an archive of `docker save` is docker-archive:FILE",
+        )
+    document = Document(
+        load(index.whole(limits.JSON, "index.json"), "index.json", address), "index.json", address
+    )
+    chosen = _chosen(document, tag, address)
+    for _ in range(limits.NESTING):
+        document = _document(store, chosen, "a manifest", address)
+        if _kind(chosen, document) in MANIFESTS:
+            return _image(store, document, address)
+        chosen = _chosen(document, "", address)
+    raise too_much(f"more than {limits.NESTING} indexes within each other", address)
+
+
+def diff_ids(config: Document) -> tuple[str, ...]:
+    """What a config says of its layers; its other parts are seen to be of the right kind too."""
+    found = tuple(config.map("rootfs").texts("diff_ids"))
+    for one in found:
+        if not DIGEST.fullmatch(one):
+            raise config.fault(f"lists {shown(one)} as a layer, which is no digest")
+    for key in ("config", "Config"):
+        config.map(key)
+    config.text("created", "")
+    config.maps("history")
+    if "rootfs" not in config.value:
+        raise config.fault("does not list its layers: it is of no container image")
+    return found
+
+
+def check_count(layers: int, diffs: int, address: str) -> None:
+    if layers > limits.LAYERS:
+        raise too_much(f"an image of {layers} layers; {limits.LAYERS} are the most", address)
+    if layers != diffs:
+        raise broken(f"its manifest has {layers} layers, its config {diffs}", address)
+
+
+def _image(store: Store, manifest: Document, address: str) -> Image:
+    listed = manifest.maps("layers")
+    described = manifest.map("config")
+    if described.text("mediaType", "") not in CONFIGS:
+        raise refused(
+            f"it is {shown(described.text('mediaType'))}, not a container image",
+            address,
+            "give the address of a container image",
+        )
+    region = _blob(store, described, "the config", address)
+    data = _read(region, described, "the config", address)
+    config = Document(load(data, "the config", address), "the config", address)
+    diffs = diff_ids(config)
+    check_count(len(listed), len(diffs), address)
+    layers = []
+    for number, (one, diff_id) in enumerate(zip(listed, diffs, strict=True), 1):
+        name = f"layer {number} of {len(diffs)}"
+        media = one.text("mediaType")
+        if not LAYERS.fullmatch(media):
+            raise refused(
+                f"{name} is {shown(media)}",
+                address,
+                "write the archive with layers that are tars, plain or with gzip or zstd",
+            )
+        region = _blob(store, one, name, address)
+        where = f"{address}, {name} ({_digest(one)[:19]})"
+        layers.append(Layer(region, diff_id, _digest(one), where))
+    return Image(data, tuple(layers), diffs, config)
+
+
+def _chosen(index: Document, tag: str, address: str) -> Document:
+    """The one entry of an index that is meant."""
+    images = [one for one in index.maps("manifests") if not _is_attestation(one)]
+    if tag:
+        named = [one for one in images if tag in _names(one)]
+        if not named:
+            known = sorted({_names(one)[0] for one in images if _names(one)})
+            raise RequestError(
+                f"{address} has no image {tag!r}",
+                mend=f"its images are: {', '.join(known)}" if known else "leave the name away",
+            )
+        images = named
+    if not images:
+        raise broken("an index without any image", address)
+    distinct = list({_digest(one): one for one in images}.values())
+    if len(distinct) == 1:
+        return distinct[0]
+    here = MACHINES.get(platform.machine(), platform.machine())
+    for wanted in (f"linux/{here}", "linux/amd64"):
+        fitting = [one for one in distinct if _platform(one) == wanted]
+        if len(fitting) == 1 or (fitting and not any(_names(one) for one in fitting)):
+            return fitting[0]
+    tags = sorted({_names(one)[0] for one in distinct if _names(one)})
+    if tags and not tag:
+        raise RequestError(
+            f"{address} has {len(distinct)} images", mend=f"add one of: :{', :'.join(tags)}"
+        )
+    raise RequestError(
+        f"{address} has no image for linux/{here}",
+        mend=f"it has them for: {', '.join(sorted({_platform(one) for one in distinct}))}",
+    )
+
+
+def _names(described: Document) -> list[str]:
+    """What an image may be called: by its short name, and by what docker adds to that."""
+    notes = described.map("annotations")
+    return [notes.text(key) for key in NAMES if notes.text(key, "")]
+
+
+def _platform(described: Document) -> str:
+    given = described.map("platform")
+    return f"{given.text('os', 'unknown')}/{given.text('architecture', 'unknown')}"
+
+
+def _is_attestation(described: Document) -> bool:
+    if ATTESTATION in described.map("annotations").value:
+        return True
+    return "platform" in described.value and _platform(described) == "unknown/unknown"
+
+
+def _kind(described: Document, document: Document) -> str:
+    """Whether a document is an index or a manifest, in the words of OCI."""
+    given = described.text("mediaType", "") or document.text("mediaType", "")
+    if not given:
+        given = INDEXES[0] if "manifests" in document.value else MANIFESTS[0]
+    if given not in (*INDEXES, *MANIFESTS):
+        raise document.fault(f"is {shown(given)}, which is neither an image nor an index")
+    return given
+
+
+def _digest(described: Document) -> str:
+    digest = described.text("digest")
+    if not DIGEST.fullmatch(digest):
+        raise described.fault(f"has {shown(digest)} as its digest, which is none")
+    return digest
+
+
+def _blob(store: Store, described: Document, what: str, address: str) -> Region:
+    digest = _digest(described)
+    region = store.region(f"blobs/{digest.replace(':', '/')}")
+    size = described.number("size")
+    if region is None and described.texts("urls"):
+        raise refused(
+            f"{what} is not in it, only the address where it could be had",
+            address,
+            "pull the image with its foreign layers, and save it again",
+        )
+    if region is None:
+        raise broken(f"{what} ({digest[:19]}) is missing", address)
+    if region.size != size:
+        raise broken(f"{what} has {region.size} bytes; {size} were announced", address)
+    return region
+
+
+def _document(store: Store, described: Document, what: str, address: str) -> Document:
+    region = _blob(store, described, what, address)
+    return Document(load(_read(region, described, what, address), what, address), what, address)
+
+
+def _read(region: Region, described: Document, what: str, address: str) -> bytes:
+    """A blob's bytes, compared with its digest."""
+    data = region.whole(limits.JSON, what)
+    digest = _digest(described)
+    algorithm = digest.partition(":")[0]
+    if hashlib.new(algorithm, data).hexdigest() != digest.partition(":")[2]:
+        raise mismatch(what, address)
+    return data
+
+
+def mismatch(what: str, where: str) -> WorkError:
+    return WorkError(f"{what} does not match its digest: it was damaged", where=where, mend=AGAIN)

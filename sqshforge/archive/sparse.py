@@ -1,0 +1,115 @@
+"""Files with holes: where in a file the bytes stand that are stored of it.
+
+GNU tar has had four ways to say so; docker's own layers have none, other tools' may.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sqshforge.archive import limits
+from sqshforge.archive.faults import broken, too_much
+from sqshforge.archive.window import Window
+
+Segments = tuple[tuple[int, int], ...]  # offset in the file, count of bytes
+BLOCK = 512
+_MOST = limits.HEADER // 8  # segments
+
+
+def of_header(
+    header: bytes, window: Window, number: Callable[[bytes, str], int]
+) -> tuple[Segments, int]:
+    """The map in a header of type S and in the blocks after it, and the file's real size."""
+    where = window.where
+    found = _fields(header[386:482], number, where)
+    size = number(header[483:495], where)
+    more = header[482]
+    while more:
+        if len(found) > _MOST:
+            raise _too_many(where)
+        block = window.take(BLOCK)
+        found += _fields(block[:504], number, where)
+        more = block[504]
+    return tuple(found), size
+
+
+def of_records(
+    records: list[tuple[bytes, bytes]], window: Window, size: int
+) -> tuple[Segments, int, int]:
+    """The map that extended headers give, the file's real size, the bytes used up of its data."""
+    where = window.where
+    known = dict(records)
+    real = known.get(b"GNU.sparse.realsize", known.get(b"GNU.sparse.size"))
+    whole = size if real is None else _number(real, where)
+    if b"GNU.sparse.major" in known:
+        version = known[b"GNU.sparse.major"], known.get(b"GNU.sparse.minor")
+        if version != (b"1", b"0"):
+            raise broken("a sparse file of an unknown form", where)
+        numbers, used = _lines(window, size)
+        return _pairs(numbers, where), whole, used
+    if b"GNU.sparse.map" in known:
+        text = known[b"GNU.sparse.map"]
+        numbers = [_number(one, where) for one in text.split(b",")] if text else []
+    else:
+        order = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
+        given = [(key, value) for key, value in records if key in order]
+        if any(key != order[index % 2] for index, (key, _) in enumerate(given)):
+            raise broken("the map of a sparse file is none", where)
+        numbers = [_number(value, where) for _, value in given]
+    return _pairs(numbers, where), whole, 0
+
+
+def check(segments: Segments, size: int, stored: int, where: str) -> None:
+    """Refuse a map whose pieces overlap, lie outside, or are not what is stored."""
+    end = 0
+    for offset, count in segments:
+        if offset < end or count < 0:
+            raise broken("the pieces of a sparse file overlap", where)
+        end = offset + count
+    if end > size or size < 0 or sum(count for _, count in segments) != stored:
+        raise broken("the pieces of a sparse file are not its size", where)
+
+
+def _fields(data: bytes, number: Callable[[bytes, str], int], where: str) -> list[tuple[int, int]]:
+    found = []
+    for at in range(0, len(data), 24):
+        if not data[at]:
+            break
+        pair = number(data[at : at + 12], where), number(data[at + 12 : at + 24], where)
+        found.append(pair)
+    return found
+
+
+def _lines(window: Window, size: int) -> tuple[list[int], int]:
+    """Numbers in decimal at the data's begin, a line each; the first tells how many pairs."""
+    where = window.where
+    text, used = b"", 0
+    wanted = 1
+    lines: list[bytes] = []
+    while len(lines) < wanted:
+        if used + BLOCK > size + -size % BLOCK:
+            raise broken("the map of a sparse file is none", where)
+        if used >= limits.HEADER:
+            raise _too_many(where)
+        *more, text = (text + window.take(BLOCK)).split(b"\n")
+        used += BLOCK
+        lines += more
+        if lines:
+            wanted = 1 + 2 * _number(lines[0], where)
+    return [_number(one, where) for one in lines[1:wanted]], used
+
+
+def _pairs(numbers: list[int], where: str) -> Segments:
+    if len(numbers) % 2:
+        raise broken("the map of a sparse file is none", where)
+    return tuple(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _number(text: bytes, where: str) -> int:
+    if not text.isdigit() or len(text) > 19:
+        raise broken("a number of a sparse file's map is none", where)
+    return int(text)
+
+
+def _too_many(where: str) -> Exception:
+    return too_much(f"a sparse file in more than {_MOST} pieces", where)

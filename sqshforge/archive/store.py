@@ -1,0 +1,97 @@
+"""Where the blobs of an image lie: in a folder, or in a tar that is read in place."""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from pathlib import Path
+from typing import Protocol
+
+from sqshforge.archive import limits
+from sqshforge.archive.faults import broken, refused, shown, too_much
+from sqshforge.archive.header import FILE, LINK, SYMLINK, entries
+from sqshforge.archive.layer import form
+from sqshforge.archive.region import File, Reader, Region
+from sqshforge.archive.tree import split
+from sqshforge.archive.window import Window
+from sqshforge.errors import RequestError
+
+READ = 1 << 14  # bytes at once, where headers alone are wanted
+
+
+class Store(Protocol):
+    """Gives the bytes under a name."""
+
+    def region(self, name: str) -> Region | None: ...
+
+
+class Directory:
+    """An OCI layout in a folder."""
+
+    def __init__(self, path: Path, closing: contextlib.ExitStack) -> None:
+        if not path.is_dir():
+            raise RequestError(f"{path} is no folder", mend="a file's address is oci-archive:FILE")
+        self._root = path.resolve()
+        self._closing = closing
+
+    def region(self, name: str) -> Region | None:
+        try:
+            place = (self._root / name).resolve(strict=True)
+        except FileNotFoundError:
+            return None
+        except (OSError, RuntimeError) as error:  # a loop of links is either
+            raise broken(f"{shown(name)} cannot be read ({error})", str(self._root)) from None
+        if not place.is_relative_to(self._root):
+            raise refused(
+                f"{shown(name)} is a link that leads out of the folder",
+                str(self._root),
+                "copy the blobs themselves into the folder",
+            )
+        file = File(place)
+        self._closing.callback(file.close)
+        return Region(file, 0, file.size)
+
+
+class Tarred:
+    """An archive: which parts of the file its members are."""
+
+    def __init__(self, path: Path, closing: contextlib.ExitStack) -> None:
+        self._file = File(path)
+        closing.callback(self._file.close)
+        self._where = str(path)
+        self._regions: dict[str, Region] = {}
+        self._links: dict[str, str] = {}
+        whole = Region(self._file, 0, self._file.size)
+        packed = form(whole)
+        if packed != "tar":
+            program = {"gzip": "gunzip", "zstd": "unzstd", "bzip2": "bunzip2", "xz": "unxz"}[packed]
+            raise RequestError(
+                f"{path} is compressed with {packed} as a whole, and is read in place",
+                mend=f"{program} --keep {path}",
+            )
+        reader = Reader(whole)
+        window = Window(lambda: reader.read(READ), self._where, reader.skip)
+        for count, entry in enumerate(entries(window)):
+            if count >= limits.MEMBERS:
+                raise too_much(f"it has more than {limits.MEMBERS} members", self._where)
+            name = _text(b"/".join(split(entry.name, self._where)))
+            self._regions.pop(name, None)
+            self._links.pop(name, None)
+            if entry.kind == FILE and entry.segments is None:
+                self._regions[name] = Region(self._file, entry.offset, entry.size)
+            elif entry.kind == LINK:
+                self._links[name] = _text(b"/".join(split(entry.target, self._where)))
+            elif entry.kind == SYMLINK:
+                place = posixpath.join("/", posixpath.dirname(name), _text(entry.target))
+                self._links[name] = posixpath.normpath(place).strip("/")
+
+    def region(self, name: str) -> Region | None:
+        for _ in range(limits.LINKS):
+            if name not in self._links:
+                return self._regions.get(name)
+            name = self._links[name]
+        raise broken(f"the links of {shown(name)} go round in a circle", self._where)
+
+
+def _text(name: bytes) -> str:
+    return name.decode(errors="surrogateescape")

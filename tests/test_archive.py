@@ -1,0 +1,533 @@
+"""Images from archives of every kind: layers merged as an engine does, and changed as enroot does.
+
+What is wrong with archives is in test_archive_hostile.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import os
+import subprocess
+import tarfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+
+from sqshforge.archive import open_image
+from sqshforge.errors import RequestError
+from sqshforge.programs import Programs
+from tests import archives
+from tests.archives import EPOCH, FILES, Image, file, folder, layer, link, merged, symlink
+
+KINDS = ("oci", "oci-archive", "docker-archive")
+PLAIN = layer(folder("bin"), file("bin/sh", b"shell", mode=0o755), symlink("sh", "bin/sh"))
+MORE = layer(file("bin/sh", b"other"), file(".wh.sh"), folder("sqshforge"), file("sqshforge/a"))
+
+
+def test_every_kind_and_packing_gives_the_same_bytes(tmp_path: Path) -> None:
+    found = set()
+    for number, (kind, packing) in enumerate(itertools.product(KINDS, archives.PACKINGS)):
+        image = Image([PLAIN, MORE], packing)
+        address = archives.write(image, kind, tmp_path / str(number))
+        with open_image(address) as opened:
+            found.add((archives.output(address), opened.digest, opened.diff_ids))
+            assert opened.config["config"]["Cmd"] == ["/bin/sh"]
+            assert opened.size > 0
+    assert len(found) == 1
+    data, digest, diff_ids = found.pop()
+    assert digest == archives.sha256(image.config_bytes())
+    assert diff_ids == (archives.sha256(PLAIN), archives.sha256(MORE))
+    assert archives.shape(archives.parsed(data)) == {
+        "bin": "folder",
+        "bin/sh": "other",
+        **archives.SUPPLIED,
+        "etc": "folder",
+        "etc/environment": "A=1\n",
+        "etc/rc": "#!/bin/sh\n",
+        "sqshforge": "folder",
+        "sqshforge/a": "",
+    }
+
+
+# Layers, the lowest first, and the tree that they make.
+STACKS: dict[str, tuple[list[bytes], dict[str, str]]] = {
+    "a file over a file": (
+        [layer(file("a", b"1")), layer(file("a", b"2"))],
+        {"a": "2"},
+    ),
+    "a whiteout hides a file": (
+        [layer(file("a"), file("b")), layer(file(".wh.a"))],
+        {"b": ""},
+    ),
+    "a whiteout hides a folder": (
+        [layer(folder("d"), file("d/x"), file("b")), layer(file(".wh.d"))],
+        {"b": ""},
+    ),
+    "a whiteout spares its own layer, before it": (
+        [layer(file("a", b"1")), layer(file("a", b"2"), file(".wh.a"))],
+        {"a": "2"},
+    ),
+    "a whiteout spares its own layer, after it": (
+        [layer(folder("d"), file("d/x")), layer(file(".wh.d"), folder("d"), file("d/y"))],
+        {"d": "folder", "d/y": ""},
+    ),
+    "a whiteout of nothing": (
+        [layer(file("a")), layer(file(".wh.b"))],
+        {"a": ""},
+    ),
+    "a whiteout in no folder makes one": (
+        [layer(file("a")), layer(file("d/.wh.b"))],
+        {"a": "", "d": "folder"},
+    ),
+    "an opaque folder": (
+        [layer(file("d/x"), file("d/e/y")), layer(file("d/z"), file("d/.wh..wh..opq"))],
+        {"d": "folder", "d/z": ""},
+    ),
+    "an opaque root": (
+        [layer(file("a")), layer(file(".wh..wh..opq"), file("b"))],
+        {"b": ""},
+    ),
+    "opaque two layers up": (
+        [layer(file("d/e/x")), layer(file("d/y")), layer(folder("d"), file("d/.wh..wh..opq"))],
+        {"d": "folder"},
+    ),
+    "what AUFS kept for itself": (
+        [layer(file(".wh..wh.aufs"), folder(".wh..wh.plnk"), file(".wh..wh.plnk/1.2"), file("a"))],
+        {"a": ""},
+    ),
+    "an overlay's own whiteout": (
+        [layer(file("a"), file("b")), layer(file("a", type=tarfile.CHRTYPE))],
+        {"b": ""},
+    ),
+    "a folder over a file and back": (
+        [layer(file("a", b"1")), layer(folder("a"), file("a/b")), layer(file("a", b"3"))],
+        {"a": "3"},
+    ),
+    "a folder over a link": (
+        [layer(folder("d"), symlink("l", "d")), layer(folder("l"), file("l/x"))],
+        {"d": "folder", "l": "folder", "l/x": ""},
+    ),
+    "a path over a link of a lower layer": (
+        [layer(folder("d"), symlink("l", "d")), layer(file("l/x"))],
+        {"d": "folder", "l": "folder", "l/x": ""},
+    ),
+    "a path through a link of its own layer": (
+        [layer(folder("d"), symlink("l", "/d"), file("l/x", b"x"))],
+        {"d": "folder", "d/x": "x", "l": "-> /d"},
+    ),
+    "a path through links that lead up and out": (
+        [layer(folder("d"), symlink("d/l", "../../.."), file("d/l/x"))],
+        {"d": "folder", "d/l": "-> ../../..", "x": ""},
+    ),
+    "a link over a folder": (
+        [layer(folder("d"), file("d/x")), layer(symlink("d", "/tmp"))],
+        {"d": "-> /tmp"},
+    ),
+    "hard links": (
+        [layer(file("z", b"z"), link("a", "z"), link("m", "/a"))],
+        {"a": "z", "m": "=> a", "z": "=> a"},
+    ),
+    "a hard link to a lower layer's file": (
+        [layer(file("z", b"z")), layer(link("a", "z"))],
+        {"a": "z", "z": "=> a"},
+    ),
+    "a hard link to a link": (
+        [layer(symlink("a", "nowhere"), link("b", "a"))],
+        {"a": "-> nowhere", "b": "=> a"},
+    ),
+    "a hard link that loses its file": (
+        [layer(file("a", b"a"), link("b", "a")), layer(file(".wh.a"))],
+        {"b": "a"},
+    ),
+    "a hard link whose file is replaced": (
+        [layer(file("a", b"1"), link("b", "a")), layer(file("a", b"2"))],
+        {"a": "2", "b": "1"},
+    ),
+    "the last of a name in a layer": (
+        [layer(file("a", b"1"), folder("a"), file("a/x"), file("a", b"3"), file("b"))],
+        {"a": "3", "b": ""},
+    ),
+    "devices and FIFOs": (
+        [
+            layer(
+                file("f", type=tarfile.FIFOTYPE),
+                file("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+                file("b", type=tarfile.BLKTYPE, devmajor=7, devminor=0),
+            )
+        ],
+        {"b": "disk", "c": "char", "f": "fifo"},
+    ),
+    "no layer": ([], {}),
+    "empty layers": ([layer(), b"", layer(file("a"))], {"a": ""}),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_layers_merge_as_in_an_engine(name: str, tmp_path: Path) -> None:
+    layers, expected = STACKS[name]
+    assert merged(tmp_path, *layers) == expected
+
+
+def test_folders_keep_what_their_last_entry_says(tmp_path: Path) -> None:
+    one = layer(folder("tmp", 0o1777, mtime=5), folder("d", 0o700))
+    two = layer(file("tmp/x"), folder("d", 0o2755, mtime=7), file("new/x"))
+    image = Image([one, two])
+    found = archives.parsed(
+        archives.output(archives.write(image, "docker-archive", tmp_path / "a"), files={})
+    )
+    facts = {name: (member.mode, member.mtime) for name, (member, _) in found.items()}
+    assert facts["tmp"] == (0o1777, 5)
+    assert facts["d"] == (0o2755, 7)
+    assert facts["new"] == (0o755, EPOCH)
+
+
+def written(place: Path, *layers: bytes, **options: Any) -> archives.Tree:
+    address = archives.write(Image(layers), "docker-archive", place / "image.tar")
+    return archives.parsed(archives.output(address, **options))
+
+
+def test_modes_are_widened_and_owners_are_root(tmp_path: Path) -> None:
+    modes = {0o000: 0o400, 0o4755: 0o4755, 0o2111: 0o2511, 0o1644: 0o1644}
+    members = [file(f"f{mode}", b"x", mode=mode, uid=7, uname="seven") for mode in modes]
+    found = written(tmp_path, layer(*members, folder("d0", 0), folder("d555", 0o555)))
+    assert {mode: found[f"f{mode}"][0].mode for mode in modes} == modes
+    assert [found[name][0].mode for name in ("d0", "d555")] == [0o700, 0o755]
+    assert all((m.uid, m.gid, m.uname) == (0, 0, "") for m, _ in found.values())
+
+
+def test_devices_and_the_marker_are_left_out(tmp_path: Path) -> None:
+    names = ["dev/null", ".dockerenv", "usr/dev/kept", "a/.dockerenv", "device"]
+    found = merged(tmp_path, layer(*map(file, names), folder("dev/pts"), link("kept", "dev/null")))
+    assert found == {
+        "a": "folder",
+        "a/.dockerenv": "",
+        "dev": "folder",
+        "device": "",
+        "kept": "",
+        "usr": "folder",
+        "usr/dev": "folder",
+        "usr/dev/kept": "",
+    }
+
+
+# What an image has as /etc, and where the files go then.
+HOMES: dict[str, tuple[list[archives.Member], str]] = {
+    "nothing": ([file("a")], "etc"),
+    "a folder": ([folder("etc", 0o711), file("etc/rc", b"own"), file("etc/x")], "etc"),
+    "folders in their way": ([file("etc/rc/deep/er"), folder("etc/environment")], "etc"),
+    "links in their way": (
+        [symlink("etc/rc", "../x"), file("x"), link("etc/environment", "x")],
+        "etc",
+    ),
+    "a relative link": ([symlink("etc", "usr/etc"), file("usr/etc/rc", b"own")], "usr/etc"),
+    "an absolute link": ([symlink("etc", "/usr/./etc/"), folder("usr/etc")], "usr/etc"),
+    "a link to a link": ([symlink("etc", "a"), symlink("a", "../b"), folder("b")], "b"),
+    "a link through a link": ([symlink("etc", "a/c"), symlink("a", "b"), folder("b/c")], "b/c"),
+    "a link to the root": ([symlink("etc", "/"), file("rc", b"own")], "etc"),
+    "a link to nowhere": ([symlink("etc", "usr/etc"), folder("usr")], "etc"),
+    "a link in a circle": ([symlink("etc", "a"), symlink("a", "etc")], "etc"),
+    "a link to itself": ([symlink("etc", "etc")], "etc"),
+    "a link to a file": ([symlink("etc", "a"), file("a")], "etc"),
+    "a link into a file": ([symlink("etc", "a/b"), file("a")], "etc"),
+    "a link to what is left out": ([symlink("etc", "dev/etc"), folder("dev/etc")], "etc"),
+    "a file": ([file("etc", b"no folder")], "etc"),
+    "a FIFO": ([file("etc", type=tarfile.FIFOTYPE)], "etc"),
+}
+
+
+@pytest.mark.parametrize("name", HOMES)
+def test_the_files_of_enroot_replace_what_is_there(name: str, tmp_path: Path) -> None:
+    members, home = HOMES[name]
+    found = written(tmp_path, layer(*members))
+    for path, data in FILES.items():
+        member, content = found.pop(home + path.removeprefix("etc"))
+        assert member.isreg()
+        assert (content, member.mode, member.uid, member.mtime) == (data, 0o644, 0, EPOCH)
+    assert not any(one.startswith((f"{home}/rc", f"{home}/environment")) for one in found)
+    assert found[home][0].isdir() and found[home][0].mtime == EPOCH
+    if name == "a folder":
+        assert found["etc"][0].mode == 0o711 and "etc/x" in found
+
+
+def test_names_of_any_bytes_and_length_and_times_pass(tmp_path: Path) -> None:
+    names = ["caf\udce9", "two  words ", "n" * 250, "d/" * 60 + "deep", "new\nline", "\u0416" * 60]
+    members = [file(name, b"x", mtime=EPOCH + 0.75) for name in names]
+    members += [symlink("l" * 200, "t" * 300), link("h" * 150, "n" * 250)]
+    for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT):
+        found = written(tmp_path, layer(*members, form=form))
+        assert {*names, "l" * 200, "h" * 150} - {"n" * 250} <= set(found)
+        assert found["l" * 200][0].linkname == "t" * 300
+        assert found["n" * 250][0].linkname == "h" * 150
+        assert all(found[name][0].mtime == EPOCH for name in names if name != "n" * 250)
+
+
+def test_a_part_of_the_tree(tmp_path: Path) -> None:
+    def in_tail(name: bytes) -> bool:
+        return name.split(b"/")[0] == b"sqshforge"
+
+    layers = (PLAIN, MORE, layer(link("sqshforge/sh", "bin/sh"), file("sqshforge.not", b"")))
+    tail = merged(tmp_path, *layers, keep=in_tail)
+    assert tail == {"sqshforge": "folder", "sqshforge/a": "", "sqshforge/sh": "other"}
+    base = merged(tmp_path, *layers, keep=lambda name: not in_tail(name))
+    assert base == {"bin": "folder", "bin/sh": "other", "sqshforge.not": ""}
+    assert merged(tmp_path, *layers, layers=1) == {
+        "bin": "folder",
+        "bin/sh": "shell",
+        "sh": "-> bin/sh",
+    }
+
+
+def test_one_image_is_written_several_times(tmp_path: Path) -> None:
+    address = archives.write(Image([PLAIN, MORE], "gzip"), "oci", tmp_path / "oci")
+    with open_image(address) as image:
+        found = []
+        for count in (1, None, 1, 2, None):
+            out = io.BytesIO()
+            image.write_tar(out, lambda name: True, count, FILES, EPOCH, lambda amount: None)
+            found.append(out.getvalue())
+    assert found[0] == found[2] != found[1] == found[3] == found[4]
+
+
+def test_the_top_names_of_layers(tmp_path: Path) -> None:
+    layers = [
+        PLAIN,
+        layer(folder("sqshforge"), file("./sqshforge/a"), file("/sqshforge/.wh.b")),
+        layer(file(".wh.sqshforge")),
+        layer(file(".wh..wh..opq")),
+        layer(file("sqshforge/a"), file(".wh.bin")),
+        layer(symlink("sqshforge/l", "/bin"), file("sqshforge/l/x")),
+        layer(),
+    ]
+    for packing in archives.PACKINGS:
+        address = archives.write(Image(layers, packing), "oci", tmp_path / packing)
+        with open_image(address) as image:
+            found = [image.top_names(index) for index in range(len(layers))]
+        ours = {b"sqshforge"}
+        assert found[0] - ours
+        assert found[1:] == [ours, ours, {b""}, {*ours, b"bin"}, {*ours, b"bin"}, set()]
+
+
+ATTRIBUTES = {
+    "SCHILY.xattr.user.note": "two\nlines=",
+    "SCHILY.xattr.trusted.overlay.opaque": "y",
+    "SCHILY.xattr.system.posix_acl_access": "x",
+}
+
+
+def test_attributes_are_dropped_or_kept(tmp_path: Path) -> None:
+    name = "n" * 150
+    member = file(name, b"content", pax_headers=dict(ATTRIBUTES))
+    assert written(tmp_path, layer(member))[name][0].pax_headers == {}
+    found, content = written(tmp_path, layer(member), xattrs=True)[name]
+    assert content == b"content"
+    assert found.pax_headers == {"SCHILY.xattr.user.note": "two\nlines=", "path": name}
+
+
+@pytest.mark.parametrize("form", ["gnu", "posix0.0", "posix0.1", "posix1.0"])
+@pytest.mark.parametrize("pieces", [1, 3, 200])
+def test_a_sparse_file_comes_out_whole(form: str, pieces: int, tmp_path: Path) -> None:
+    with (tmp_path / "holes").open("wb") as made:
+        for number in range(pieces):
+            made.seek((2 * number + 1) << 14)
+            made.write(b"%d" % number)
+        made.truncate(pieces << 16)
+    option = (
+        ["--format=gnu"] if form == "gnu" else ["--format=posix", f"--sparse-version={form[5:]}"]
+    )
+    argv: list[str | Path] = [
+        "tar",
+        "--sparse",
+        *option,
+        "-cf",
+        tmp_path / "tar",
+        "-C",
+        tmp_path,
+        "holes",
+    ]
+    Programs().capture(argv)
+    stored = (tmp_path / "tar").read_bytes()
+    assert len(stored) < pieces << 15
+    member, content = written(tmp_path, stored)["holes"]
+    assert content == (tmp_path / "holes").read_bytes()
+    assert member.type == tarfile.REGTYPE
+
+
+def test_all_the_ways_to_compress(tmp_path: Path) -> None:
+    half = len(PLAIN) // 2
+    parts = PLAIN[:half], PLAIN[half:]
+    skipped = b"\x50\x2a\x4d\x18\x04\0\0\0abcd"
+    ways = [
+        b"".join(map(gzip.compress, parts)),
+        gzip.compress(PLAIN) + bytes(100),
+        b"".join(map(zstandard.compress, parts)),
+        skipped + zstandard.compress(PLAIN),
+        zstandard.ZstdCompressor(write_content_size=False, write_checksum=True).compress(PLAIN),
+    ]
+    expected = merged(tmp_path, PLAIN)
+    for blob in ways:
+        image = archives.with_layer(Image([PLAIN], "gzip"), 0, blob)
+        address = archives.write(image, "oci-archive", tmp_path / "oci.tar")
+        assert archives.shape(archives.parsed(archives.output(address, files={}))) == expected
+
+
+def test_the_bytes_are_told_once(tmp_path: Path) -> None:
+    address = archives.write(Image([layer(file("a", bytes(5_000_000)))]), "oci", tmp_path / "oci")
+    told: list[float] = []
+    archives.output(address, advance=told.append)
+    assert sum(told) == pytest.approx(5_000_000, rel=0.01)
+    assert len(told) > 4
+
+
+def test_a_writer_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
+    class Slow(io.BytesIO):
+        def write(self, data: Any) -> int:
+            return super().write(bytes(data)[:1000])
+
+    address = archives.write(Image([PLAIN, MORE]), "oci", tmp_path / "oci")
+    out = Slow()
+    with open_image(address) as image:
+        image.write_tar(out, lambda name: True, None, FILES, EPOCH, lambda amount: None)
+    assert out.getvalue() == archives.output(address)
+
+
+def test_mksquashfs_reads_it(tmp_path: Path) -> None:
+    one = layer(
+        folder("d", 0o1777),
+        file("d/z", b"content" * 1000, mode=0o4755),
+        link("d/a", "d/z"),
+        symlink("l", "x" * 200),
+        link("l2", "l"),
+        file("n" * 200, b"long"),
+        file("pipe", type=tarfile.FIFOTYPE),
+        file("c", type=tarfile.CHRTYPE, devmajor=1, devminor=3),
+        file("caf\udce9", b"e", pax_headers={"SCHILY.xattr.user.note": "kept"}),
+    )
+    data = archives.output(
+        archives.write(Image([one]), "docker-archive", tmp_path / "tar"), xattrs=True
+    )
+    argv = ["mksquashfs", "-", str(tmp_path / "sqsh"), "-tar", "-no-progress", "-quiet"]
+    subprocess.run(argv, input=data, check=True, timeout=60, capture_output=True)
+    Programs().capture(["unsquashfs", "-d", tmp_path / "root", tmp_path / "sqsh"])
+    root = tmp_path / "root"
+    assert (root / "d/a").stat().st_ino == (root / "d/z").stat().st_ino
+    assert (root / "d/a").stat().st_mode & 0o7777 == 0o4755
+    assert (root / "d").stat().st_mode & 0o7777 == 0o1777
+    assert (root / "l2").readlink() == Path("x" * 200)
+    assert (root / ("n" * 200)).read_bytes() == b"long"
+    assert (root / "pipe").is_fifo() and (root / "c").is_char_device()
+    assert os.getxattr(root / "caf\udce9", "user.note") == b"kept"
+
+
+# Addresses of one image or of several, in every kind of archive.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_image_by_its_name(kind: str, tmp_path: Path) -> None:
+    place = tmp_path / "a:b"
+    address = archives.write(Image([PLAIN]), kind, place)
+    name = "test:latest" if kind == "docker-archive" else "latest"
+    assert archives.output(address) == archives.output(f"{address}:{name}")
+    with (
+        pytest.raises(RequestError, match="no image 'other'") as caught,
+        open_image(f"{address}:other"),
+    ):
+        pass
+    assert name in caught.value.mend
+
+
+def test_docker_names_as_docker_takes_them(tmp_path: Path) -> None:
+    address = archives.write(Image([PLAIN]), "docker-archive", tmp_path / "a.tar")
+    for name in ("test", "test:latest", "docker.io/library/test"):
+        archives.output(f"{address}:{name}")
+
+
+def several(images: list[Image], place: Path) -> str:
+    """An OCI layout of several images."""
+    files: dict[str, bytes] = {}
+    listed = []
+    for image in images:
+        found = image.oci_files()
+        listed += json.loads(found["index.json"])["manifests"]
+        files |= found
+    files["index.json"] = archives.dumped({"schemaVersion": 2, "manifests": listed})
+    archives.put(files, place)
+    return f"oci:{place}"
+
+
+def test_one_of_several_images(tmp_path: Path) -> None:
+    address = several([Image([PLAIN], tag="one"), Image([MORE], tag="two")], tmp_path / "oci")
+    with pytest.raises(RequestError, match="2 images") as caught, open_image(address):
+        pass
+    assert ":one, :two" in caught.value.mend
+    assert "bin/sh" in archives.parsed(archives.output(f"{address}:one"))
+    assert "sqshforge" in archives.parsed(archives.output(f"{address}:two"))
+
+
+def of(system: str, machine: str) -> Any:
+    def change(index: Any) -> Any:
+        index["manifests"][0]["platform"] = {"os": system, "architecture": machine}
+        return index
+
+    return change
+
+
+def test_the_image_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images = [
+        Image([layer(file(machine))], tag="", index=of(system, machine))
+        for system, machine in [
+            ("linux", "arm64"),
+            ("windows", "amd64"),
+            ("linux", "amd64"),
+            ("unknown", "unknown"),
+        ]
+    ]
+    address = several(images, tmp_path / "oci")
+    for machine, name in [("x86_64", "amd64"), ("aarch64", "arm64"), ("riscv64", "amd64")]:
+        monkeypatch.setattr("platform.machine", lambda machine=machine: machine)
+        assert list(archives.parsed(archives.output(address, files={}))) == [name]
+    address = several(images[:2], tmp_path / "none")
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    with pytest.raises(RequestError, match="for linux/amd64") as caught, open_image(address):
+        pass
+    assert "linux/arm64" in caught.value.mend
+
+
+def test_an_index_in_an_index(tmp_path: Path) -> None:
+    files = Image([PLAIN], index=of("linux", "amd64")).oci_files()
+    for _ in range(3):
+        inner = files["index.json"]
+        digest = archives.sha256(inner)
+        files[f"blobs/sha256/{digest[7:]}"] = inner
+        media = "application/vnd.oci.image.index.v1+json"
+        described = {"mediaType": media, "digest": digest, "size": len(inner)}
+        files["index.json"] = archives.dumped({"manifests": [described]})
+    archives.put(files, tmp_path / "oci")
+    assert "bin/sh" in archives.parsed(archives.output(f"oci:{tmp_path}/oci"))
+
+
+def test_docker_archives_of_all_ages(tmp_path: Path) -> None:
+    image = Image([PLAIN, MORE, PLAIN])
+    expected = archives.output(archives.write(image, "oci", tmp_path / "oci"))
+    old = image.docker_members()
+    same = old[5][0].name  # the third layer's tar, which is the first one's
+    old[5] = symlink(same, f"../{old[1][0].name}")
+    (tmp_path / "old").write_bytes(archives.tar(old))
+    assert archives.output(f"docker-archive:{tmp_path}/old") == expected
+    files = replace(image, packing="gzip").oci_files()
+    names = [
+        f"blobs/sha256/{archives.sha256(one)[7:]}"
+        for one in map(archives.PACKINGS["gzip"], image.layers)
+    ]
+    config = f"blobs/{archives.sha256(image.config_bytes()).replace(':', '/')}"
+    listed = [{"Config": config, "RepoTags": ["test:latest"], "Layers": names}]
+    members = [file(name, data) for name, data in files.items()]
+    members.append(file("manifest.json", archives.dumped(listed)))
+    (tmp_path / "new").write_bytes(archives.tar(members))
+    assert archives.output(f"docker-archive:{tmp_path}/new") == expected
+    assert archives.output(f"oci-archive:{tmp_path}/new") == expected
