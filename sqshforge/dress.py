@@ -9,14 +9,15 @@ from pathlib import Path
 
 from sqshforge import enroot
 from sqshforge.runtime.paths import inside
+from sqshforge.tarfilter import is_left_out
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int) -> None:
     """Fill the layer for an image: `files` of mode 0644, and what is missing to start it.
 
     Where /etc is a link, what belongs there goes to the folder it leads to inside the image;
-    where it leads to none, a folder takes its place. /etc and /dev get the time `epoch`, as
-    things are put in and taken out there.
+    where it leads to none that is packed, a folder takes its place. /etc and /dev get the time
+    `epoch`, as things are put in and taken out there.
     """
     home = etc(image)
     for name in ("dev", "proc", "sys"):
@@ -38,8 +39,9 @@ def etc(image: Path) -> Path:
     """The folder of /etc, relative to the root; `etc` where it is none yet."""
     with contextlib.suppress(OSError):
         found = inside(image, "etc")
-        if found.is_dir() and found != image:
-            return found.relative_to(image)
+        home = found.relative_to(image)
+        if found.is_dir() and home != Path() and not is_left_out(os.fsencode(home)):
+            return home
     return Path("etc")
 
 

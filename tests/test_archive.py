@@ -216,34 +216,9 @@ def test_devices_and_the_marker_are_left_out(tmp_path: Path) -> None:
     }
 
 
-# What an image has as /etc, and where the files go then.
-HOMES: dict[str, tuple[list[archives.Member], str]] = {
-    "nothing": ([file("a")], "etc"),
-    "a folder": ([folder("etc", 0o711), file("etc/rc", b"own"), file("etc/x")], "etc"),
-    "folders in their way": ([file("etc/rc/deep/er"), folder("etc/environment")], "etc"),
-    "links in their way": (
-        [symlink("etc/rc", "../x"), file("x"), link("etc/environment", "x")],
-        "etc",
-    ),
-    "a relative link": ([symlink("etc", "usr/etc"), file("usr/etc/rc", b"own")], "usr/etc"),
-    "an absolute link": ([symlink("etc", "/usr/./etc/"), folder("usr/etc")], "usr/etc"),
-    "a link to a link": ([symlink("etc", "a"), symlink("a", "../b"), folder("b")], "b"),
-    "a link through a link": ([symlink("etc", "a/c"), symlink("a", "b"), folder("b/c")], "b/c"),
-    "a link to the root": ([symlink("etc", "/"), file("rc", b"own")], "etc"),
-    "a link to nowhere": ([symlink("etc", "usr/etc"), folder("usr")], "etc"),
-    "a link in a circle": ([symlink("etc", "a"), symlink("a", "etc")], "etc"),
-    "a link to itself": ([symlink("etc", "etc")], "etc"),
-    "a link to a file": ([symlink("etc", "a"), file("a")], "etc"),
-    "a link into a file": ([symlink("etc", "a/b"), file("a")], "etc"),
-    "a link to what is left out": ([symlink("etc", "dev/etc"), folder("dev/etc")], "etc"),
-    "a file": ([file("etc", b"no folder")], "etc"),
-    "a FIFO": ([file("etc", type=tarfile.FIFOTYPE)], "etc"),
-}
-
-
-@pytest.mark.parametrize("name", HOMES)
+@pytest.mark.parametrize("name", archives.HOMES)
 def test_the_files_of_enroot_replace_what_is_there(name: str, tmp_path: Path) -> None:
-    members, home = HOMES[name]
+    members, home = archives.HOMES[name]
     found = written(tmp_path, layer(*members))
     for path, data in FILES.items():
         member, content = found.pop(home + path.removeprefix("etc"))

@@ -1,0 +1,43 @@
+"""Whatever an image has as /etc, all ways to pack it put enroot's files in the same place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sqshforge import source, squash
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from tests import archives, oddroot
+from tests.engines import CLIENT
+from tests.engines import docker_fixture as docker_fixture
+from tests.engines import docker_host_fixture as docker_host_fixture
+
+# Docker puts files into the /etc of every container, and a folder in its place where it is one of
+# these: its export does not show the image as it is.
+LOST = {"a relative link", "an absolute link", "a link to a link", "a link through a link"}
+
+
+def tree(image: source.Source, place: Path) -> dict[str, oddroot.Entry]:
+    options = squash.Options.of("fast")
+    output = place.with_suffix(".sqsh")
+    squash.pack(image, output, options, Programs(), Reporter(quiet=True))
+    return oddroot.unpacked(output, place)
+
+
+@pytest.mark.parametrize("name", archives.HOMES)
+def test_every_way_gives_the_same_tree(name: str, tmp_path: Path, docker: str) -> None:
+    members, home = archives.HOMES[name]
+    image = archives.Image([archives.layer(*members)])
+    address = archives.write(image, "docker-archive", tmp_path / "image.tar")
+    loaded = Programs().capture([CLIENT, "load", "--input", tmp_path / "image.tar"])
+    identity = loaded.strip().rpartition(" ")[2]
+    archived = tree(source.parse(address, Programs()), tmp_path / "archived")
+    assert {f"{home}/{Path(file).name}" for file in oddroot.FILES} <= set(archived)
+    assert tree(source.Dockerd(identity, Programs()), tmp_path / "mounted") == archived
+    exported = tree(source.Dockerd(identity, Programs(), exported=True), tmp_path / "exported")
+    if name in LOST:
+        assert {f"etc/{Path(file).name}" for file in oddroot.FILES} <= set(exported)
+    else:
+        assert exported == archived
