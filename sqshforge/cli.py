@@ -217,8 +217,8 @@ def pack(
     SOURCE is a target (built first if needed), dockerd://NAME[:TAG], buildah://NAME[:TAG],
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG] or rootfs:DIR.
     """
+    from sqshforge import rootless, squash
     from sqshforge import source as sources
-    from sqshforge import squash
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter, duration, human
@@ -229,12 +229,14 @@ def pack(
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
         programs = Programs()
+        rootless.enter(source, programs)
         packed = squash.pack(
             sources.parse(source, programs), output, options, programs, Reporter(), cache
         )
     else:
         steps = _steps(engine)
         built = steps.build(source)
+        rootless.enter(built.source, steps.programs)
         packed = steps.pack(built, output or steps.project.sqsh(source), options, cache)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.enroot import ImageConfig
-from sqshforge.errors import RequestError, WorkError
+from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.runtime.paths import unescape
 from sqshforge.source import working
@@ -52,6 +53,12 @@ class Storage:
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Folder]:
         program = self.programs.require("buildah")
+        if os.geteuid() != 0:  # `rootless.enter` makes an ordinary user root of a namespace
+            raise MissingError(
+                "buildah mounts an ordinary user's images for `sqshforge pack` only",
+                where=f"buildah://{self.name}",
+                mend="sqshforge pack this image (or the target), then go on with its file",
+            )
         listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
         for abandoned in working.abandoned(listed.splitlines()):
             self._remove(program, abandoned)
@@ -69,6 +76,8 @@ class Storage:
                     mend="pack it again",
                 )
             merged = Path(self.programs.capture([program, "mount", container]).strip())
+            if _mounted(merged)[0].startswith("fuse"):
+                _look_through(merged)
             found = _lower(merged)
             yield Folder((merged,), found if len(found) == len(diff_ids) else ())
         finally:
@@ -84,18 +93,34 @@ def _lower(merged: Path) -> tuple[Path, ...]:
 
     Empty where it is of another kind (fuse-overlayfs, vfs) or they cannot be read.
     """
+    kind, options = _mounted(merged)
+    found = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
+    if kind != "overlay" or found is None:
+        return ()
+    # Its option is relative to the folder of all layers where it would be too long.
+    home = merged.parent.parent
+    lower = tuple(home / name for name in reversed(unescape(found[1]).split(":")))
+    return lower if all(one.is_dir() for one in lower) else ()
+
+
+def _mounted(place: Path) -> tuple[str, str]:
+    """The kind of the file system that is mounted on a folder, and its options; "" for none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
-        kind, _, options = rest.split(" ", 2)
-        if kind != "overlay" or unescape(fields.split(" ")[4]) != str(merged):
-            continue
-        found = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
-        # Its option is relative to the folder of all layers where it would be too long.
-        home = merged.parent.parent
-        names = unescape(found[1]).split(":") if found else []
-        lower = tuple(home / name for name in reversed(names))
-        return lower if all(one.is_dir() for one in lower) else ()
-    return ()
+        if unescape(fields.split(" ")[4]) == str(place):
+            kind, _, options = rest.split(" ", 2)
+            return kind, options
+    return "", ""
+
+
+def _look_through(folder: Path) -> None:
+    """Look at every entry once.
+
+    Fuse-overlayfs counts the hard links of a file as it comes across them; what reads the tree
+    after that sees the same number at each, and knows them for one file.
+    """
+    for path in folder.rglob("*"):
+        path.lstat()
 
 
 def _bytes(text: str) -> int:
