@@ -210,6 +210,27 @@ def test_the_same_image_gives_the_same_bytes(
     assert first is not None and again.key == first["key"]
 
 
+@every
+def test_attributes_and_capabilities_are_kept_on_request(
+    name: str, odd: Odd, found: Found, tmp_path: Path
+) -> None:
+    output = pack(odd.addresses[name], tmp_path / "a.sqsh", xattrs=True).path
+    kept = oddroot.unpacked(output, tmp_path / "tree")
+    assert {path for path, entry in kept.items() if entry.xattrs} == {"bin/ping"}
+    ping = tmp_path / "tree/bin/ping"
+    assert os.getxattr(ping, "security.capability") == oddroot.CAPABILITY
+    assert {path: entry._replace(xattrs=()) for path, entry in kept.items()} == found[name]
+
+
+def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
+    files = [
+        pack(odd.addresses[name], tmp_path / f"{name}-{jobs}", xattrs=True, jobs=jobs).path
+        for name in ARCHIVES
+        for jobs in (1, 2)
+    ]
+    assert len({file.read_bytes() for file in files}) == 1
+
+
 def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
     other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
     first = record.read(packed["buildah"])

@@ -1,0 +1,117 @@
+"""Packers that are killed at any moment, and many at once: never a file that is not whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests import archives, oddroot, processes
+
+KILLS = 100
+MARK = "SQSHFORGE_TEST_KILLED"
+
+
+def image(place: Path, code: bytes, size: int) -> str:
+    """An archive with so many bytes that hardly compress, and a /sqshforge; its address."""
+    rest = random.Random(1)
+    files = [archives.file(f"data/{one}", rest.randbytes(size // 16)) for one in range(16)]
+    base = archives.layer(archives.folder("etc"), *files)
+    top = archives.layer(archives.folder("sqshforge"), archives.file("sqshforge/train.py", code))
+    return archives.write(archives.Image([base, top]), "oci-archive", place)
+
+
+def command(address: str, output: Path) -> list[str]:
+    return [sys.executable, "-m", "sqshforge", "pack", address, "-o", str(output)]
+
+
+@contextmanager
+def started(address: str, output: Path) -> Iterator[subprocess.Popen[str]]:
+    """A packer with a mark that all it starts has too; none of that outlives the block."""
+    environment = {**os.environ, MARK: str(output), "COLUMNS": "1000"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command(address, output), "--profile", "fast"],
+        env=environment,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            processes.kill(processes.having({MARK: str(output)}))
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By turns of two images that differ in /sqshforge: cold, from the base, and over the other."""
+    cache, folder = tmp_path / "cache", tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(cache))
+    addresses = [image(tmp_path / name, name.encode(), 4 << 20) for name in ("one", "two")]
+    whole = []
+    for address in addresses:
+        begin = time.monotonic()
+        with started(address, tmp_path / "whole.sqsh") as process:
+            process.communicate(timeout=60)
+        longest = time.monotonic() - begin
+        whole.append((tmp_path / "whole.sqsh").read_bytes())
+    assert whole[0] != whole[1]
+
+    output = folder / "a.sqsh"
+    chance = random.Random(2)
+    seen: set[str] = set()
+    killed = 0
+    for index in range(KILLS):
+        with started(addresses[index % 2], output) as process:
+            time.sleep(chance.uniform(0.2, 1.0) * longest)
+            process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=20)
+            killed += process.returncode == -signal.SIGKILL
+            seen |= {name.rpartition(".")[2] for name in files(folder)}
+            assert not output.exists() or output.read_bytes() in whole
+        if index % 10 == 9:  # a cold one again
+            shutil.rmtree(cache)
+    assert killed > KILLS / 2 and {"tmp", "json"} <= seen
+    with started(addresses[0], output) as process:
+        assert process.communicate(timeout=60) and process.returncode == 0
+    assert output.read_bytes() == whole[0]
+    assert files(folder) == {"a.sqsh", "a.sqsh.json"}
+    assert not [name for name in files(cache) if "tmp" in name]
+
+
+def test_sixteen_packers_at_once_make_one_file(tmp_path: Path) -> None:
+    address, output = image(tmp_path / "image", b"code", 64 << 20), tmp_path / "out/a.sqsh"
+    output.parent.mkdir()
+    packers = [
+        subprocess.Popen(
+            command(address, output), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for _ in range(16)
+    ]
+    try:
+        said = [packer.communicate(timeout=100) for packer in packers]
+    finally:
+        processes.kill([packer.pid for packer in packers if packer.poll() is None])
+    assert [packer.returncode for packer in packers] == [0] * 16
+    assert sorted("packed in" in out for out, _ in said) == [False] * 15 + [True]
+    assert sum("up to date" in out for out, _ in said) == 15
+    waited = [err for out, err in said if "up to date" in out]
+    assert sum(f"waiting for another packer of {output}" in err for err in waited) >= 10
+    assert files(output.parent) == {"a.sqsh", "a.sqsh.json"}
+    assert "sqshforge/train.py" in oddroot.unpacked(output, tmp_path / "found")
