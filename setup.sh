@@ -3,7 +3,7 @@
 # usage: ./setup.sh quickstart|test
 #
 # quickstart  what building, packing and running an image takes
-# test        that, and what the tests take: docker, Slurm, linters, torch
+# test        that, and what the tests take: docker, a registry, Slurm, linters, torch
 set -eu
 cd "$(dirname "$0")"
 
@@ -30,7 +30,8 @@ packages="buildah ca-certificates debian-archive-keyring fuse-overlayfs mmdebstr
     squashfs-tools squashfuse uidmap"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
 if [ "$goal" = test ]; then
-    packages="$packages docker.io iproute2 libcap2-bin munge slurm-wlm"
+    packages="$packages docker-registry docker.io iproute2 libcap2-bin munge openssh-client
+        skopeo slurm-wlm"
 fi
 
 # Word splitting is what makes one argument of each name.

@@ -49,13 +49,11 @@ class Cache:
 
     @classmethod
     def of_user(cls) -> Cache:
-        """The user's own: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache.
+        """The user's own, with SQSHFORGE_CACHE_SIZE as its limit.
 
-        SQSHFORGE_CACHE_SIZE is its limit. Raises `RequestError` for one that is no size.
+        Raises `RequestError` for one that is no size.
         """
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-        folder = os.environ.get("SQSHFORGE_CACHE") or Path(home) / "sqshforge"
-        return cls(Path(folder) / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
+        return cls(home() / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
 
     def take(self, key: str, target: Path, jobs: int) -> Base | None:
         """Write the base of a key to a new file; None where there is no such base.
@@ -149,6 +147,12 @@ class Cache:
             )
         except (OSError, ValueError, LookupError, TypeError):
             return None
+
+
+def home() -> Path:
+    """The folder of all that is kept: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
+    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")
 
 
 def size(text: str) -> int:

@@ -215,7 +215,8 @@ def pack(
     """Pack SOURCE as a squash file for enroot and pyxis.
 
     SOURCE is a target (built first if needed), dockerd://NAME[:TAG], buildah://NAME[:TAG],
-    oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG] or rootfs:DIR.
+    oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
+    docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
     from sqshforge import rootless, squash
     from sqshforge import source as sources
@@ -230,9 +231,9 @@ def pack(
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
         programs = Programs()
         rootless.enter(source, programs)
-        packed = squash.pack(
-            sources.parse(source, programs), output, options, programs, Reporter(), cache
-        )
+        reporter = Reporter()
+        image = sources.parse(source, programs, reporter)
+        packed = squash.pack(image, output, options, programs, reporter, cache)
     else:
         steps = _steps(engine)
         built = steps.build(source)

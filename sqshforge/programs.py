@@ -32,6 +32,7 @@ PACKAGES = {
     "mksquashfs": "squashfs-tools",
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
+    "skopeo": "skopeo",
     "squashfuse": "squashfuse",
     "umount": "mount",
     "unshare": "util-linux",

@@ -59,12 +59,12 @@ def find(store: Store, tag: str, address: str) -> Image:
     document = Document(
         load(index.whole(limits.JSON, "index.json"), "index.json", address), "index.json", address
     )
-    chosen = _chosen(document, tag, address)
+    described = chosen(document, tag, address)
     for _ in range(limits.NESTING):
-        document = _document(store, chosen, "a manifest", address)
-        if _kind(chosen, document) in MANIFESTS:
+        document = _document(store, described, "a manifest", address)
+        if _kind(described, document) in MANIFESTS:
             return _image(store, document, address)
-        chosen = _chosen(document, "", address)
+        described = chosen(document, "", address)
     raise too_much(f"more than {limits.NESTING} indexes within each other", address)
 
 
@@ -120,7 +120,7 @@ def _image(store: Store, manifest: Document, address: str) -> Image:
     return Image(data, tuple(layers), diffs, config)
 
 
-def _chosen(index: Document, tag: str, address: str) -> Document:
+def chosen(index: Document, tag: str, address: str) -> Document:
     """The one entry of an index that is meant."""
     images = [one for one in index.maps("manifests") if not _is_attestation(one)]
     if tag:

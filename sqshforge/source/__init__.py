@@ -10,10 +10,12 @@ from pathlib import Path
 
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
 from sqshforge.source.archive import Archived
 from sqshforge.source.buildah import Storage
 from sqshforge.source.config import parse_config
 from sqshforge.source.docker import Dockerd
+from sqshforge.source.registry import Registry
 from sqshforge.source.rootfs import Rootfs
 from sqshforge.source.types import Content, Folder, Source, Stream
 
@@ -22,6 +24,7 @@ __all__ = [
     "Content",
     "Dockerd",
     "Folder",
+    "Registry",
     "Rootfs",
     "Source",
     "Storage",
@@ -37,6 +40,7 @@ SCHEMES = (
     "oci:DIR[:TAG]",
     "oci-archive:FILE[:TAG]",
     "docker-archive:FILE[:NAME:TAG]",
+    "docker://HOST/NAME[:TAG]",
     "rootfs:DIR",
 )
 
@@ -46,12 +50,15 @@ def is_address(text: str) -> bool:
     return ":" in text or "/" in text
 
 
-def parse(text: str, programs: Programs) -> Source:
+def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> Source:
     """The source behind an address; `RequestError` for one of an unknown kind."""
     if text.startswith("dockerd://"):
         return Dockerd(text.removeprefix("dockerd://"), programs)
     if text.startswith("buildah://"):
         return Storage(text.removeprefix("buildah://"), programs)
+    if text.startswith("docker://"):
+        name = text.removeprefix("docker://")
+        return Registry(name, programs, reporter or Reporter(quiet=True))
     if text.startswith("rootfs:"):
         return Rootfs(Path(text.removeprefix("rootfs:")))
     if text.startswith(("oci:", "oci-archive:", "docker-archive:")):

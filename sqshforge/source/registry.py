@@ -1,0 +1,155 @@
+"""An image in a registry, read through skopeo: its logins, certificates and mirrors apply."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sqshforge.cache import home
+from sqshforge.disk import require_space
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import RequestError, SqshforgeError, WorkError
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.source import working
+from sqshforge.source.archive import Archived
+from sqshforge.source.config import parse_config, steps, understanding
+from sqshforge.source.types import Content
+
+if TYPE_CHECKING:
+    from sqshforge.archive.document import Document
+
+UNPACKED = 3  # times the size of the layers that a registry has, compressed
+ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
+CLOSED = ("unauthorized", "authentication required", "denied", "no basic auth credentials")
+
+
+@dataclass(frozen=True)
+class Registry:
+    """An image at a name such as HOST/NAME:TAG or HOST/NAME@DIGEST.
+
+    What is packed is the image that the name stood for when it was first looked up.
+    """
+
+    name: str
+    programs: Programs
+    reporter: Reporter
+
+    @property
+    def address(self) -> str:
+        return f"docker://{self.name}"
+
+    def config(self) -> ImageConfig:
+        from sqshforge.archive import document
+
+        digest, manifest = self._manifest()
+        text = self._ask("--config", "--raw", self._pinned(digest)).encode()
+        facts = document.load(text, "the config", self.address)
+        with understanding(self.address):
+            return parse_config(
+                facts.get("config") or {},
+                reference=self.address,
+                digest=manifest["config"]["digest"],
+                created=facts.get("created") or "",
+                size=UNPACKED * _size(manifest),
+                layers=facts["rootfs"]["diff_ids"],
+                history=steps(facts.get("history")),
+            )
+
+    @contextmanager
+    def open(self, digest: str | None = None) -> Iterator[Content]:
+        """The layers lie on the disk as the registry has them, compressed, while this is open."""
+        manifest_digest, manifest = self._manifest()
+        if digest not in (None, manifest["config"]["digest"]):
+            raise WorkError(
+                f"{self.name} is another image by now: it was pushed anew meanwhile",
+                mend="pack it again",
+            )
+        pulled = home() / "pulled"
+        pulled.mkdir(parents=True, exist_ok=True)
+        for abandoned in working.abandoned(path.name for path in pulled.iterdir()):
+            shutil.rmtree(pulled / abandoned, ignore_errors=True)
+        require_space(pulled, _size(manifest), f"pulling {self.name}")
+        place = pulled / working.name()
+        try:
+            place.mkdir()
+            self._copy(manifest_digest, place)
+            with Archived(f"oci:{place}").open(digest) as content:
+                yield content
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+    def _manifest(self) -> tuple[str, dict[str, Any]]:
+        """The digest of the image's manifest, for this machine's kind where there are several."""
+        from sqshforge.archive import document, layout
+
+        text = self._ask("--raw", self.address)
+        manifest = document.Document(
+            document.load(text.encode(), "the manifest", self.address), "the manifest", self.address
+        )
+        if "manifests" in manifest.value:
+            chosen: Document = layout.chosen(manifest, "", self.address)
+            text = self._ask("--raw", self._pinned(chosen.text("digest")))
+            value = document.load(text.encode(), "the manifest", self.address)
+        else:
+            value = manifest.value
+        with understanding(self.address):
+            _ = _size(value), value["config"]["digest"]
+        return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}", value
+
+    def _ask(self, *words: str) -> str:
+        """What skopeo says of an image; an error that tells what is wrong with the name."""
+        program = self.programs.require("skopeo", "it reads registries")
+        asked = self.programs.attempt([program, "inspect", *words])
+        if asked.code != 0:
+            raise self._fault(asked.err)
+        return asked.out
+
+    def _fault(self, said: str) -> SqshforgeError:
+        found = re.search(r'msg="((?:[^"\\]|\\.)*)"', said)
+        why = json.loads(f'"{found[1]}"', strict=False) if found else said.strip()
+        if any(word in why for word in ABSENT):
+            return RequestError(
+                f"the registry has no image {self.name!r}", where=why, mend="see to the spelling"
+            )
+        if any(word in why for word in CLOSED):
+            host = self.name.partition("/")[0]
+            return RequestError(
+                f"the registry does not let you read {self.name!r}",
+                where=why,
+                mend=f"skopeo login {host}",
+            )
+        if "invalid reference format" in why:
+            return RequestError(f"{self.name!r} is no image's name", mend="HOST/NAME:TAG")
+        return WorkError(f"the registry of {self.name!r} cannot be read", where=why)
+
+    def _pinned(self, digest: str) -> str:
+        """The address with a digest in the place of its tag."""
+        repository = self.name.partition("@")[0]
+        above, slash, last = repository.rpartition("/")
+        return f"docker://{above}{slash}{last.partition(':')[0]}@{digest}"
+
+    def _copy(self, digest: str, place: Path) -> None:
+        """Pull the image into a folder, as an OCI layout whose documents are the registry's own."""
+        program = self.programs.require("skopeo")
+        blobs = place / "blobs"
+        blobs.mkdir()
+        with self.reporter.track(f"pull {self.name}") as tracker:
+            argv: list[str | Path] = [program, "copy", self._pinned(digest), f"dir:{blobs}/sha256"]
+            self.programs.follow(argv, tracker.note)
+        manifest = (blobs / "sha256/manifest.json").rename(blobs / "sha256" / digest[7:])
+        described = {"digest": digest, "size": manifest.stat().st_size}
+        index = {"schemaVersion": 2, "manifests": [described]}
+        (place / "index.json").write_text(json.dumps(index))
+
+
+def _size(manifest: Mapping[str, Any]) -> int:
+    """Bytes of the layers as the registry has them."""
+    return sum(int(layer["size"]) for layer in manifest["layers"])
