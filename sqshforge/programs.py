@@ -7,6 +7,7 @@ all else in the tests runs the real programs.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import shlex
@@ -40,6 +41,7 @@ PACKAGES = {
 }
 
 TAIL = 12  # lines of a failed program's output that its error shows
+PIPE = 1 << 20  # bytes that a pipe holds: what Linux gives an ordinary user; 64 KiB by itself
 
 
 @dataclass(frozen=True)
@@ -185,14 +187,18 @@ class Programs:
             )
         except FileNotFoundError as error:
             raise _not_found(words, error) from None
+        pipes = [one for one in (process.stdin, process.stdout, process.stderr) if one is not None]
+        for pipe in pipes:
+            # Programs at both ends then wait less often; a user's share of wide pipes may be used.
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
         try:
             yield process
         finally:
             stop(process)
-            for pipe in (process.stdin, process.stdout, process.stderr):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            for pipe in pipes:
+                with contextlib.suppress(OSError):
+                    pipe.close()
 
 
 def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
