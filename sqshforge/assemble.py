@@ -19,7 +19,7 @@ from sqshforge.mksquashfs import Squasher
 from sqshforge.order import Order
 from sqshforge.programs import Programs
 from sqshforge.source import Content, Folder, overlay
-from sqshforge.superblock import Tables
+from sqshforge.squashfs.superblock import Tables
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from sqshforge.errors import RequestError
 from sqshforge.files import copy, link, publish, remove_leftovers
 from sqshforge.lockfile import alone
 from sqshforge.progress import Reporter
-from sqshforge.superblock import LAYOUT, Tables
+from sqshforge.squashfs.superblock import LAYOUT, Tables
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 

@@ -116,7 +116,7 @@ def tar(tree: Path, file: Path) -> Path:
 class Entry(NamedTuple):
     """All that a squash file says of one path."""
 
-    kind: str  # d, f, l (symlink), p (FIFO), c (device)
+    kind: str  # d, f, l (symlink), p (FIFO), b or c (device), s (socket)
     mode: int
     owner: tuple[int, int]
     mtime: int | None  # None: not compared
@@ -172,8 +172,11 @@ def _entry(path: Path, names: frozenset[str]) -> Entry:
         kind, content = "l", str(path.readlink())
     elif stat.S_ISFIFO(facts.st_mode):
         kind = "p"
-    elif stat.S_ISCHR(facts.st_mode):
-        kind, content = "c", str(facts.st_rdev)
+    elif stat.S_ISSOCK(facts.st_mode):
+        kind = "s"
+    elif stat.S_ISCHR(facts.st_mode) or stat.S_ISBLK(facts.st_mode):
+        kind = "c" if stat.S_ISCHR(facts.st_mode) else "b"
+        content = str(facts.st_rdev)
     else:
         content = hashlib.sha256(path.read_bytes()).hexdigest()
     return Entry(
@@ -183,7 +186,7 @@ def _entry(path: Path, names: frozenset[str]) -> Entry:
         mtime=int(facts.st_mtime),
         content=content,
         names=names if kind != "d" else frozenset(),
-        xattrs=tuple(os.listxattr(path, follow_symlinks=False)),
+        xattrs=tuple(sorted(os.listxattr(path, follow_symlinks=False))),
     )
 
 

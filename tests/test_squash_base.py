@@ -18,7 +18,7 @@ from sqshforge.cache import Cache, size
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
-from sqshforge.superblock import Tables
+from sqshforge.squashfs.superblock import Tables
 from tests import oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture

@@ -14,14 +14,34 @@ from sqshforge.errors import WorkError
 
 MAGIC = 0x73717368
 LAYOUT = struct.Struct("<5I6H8Q")
+VERSION = (4, 0)
+BLOCKS = range(12, 21)  # log2 of the bytes in a block: 4 KiB to 1 MiB
+NOWHERE = 2**64 - 1  # the place of a table that is not there
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Superblock:
-    """What we need of it, in bytes from the start of the file."""
+    """Places are bytes from the start of the file."""
 
+    inodes: int
+    made: int  # seconds of the epoch
+    block: int  # bytes of a file's content that are compressed together
+    fragments: int  # blocks that hold the ends of several files
+    compression: int
+    ids: int  # different owners
+    root: int  # the inode of the top folder: a place in its table
     used: int  # the length of the file, without what fills its last 4 KiB up
-    tables: int  # the start of the tables, which is the end of all files' content
+    id_table: int
+    xattr_table: int
+    inode_table: int
+    directory_table: int
+    fragment_table: int
+    export_table: int
+
+    @property
+    def tables(self) -> int:
+        """The start of the first table, which is the end of all files' content."""
+        return self.inode_table
 
 
 @dataclass(frozen=True)
@@ -53,7 +73,28 @@ class Tables:
 def read(path: Path) -> Superblock:
     """Read a file's superblock; `WorkError` where it is no squash file."""
     with path.open("rb") as file:
-        start = file.read(LAYOUT.size)
+        return parse(file.read(LAYOUT.size), path)
+
+
+def parse(start: bytes, path: Path) -> Superblock:
+    """The superblock at the start of a file; `WorkError` where there is none."""
     if len(start) < LAYOUT.size or (fields := LAYOUT.unpack(start))[0] != MAGIC:
         raise WorkError("this is no squash file", where=str(path))
-    return Superblock(used=fields[12], tables=fields[15])
+    if fields[9:11] != VERSION or fields[6] not in BLOCKS or fields[3] != 1 << fields[6]:
+        raise WorkError("this squash file is of another version, or broken", where=str(path))
+    return Superblock(
+        inodes=fields[1],
+        made=fields[2],
+        block=fields[3],
+        fragments=fields[4],
+        compression=fields[5],
+        ids=fields[8],
+        root=fields[11],
+        used=fields[12],
+        id_table=fields[13],
+        xattr_table=fields[14],
+        inode_table=fields[15],
+        directory_table=fields[16],
+        fragment_table=fields[17],
+        export_table=fields[18],
+    )

@@ -1,0 +1,133 @@
+"""The content of the files in a squash file."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sqshforge.squashfs.faults import BrokenError, shown
+from sqshforge.squashfs.image import Image
+from sqshforge.squashfs.inode import FILE, NONE, Entry
+
+PLAIN = 1 << 24  # of a block's length: it is not packed
+LENGTH = PLAIN - 1
+KEPT = 4  # unpacked fragments at most, of up to 1 MiB each
+
+
+class Block(NamedTuple):
+    """A block of content in the file, and how many bytes it has to give."""
+
+    place: int
+    length: int  # with PLAIN; 0: there is nothing but zeros, and nothing in the file
+    size: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """Reads an image's files. Not for several threads at once."""
+
+    image: Image
+    _fragments: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+
+    def read(self, entry: Entry, most: int) -> bytes:
+        """The content of a file; `BrokenError` where it has more than `most` bytes."""
+        if entry.size > most:
+            raise BrokenError(f"/{shown(entry.path)} has {entry.size} bytes, too many for its kind")
+        return b"".join(self.pieces(entry))
+
+    def pieces(self, entry: Entry) -> Iterator[bytes]:
+        """The content of a file, block by block."""
+        for block in blocks(self.image, entry):
+            yield self.block(block)
+        if entry.inode.data.fragment != NONE:
+            yield self.end(entry)
+
+    def block(self, block: Block) -> bytes:
+        """What a block of content has."""
+        if not block.length:
+            return bytes(block.size)
+        return _unpacked(self.image, block, exactly=True)
+
+    def end(self, entry: Entry) -> bytes:
+        """The end of a file, which lies with others in a fragment."""
+        data = entry.inode.data
+        size = entry.size % self.image.superblock.block
+        whole = self._fragment(data.fragment)
+        if data.offset + size > len(whole):
+            raise BrokenError(f"the end of /{shown(entry.path)} is not where it should be")
+        return whole[data.offset : data.offset + size]
+
+    def _fragment(self, number: int) -> bytes:
+        if number in self._fragments:
+            self._fragments.move_to_end(number)
+        else:
+            self._fragments[number] = _unpacked(
+                self.image, fragment(self.image, number), exactly=False
+            )
+            while len(self._fragments) > KEPT:
+                self._fragments.popitem(last=False)
+        return self._fragments[number]
+
+
+def blocks(image: Image, entry: Entry) -> Iterator[Block]:
+    """The blocks of a file that are its own."""
+    whole, place, left = image.superblock.block, entry.inode.data.start, entry.size
+    for length in entry.inode.data.blocks:
+        if length & LENGTH > whole:
+            raise BrokenError(f"/{shown(entry.path)} has a block that is too large")
+        yield Block(place, length, min(whole, left))
+        place += length & LENGTH
+        left -= min(whole, left)
+
+
+def fragment(image: Image, number: int) -> Block:
+    """The block that holds a fragment."""
+    if number >= len(image.fragments):
+        raise BrokenError("a file's end is in a fragment that is not there")
+    place, length = image.fragments[number]
+    if not 0 < length & LENGTH <= image.superblock.block:
+        raise BrokenError("a fragment is too large, or empty")
+    return Block(place, length, image.superblock.block)
+
+
+def check(image: Image, jobs: int, advance: Callable[[float], None]) -> None:
+    """Unpack every block of every file, `jobs` at once; `BrokenError` for the first that is none.
+
+    `advance` is told the bytes of the squash file as they are read.
+    """
+    ends: dict[int, int] = {}
+    own: set[Block] = set()
+    for entry in image.entries.values():
+        data = entry.inode.data
+        if entry.kind == FILE:
+            own.update(block for block in blocks(image, entry) if block.length)
+            if data.fragment != NONE:
+                end = data.offset + entry.size % image.superblock.block
+                ends[data.fragment] = max(end, ends.get(data.fragment, 0))
+
+    def unpack(block: Block) -> int:
+        _unpacked(image, block, exactly=True)
+        return block.length & LENGTH
+
+    def unpack_fragment(number: int) -> int:
+        block = fragment(image, number)
+        if len(_unpacked(image, block, exactly=False)) < ends[number]:
+            raise BrokenError("a fragment has less than the files' ends that are in it")
+        return block.length & LENGTH
+
+    with ThreadPoolExecutor(jobs) as threads:
+        for size in threads.map(unpack, sorted(own)):
+            advance(size)
+        for size in threads.map(unpack_fragment, sorted(ends)):
+            advance(size)
+
+
+def _unpacked(image: Image, block: Block, *, exactly: bool) -> bytes:
+    plain, length = bool(block.length & PLAIN), block.length & LENGTH
+    found = image.reader.block(block.place, length, block.size, plain=plain)
+    if exactly and len(found) != block.size:
+        raise BrokenError("a block has less than it should have")
+    return found

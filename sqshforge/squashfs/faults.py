@@ -1,0 +1,24 @@
+"""The errors of squash files, in one voice."""
+
+from __future__ import annotations
+
+import os
+
+from sqshforge.errors import WorkError
+
+
+class BrokenError(WorkError):
+    """A squash file that cannot be so: damaged, cut short, or made to deceive."""
+
+    def __init__(self, why: str, where: str = "") -> None:
+        super().__init__(
+            f"the squash file is broken: {why}",
+            where=where,
+            mend="copy it again from where it was whole, or pack it anew",
+        )
+
+
+def shown(name: bytes) -> str:
+    """A name as it is told: in one line, whatever bytes it has."""
+    text = os.fsdecode(name)
+    return text if text.isprintable() else ascii(text)[1:-1]

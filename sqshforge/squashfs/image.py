@@ -1,0 +1,167 @@
+"""A squash file as a tree of entries."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.squashfs import codec, inode, superblock
+from sqshforge.squashfs.faults import BrokenError, shown
+from sqshforge.squashfs.inode import FOLDER, LINK, Entry, Inode, Inodes
+from sqshforge.squashfs.reader import Reader, Table
+from sqshforge.squashfs.superblock import NOWHERE, Superblock
+from sqshforge.squashfs.xattrs import Attributes
+
+RUN = struct.Struct("<3I")  # of names in a listing: how many less one, their inodes' block, number
+NAME = struct.Struct("<HhHH")  # place of the inode in that block, number, kind, length less one
+FRAGMENT = struct.Struct("<Q2I")  # place, length, nothing
+UNSEEN = 3  # bytes that a folder's size counts for . and .., which are not in the listing
+
+
+@dataclass(frozen=True)
+class Image:
+    """An open squash file. All its faults are a `BrokenError`."""
+
+    path: Path
+    reader: Reader
+    superblock: Superblock
+
+    @property
+    def compression(self) -> str:
+        return codec.NAMES[self.superblock.compression]
+
+    @cached_property
+    def entries(self) -> dict[bytes, Entry]:
+        """All entries by their paths, a folder before what is in it, names in their order."""
+        found: dict[bytes, Entry] = {}
+        seen: set[int] = set()
+        inodes = Inodes(self._inodes, self.superblock.block)
+        todo = [(b"", inodes.at(self.superblock.root >> 16, self.superblock.root & 0xFFFF))]
+        if todo[0][1].kind != FOLDER:
+            raise BrokenError("its top is no folder")
+        listed = 0
+        while todo:
+            path, one = todo.pop()
+            found[path] = self._entry(path, one)
+            if one.kind != FOLDER:
+                continue
+            listed += one.size
+            if one.number in seen or listed > len(self._directories.data) + UNSEEN * len(found):
+                raise BrokenError(f"the folder /{shown(path)} is in it twice")
+            seen.add(one.number)
+            above = path + b"/" if path else b""
+            names = list(self._listing(one))
+            # The last one is taken first.
+            todo += [
+                (above + name, inodes.at(block, offset)) for name, block, offset in reversed(names)
+            ]
+        return found
+
+    @cached_property
+    def fragments(self) -> list[tuple[int, int]]:
+        """The place and length of each block that holds the ends of files."""
+        entries = self.reader.indexed(
+            self.superblock.fragment_table, self.superblock.fragments, FRAGMENT.size
+        )
+        return [FRAGMENT.unpack(one)[:2] for one in entries]
+
+    def xattrs(self, entry: Entry) -> dict[bytes, bytes]:
+        """The extended attributes of an entry, by their names."""
+        if entry.inode.xattrs == inode.NONE:
+            return {}
+        return self._attributes.of(entry.inode.xattrs)
+
+    @cached_property
+    def _attributes(self) -> Attributes:
+        return Attributes.read(self.reader, self.superblock.xattr_table)
+
+    @cached_property
+    def _owners(self) -> list[int]:
+        entries = self.reader.indexed(self.superblock.id_table, self.superblock.ids, 4)
+        return [int.from_bytes(one, "little") for one in entries]
+
+    @cached_property
+    def _inodes(self) -> Table:
+        begin, end = self.superblock.inode_table, self.superblock.directory_table
+        return Table.of(self.reader, begin, end)
+
+    @cached_property
+    def _directories(self) -> Table:
+        """The listings. They end where the first block of the next table begins."""
+        block, begin = self.superblock, self.superblock.directory_table
+        lists = [block.id_table, block.export_table]
+        if block.fragments:
+            lists.append(block.fragment_table)
+        first = (self.reader.at(place, 8) for place in lists if place != NOWHERE)
+        end = min(struct.unpack("<Q", place)[0] for place in first)
+        return Table.of(self.reader, begin, end)
+
+    def _entry(self, path: bytes, one: Inode) -> Entry:
+        if max(one.owner, one.group) >= len(self._owners):
+            raise BrokenError(f"/{shown(path)} has an owner who is not in it")
+        return Entry(
+            path=path,
+            kind=one.kind,
+            mode=one.mode,
+            uid=self._owners[one.owner],
+            gid=self._owners[one.group],
+            mtime=one.mtime,
+            size=one.size if one.kind in (inode.FILE, LINK) else 0,
+            target=one.target,
+            device=inode.numbers(one.device),
+            inode=one,
+        )
+
+    def _listing(self, folder: Inode) -> Iterator[tuple[bytes, int, int]]:
+        """The names in a folder, each with its inode's block and the place in that."""
+        table = self._directories
+        place = table.place(*folder.listing) if folder.size > UNSEEN else 0
+        end = place + max(0, folder.size - UNSEEN)
+        last = b""
+        while place < end:
+            count, block, _ = RUN.unpack(table.cut(place, RUN.size))
+            place += RUN.size
+            for _ in range(count + 1):
+                offset, _, _, length = NAME.unpack(table.cut(place, NAME.size))
+                place += NAME.size
+                name = table.cut(place, length + 1)
+                place += length + 1
+                if name in (b".", b"..") or b"/" in name or b"\0" in name:
+                    raise BrokenError(f"it has an entry with the name {name!r}")
+                if name <= last or place > end:
+                    raise BrokenError("the names in a folder are out of order")
+                last = name
+                yield name, block, offset
+
+
+@contextmanager
+def open_image(path: Path) -> Iterator[Image]:
+    """Open a squash file; a fault that is found while it is open says which one has it.
+
+    Raises `RequestError` for one that is not there, `WorkError` for one that cannot be read.
+    """
+    try:
+        file = path.open("rb")
+    except (FileNotFoundError, IsADirectoryError):
+        raise RequestError(
+            "there is no such squash file", where=str(path), mend="sqshforge pack makes one"
+        ) from None
+    except OSError as error:
+        raise WorkError(f"it cannot be read: {error.strerror}", where=str(path)) from None
+    with file:
+        size = os.fstat(file.fileno()).st_size
+        block = superblock.parse(file.read(superblock.LAYOUT.size), path)
+        reader = Reader(file, min(size, block.used), codec.unpacker(block.compression))
+        try:
+            if block.used > size:
+                raise BrokenError(f"it has {size} of its {block.used} bytes")
+            yield Image(path, reader, block)
+        except BrokenError as error:
+            error.where = error.where or str(path)
+            raise
