@@ -17,6 +17,7 @@ import click
 
 from sqshforge import __version__
 from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.look.commands import COMMANDS
 
 
 class Commands(click.Group):
@@ -275,6 +276,10 @@ def cache_prune(keep: str) -> None:
 
     gone = caches.Cache.of_user().prune(caches.size(keep))
     click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
+
+
+for command in COMMANDS:
+    cli.add_command(command)
 
 
 @cli.command(context_settings={"ignore_unknown_options": False})

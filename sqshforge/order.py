@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -63,21 +63,26 @@ class Order:
 
     @property
     def key(self) -> str:
-        """A digest of all that the bytes of the file depend on: its content key.
-
-        An image is its layers and what its config says of running it; under which name it was
-        found, and in which store, does not matter.
-        """
-        facts = asdict(replace(self.config, size=0))
-        if self.config.layers:
-            facts = {**facts, "reference": "", "digest": ""}
-        return _digest({"config": facts, **self.settings})
+        """The content key: `content_key` of the image and the settings."""
+        return content_key(self.config, self.settings)
 
     def base_key(self, layers: Sequence[str]) -> str:
         """The same of the image without /sqshforge, which is made of these layers."""
         files = {name: data.decode("latin-1") for name, data in self.files.items()}
         settings = {name: value for name, value in self.settings.items() if name != "epoch"}
         return _digest({"layers": list(layers), "files": files, **settings})
+
+
+def content_key(config: ImageConfig, settings: Mapping[str, Any]) -> str:
+    """A digest of all that the bytes of a squash file depend on.
+
+    An image is its layers and what its config says of running it; under which name it was found,
+    and in which store, does not matter.
+    """
+    facts = asdict(replace(config, size=0))
+    if config.layers:
+        facts = {**facts, "reference": "", "digest": ""}
+    return _digest({"config": facts, **settings})
 
 
 def _digest(facts: dict[str, Any]) -> str:

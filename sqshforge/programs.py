@@ -35,6 +35,7 @@ PACKAGES = {
     "mount": "mount",
     "skopeo": "skopeo",
     "squashfuse": "squashfuse",
+    "ssh-keygen": "openssh-client",
     "umount": "mount",
     "unshare": "util-linux",
     "unsquashfs": "squashfs-tools",

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
 from sqshforge import digest
+from sqshforge.enroot import ImageConfig
+from sqshforge.errors import WorkError
 from sqshforge.files import publish
-from sqshforge.order import Order
+from sqshforge.order import Order, content_key
 
 
 def write(output: Path, order: Order, base: str | None, pieces: Sequence[str], file: Path) -> None:
     """Put it beside the output; `file` is that, or what will become it."""
-    config, found = order.config, file.stat()
-    running = ("reference", "created", "env", "entrypoint", "cmd", "workdir", "volumes", "labels")
+    found = file.stat()
     facts = {
         "key": order.key,
-        "source": config.reference,
-        "image": config.digest,
-        "layers": config.layers,
-        "config": {name: value for name, value in asdict(config).items() if name in running},
+        "image": asdict(order.config),
         "settings": order.settings,
         "base": base,
         "size": found.st_size,
@@ -40,6 +38,33 @@ def read(output: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return facts if isinstance(facts, dict) and facts.keys() >= {"key", "size"} else None
+
+
+def key(facts: Mapping[str, Any]) -> str:
+    """The content key of what a record says; `WorkError` where it is not as we write it."""
+    settings = facts.get("settings")
+    if not isinstance(settings, dict):
+        raise _broken()
+    return content_key(image(facts), settings)
+
+
+def image(facts: Mapping[str, Any]) -> ImageConfig:
+    """The image that a record names; `WorkError` where it is not as we write it."""
+    names = {one.name for one in fields(ImageConfig)}
+    try:
+        words = {name: _frozen(value) for name, value in facts["image"].items() if name in names}
+        return ImageConfig(**words)
+    except (AttributeError, KeyError, TypeError):
+        raise _broken() from None
+
+
+def _broken() -> WorkError:
+    return WorkError("the record is of another version, or broken")
+
+
+def _frozen(value: Any) -> Any:
+    """Lists of JSON as the tuples that they were."""
+    return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 def fits(output: Path, order: Order) -> bool:

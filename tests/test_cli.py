@@ -9,13 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs, Result
+from sqshforge.programs import Programs
+from tests.commands import sqshforge
 
 pytestmark = pytest.mark.usefixtures("no_docker")
-
-
-def sqshforge(*words: str | Path, env: dict[str, str] | None = None) -> Result:
-    return Programs().attempt([sys.executable, "-m", "sqshforge", *words], env=env)
 
 
 def test_targets_lists_every_target() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from sqshforge import doctor
 from sqshforge.programs import Programs
+from tests.commands import sqshforge
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 
@@ -50,6 +51,6 @@ def test_too_little_room_tells_the_bytes(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_by_command_line() -> None:
-    done = Programs().attempt([sys.executable, "-m", "sqshforge", "doctor"])
+    done = sqshforge("doctor")
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "next: make quickstart"

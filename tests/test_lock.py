@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from sqshforge import lock, machine, recipe
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.programs import Programs, Result
+from tests.commands import sqshforge
 
 
 def copied(root: Path, folder: Path) -> Path:
@@ -133,10 +133,9 @@ def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path
 
 
 def test_the_command_tells_drift(root: Path) -> None:
-    programs = Programs()
     path = root / "recipes" / "locks" / "cpu-mamba.lock"
     before = path.read_text()
-    done = programs.attempt([sys.executable, "-m", "sqshforge", "lock", "no-such", "--check"])
+    done = sqshforge("lock", "no-such", "--check")
     assert done.code == 2
     assert "unknown target 'no-such'" in done.err
     assert path.read_text() == before

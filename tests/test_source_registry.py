@@ -90,8 +90,8 @@ def test_an_image_of_a_registry_gives_the_bytes_of_its_archive(
     assert pack(archive, tmp_path / "archived.sqsh").returncode == 0
     assert (tmp_path / "pulled.sqsh").read_bytes() == (tmp_path / "archived.sqsh").read_bytes()
     record = json.loads((tmp_path / "pulled.sqsh.json").read_text())
-    assert record["source"] == address
-    assert record["image"] == sha256(image.config_bytes())
+    assert record["image"]["reference"] == address
+    assert record["image"]["digest"] == sha256(image.config_bytes())
     assert "up to date" in pack(address, tmp_path / "pulled.sqsh").stdout
     pulled = Path(os.environ["SQSHFORGE_CACHE"]) / "pulled"
     assert list(pulled.iterdir()) == []

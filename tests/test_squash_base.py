@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -16,10 +14,11 @@ import pytest
 from sqshforge import digest, record, source, squash
 from sqshforge.cache import Cache, size
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
+from sqshforge.programs import Programs, Result
 from sqshforge.progress import Reporter
 from sqshforge.squashfs.superblock import Tables
 from tests import oddroot
+from tests.commands import sqshforge
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture
@@ -146,7 +145,7 @@ def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     assert facts is not None
     assert facts["digest"] == digest.of(path, jobs=1)
     assert facts["base"] == f"sha256:{desk.cache.bases()[0].path.stem}"
-    assert facts["config"]["env"][-1] == "WHO=base"
+    assert facts["image"]["env"][-1] == "WHO=base"
 
 
 @pytest.mark.parametrize(
@@ -284,23 +283,21 @@ def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
         size(text)
 
 
-def run(*words: str, home: Path) -> subprocess.CompletedProcess[str]:
-    argv = [sys.executable, "-m", "sqshforge", "cache", *words]
-    env = {**os.environ, "SQSHFORGE_CACHE": str(home)}
-    return subprocess.run(argv, env=env, capture_output=True, text=True)
+def run(*words: str, home: Path) -> Result:
+    return sqshforge("cache", *words, env={"SQSHFORGE_CACHE": str(home)})
 
 
 def test_cache_by_command_line(tmp_path: Path) -> None:
-    assert "0 bases, 0 B of" in run("ls", home=tmp_path).stdout
+    assert "0 bases, 0 B of" in run("ls", home=tmp_path).out
     cache = Cache(tmp_path / "bases", limit=1 << 30)
     for key in "ab":
         add(cache, key, tmp_path, 3_000_000)
-    listed = run("ls", home=tmp_path).stdout.splitlines()
+    listed = run("ls", home=tmp_path).out.splitlines()
     assert [line.split()[0] for line in listed[:2]] in (["a", "b"], ["b", "a"])
     assert "2 bases, 6.0 MB" in listed[2]
-    assert run("prune", "--keep", "4M", home=tmp_path).stdout == "removed 1 bases, 3.0 MB\n"
-    assert run("prune", home=tmp_path).stdout == "removed 1 bases, 3.0 MB\n"
-    assert run("prune", "--keep", "much", home=tmp_path).returncode == 2
+    assert run("prune", "--keep", "4M", home=tmp_path).out == "removed 1 bases, 3.0 MB\n"
+    assert run("prune", home=tmp_path).out == "removed 1 bases, 3.0 MB\n"
+    assert run("prune", "--keep", "much", home=tmp_path).code == 2
     assert list(cache.folder.iterdir()) == []
 
 

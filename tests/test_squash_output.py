@@ -99,7 +99,7 @@ def test_a_file_and_its_record(image: str, tmp_path: Path) -> None:
     assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
     assert (tmp_path / "a.sqsh").stat().st_mode & 0o7777 == 0o644
     record = json.loads((tmp_path / "a.sqsh.json").read_text())
-    assert record["source"] == image
+    assert record["image"]["reference"] == image
     assert record["size"] == (tmp_path / "a.sqsh").stat().st_size
     assert working_containers(image) == []
 

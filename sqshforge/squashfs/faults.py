@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from sqshforge.errors import WorkError
 
 
@@ -20,5 +18,5 @@ class BrokenError(WorkError):
 
 def shown(name: bytes) -> str:
     """A name as it is told: in one line, whatever bytes it has."""
-    text = os.fsdecode(name)
-    return text if text.isprintable() else ascii(text)[1:-1]
+    text = name.decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -21,6 +21,7 @@ from sqshforge.squashfs.xattrs import Attributes
 RUN = struct.Struct("<3I")  # of names in a listing: how many less one, their inodes' block, number
 NAME = struct.Struct("<HhHH")  # place of the inode in that block, number, kind, length less one
 FRAGMENT = struct.Struct("<Q2I")  # place, length, nothing
+LINKS = 40  # that are followed for one path, as Linux does
 UNSEEN = 3  # bytes that a folder's size counts for . and .., which are not in the listing
 
 
@@ -62,6 +63,28 @@ class Image:
                 (above + name, inodes.at(block, offset)) for name, block, offset in reversed(names)
             ]
         return found
+
+    def find(self, path: bytes) -> Entry | None:
+        """The entry at a path, links followed as in a container; None where there is none."""
+        here, followed = b"", 0
+        todo = path.split(b"/")[::-1]
+        while todo:
+            name = todo.pop()
+            if name == b"..":
+                here = here.rpartition(b"/")[0]
+            if name in (b"", b".", b".."):
+                continue
+            below = here + b"/" + name if here else name
+            entry = self.entries.get(below)
+            if entry is None or followed > LINKS:
+                return None
+            if entry.kind == LINK:
+                followed += 1
+                here = b"" if entry.target.startswith(b"/") else here
+                todo += entry.target.split(b"/")[::-1]
+            else:
+                here = below
+        return self.entries[here]
 
     @cached_property
     def fragments(self) -> list[tuple[int, int]]:

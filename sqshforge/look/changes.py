@@ -1,0 +1,281 @@
+"""What differs between two squash files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqshforge.look import packages, shares
+from sqshforge.look.inspection import environment
+from sqshforge.progress import Reporter, human
+from sqshforge.squashfs import Content, Entry, Image, open_image
+from sqshforge.squashfs.content import LENGTH, blocks, fragment
+from sqshforge.squashfs.faults import shown
+from sqshforge.squashfs.inode import FILE, FOLDER, NONE
+
+SIGNS = {"removed": "-", "added": "+", "changed": "~"}
+
+
+@dataclass(frozen=True)
+class Change:
+    """An entry that is not the same. A folder stands for all that is in it if all of it is new."""
+
+    path: bytes
+    what: str  # added, removed, changed
+    details: tuple[str, ...]
+    entries: int = 1
+    size: int = 0  # bytes, unpacked; of a changed file those that it has now
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A package or a variable with another value; None where it is not there."""
+
+    kind: str  # Python package, Debian package, variable
+    name: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that differs between two squash files, from `before` to `after`."""
+
+    before: Path
+    after: Path
+    changes: tuple[Change, ...]
+    differences: tuple[Difference, ...]
+    times: int  # entries that differ in their time alone
+
+    @property
+    def equal(self) -> bool:
+        """Whether nothing but times differs."""
+        return not self.changes and not self.differences
+
+    def json(self) -> str:
+        """Everything, for programs; what is no UTF-8 in a path is a surrogate, as in Python."""
+        changes = [{**asdict(one), "path": os.fsdecode(one.path)} for one in self.changes]
+        facts = {
+            **{"before": str(self.before), "after": str(self.after), "equal": self.equal},
+            **{"changes": changes, "times": self.times},
+            "differences": [asdict(one) for one in self.differences],
+        }
+        return json.dumps(facts, indent=2)
+
+    def lines(self) -> list[str]:
+        """The differences for people, the counts last."""
+        lines = []
+        for one in self.differences:
+            sign = "+" if one.before is None else "-" if one.after is None else "~"
+            values = " -> ".join(value for value in (one.before, one.after) if value is not None)
+            lines.append(f"{sign} {one.kind} {one.name} {values}")
+        lines += [_line(one) for one in self.changes]
+        counts = [
+            f"{sum(one.entries for one in self.changes if one.what == what)} {what}"
+            for what in SIGNS
+        ]
+        return [*lines, f"entries: {', '.join(counts)}, {self.times} only in their time"]
+
+
+def _line(one: Change) -> str:
+    details = list(one.details)
+    if one.what != "changed":
+        details = [f"{one.entries} entries"] if one.entries > 1 else []
+        details += [human(one.size)] if one.size else []
+    return f"{SIGNS[one.what]} /{shown(one.path)}" + (f"  {', '.join(details)}" if details else "")
+
+
+def compare(before: Path, after: Path, reporter: Reporter) -> Comparison:
+    """Compare two squash files, however they are packed.
+
+    Raises `RequestError` where there is none, `WorkError` where one is broken.
+    """
+    with (
+        open_image(before) as one,
+        open_image(after) as other,
+        reporter.track("comparing", one.reader.size) as tracker,
+    ):
+        pair = _Pair(one, other)
+        changes, times = pair.changes(tracker.advance)
+        return Comparison(before, after, changes, tuple(_differences(one, other)), times)
+
+
+@dataclass(frozen=True)
+class _Pair:
+    one: Image
+    other: Image
+
+    def changes(self, advance: Callable[[float], None]) -> tuple[tuple[Change, ...], int]:
+        """The entries that differ, by their paths, and how many differ in their time alone."""
+        old, new = self.one.entries, self.other.entries
+        names = (_names(self.one), _names(self.other))
+        same = self._same_content(advance)
+        found = [*_whole(old, new, "removed"), *_whole(new, old, "added")]
+        times = 0
+        for path in old.keys() & new.keys():
+            details = tuple(self._details(old[path], new[path], names, path in same))
+            if details:
+                found.append(Change(path, "changed", details, size=new[path].size))
+            elif old[path].mtime != new[path].mtime:
+                times += 1
+        order = list(SIGNS)
+        return tuple(sorted(found, key=lambda one: (one.path, order.index(one.what)))), times
+
+    def _details(
+        self,
+        old: Entry,
+        new: Entry,
+        names: tuple[Mapping[int, tuple[bytes, ...]], Mapping[int, tuple[bytes, ...]]],
+        same: bool,
+    ) -> Iterator[str]:
+        if old.kind != new.kind:
+            yield f"{old.kind} -> {new.kind}"
+            return
+        if old.target != new.target:
+            yield f"target {shown(old.target)} -> {shown(new.target)}"
+        if old.device != new.device:
+            yield "device {}:{} -> {}:{}".format(*old.device, *new.device)
+        if old.kind == FILE and not same:
+            sizes = f" {human(old.size)} -> {human(new.size)}" if old.size != new.size else ""
+            yield f"content{sizes}"
+        if old.mode != new.mode:
+            yield f"mode {old.mode:04o} -> {new.mode:04o}"
+        if (old.uid, old.gid) != (new.uid, new.gid):
+            yield f"owner {old.uid}:{old.gid} -> {new.uid}:{new.gid}"
+        if self.one.xattrs(old) != self.other.xattrs(new):
+            yield "extended attributes"
+        if names[0].get(old.inode.number) != names[1].get(new.inode.number):
+            yield "hard links"
+
+    def _same_content(self, advance: Callable[[float], None]) -> set[bytes]:
+        """The files that have the same content in both.
+
+        They are read in the order in which the first file has them.
+        """
+        old, new = self.one.entries, self.other.entries
+        both = [
+            (old[path], new[path])
+            for path in old.keys() & new.keys()
+            if old[path].kind == new[path].kind == FILE and old[path].size == new[path].size
+        ]
+        contents = _Contents(self.one, self.other)
+        same = set()
+        for ours, theirs in sorted(both, key=lambda pair: _place(pair[0])):
+            if contents.equal(ours, theirs):
+                same.add(ours.path)
+            advance(sum(length & LENGTH for length in ours.inode.data.blocks))
+        return same
+
+
+class _Contents:
+    """Compares contents: what is stored first, which is less, and needs no unpacking."""
+
+    def __init__(self, one: Image, other: Image) -> None:
+        self._one, self._other = one, other
+        self._contents = Content(one), Content(other)
+        self._alike = one.compression == other.compression
+        self._fragments: dict[tuple[int, int], bool] = {}
+
+    def equal(self, ours: Entry, theirs: Entry) -> bool:
+        return self._stored(ours, theirs) or self._unpacked(ours, theirs)
+
+    def _stored(self, ours: Entry, theirs: Entry) -> bool:
+        """Whether the same bytes are stored; if they are not, the content may still be the same."""
+        old, new = ours.inode.data, theirs.inode.data
+        if not self._alike or (old.blocks, old.offset) != (new.blocks, new.offset):
+            return False
+        pairs = zip(blocks(self._one, ours), blocks(self._other, theirs), strict=True)
+        if any(self._bytes(a.place, b.place, a.length) for a, b in pairs):
+            return False
+        return (old.fragment == NONE) == (new.fragment == NONE) and (
+            old.fragment == NONE or self._same_fragment(old.fragment, new.fragment)
+        )
+
+    def _same_fragment(self, old: int, new: int) -> bool:
+        if (old, new) not in self._fragments:
+            a, b = fragment(self._one, old), fragment(self._other, new)
+            self._fragments[old, new] = a.length == b.length and not self._bytes(
+                a.place, b.place, a.length
+            )
+        return self._fragments[old, new]
+
+    def _bytes(self, old: int, new: int, length: int) -> bool:
+        """Whether stored bytes differ."""
+        size = length & LENGTH
+        return self._one.reader.at(old, size) != self._other.reader.at(new, size)
+
+    def _unpacked(self, ours: Entry, theirs: Entry) -> bool:
+        pieces = (self._contents[0].pieces(ours), self._contents[1].pieces(theirs))
+        if self._one.superblock.block == self._other.superblock.block:
+            return all(a == b for a, b in zip(*pieces, strict=True))
+        return _streams_equal(*pieces)
+
+
+def _streams_equal(ours: Iterator[bytes], theirs: Iterator[bytes]) -> bool:
+    """Whether two streams of equal length, cut at different places, are the same."""
+    a = b = b""
+    while True:
+        a = a or next(ours, b"")
+        b = b or next(theirs, b"")
+        size = min(len(a), len(b))
+        if not size:
+            return len(a) == len(b)
+        if a[:size] != b[:size]:
+            return False
+        a, b = a[size:], b[size:]
+
+
+def _place(entry: Entry) -> tuple[int, int, int]:
+    data = entry.inode.data
+    return (data.fragment, data.offset, data.start)
+
+
+def _names(image: Image) -> dict[int, tuple[bytes, ...]]:
+    """All paths of each file that has several."""
+    found: dict[int, list[bytes]] = defaultdict(list)
+    for path, entry in image.entries.items():
+        if entry.kind != FOLDER:
+            found[entry.inode.number].append(path)
+    return {number: tuple(sorted(paths)) for number, paths in found.items() if len(paths) > 1}
+
+
+def _whole(
+    ones: Mapping[bytes, Entry], others: Mapping[bytes, Entry], what: str
+) -> Iterator[Change]:
+    """The entries that only the first has, those in a folder that it alone has counted with it."""
+    tops: dict[bytes, bytes] = {}  # of each such path: the one that stands for it
+    counts: dict[bytes, int] = defaultdict(int)
+    sizes: dict[bytes, int] = defaultdict(int)
+    for path, entry in ones.items():  # a folder comes before what is in it
+        if path not in others:
+            top = tops[path] = tops.get(path.rpartition(b"/")[0], path)
+            counts[top] += 1
+            sizes[top] += entry.size if entry.kind == FILE else 0
+    for top, count in counts.items():
+        yield Change(top, what, (ones[top].kind,), count, sizes[top])
+
+
+def _differences(one: Image, other: Image) -> Iterator[Difference]:
+    """The packages and variables that differ."""
+    found = [_named(one), _named(other)]
+    for kind in found[0]:
+        old, new = found[0][kind], found[1][kind]
+        for name in sorted(old.keys() | new.keys(), key=str.lower):
+            if old.get(name) != new.get(name):
+                yield Difference(kind, name, old.get(name), new.get(name))
+
+
+def _named(image: Image) -> dict[str, dict[str, str]]:
+    content = Content(image)
+    python: dict[str, set[str]] = defaultdict(set)
+    for package in packages.python(image, content, shares.of_files(image)):
+        python[package.name].add(package.version)
+    return {
+        "Python package": {name: ", ".join(sorted(all_)) for name, all_ in python.items()},
+        "Debian package": packages.debian(image, content),
+        "variable": environment(image, content),
+    }

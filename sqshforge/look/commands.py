@@ -1,0 +1,111 @@
+"""The commands that look at squash files: inspect, diff, verify, sign."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+as_path = click.Path(path_type=Path)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print it for programs.")
+
+
+@click.command()
+@click.argument("file", type=as_path, metavar="FILE.sqsh")
+@json_option
+@click.option("--plot", type=as_path, metavar="FILE.png", help="Draw where the bytes are.")
+def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
+    """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
+    from sqshforge.look import inspection
+    from sqshforge.progress import show_table
+
+    found = inspection.inspect(file)
+    if plot is not None:
+        from sqshforge.look.plot import draw
+
+        draw(found, plot)
+    if as_json:
+        click.echo(found.json())
+        return
+    click.echo("\n".join(found.lines()))
+    for table in found.tables():
+        click.echo()
+        show_table(table)
+    if plot is not None:
+        click.echo(f"\n{plot}: drawn")
+    click.echo(f"\nnext: sqshforge verify {file}")
+
+
+@click.command()
+@click.argument("before", type=as_path, metavar="A.sqsh")
+@click.argument("after", type=as_path, metavar="B.sqsh")
+@json_option
+@click.option("--exit-code", is_flag=True, help="End with 1 where they differ.")
+def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
+    """Show what is added, removed and changed from A.sqsh to B.sqsh."""
+    from sqshforge.look import changes
+    from sqshforge.progress import Reporter
+
+    found = changes.compare(before, after, Reporter())
+    click.echo(found.json() if as_json else "\n".join(found.lines()))
+    sys.exit(1 if exit_code and not found.equal else 0)
+
+
+@click.command()
+@click.argument("file", type=as_path, metavar="FILE.sqsh")
+@click.option(
+    "--signers",
+    type=as_path,
+    envvar="SQSHFORGE_SIGNERS",
+    help="Whose signatures are good: an allowed signers file of ssh-keygen.",
+)
+@json_option
+def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
+    """Prove that FILE.sqsh is whole, and what its record and its signature say."""
+    from sqshforge.limits import processors
+    from sqshforge.look import verdict
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter, show_table
+
+    found = verdict.verify(file, signers, processors(), Programs(), Reporter())
+    if as_json:
+        checks = [asdict(check) for check in found.checks]
+        click.echo(json.dumps({"file": str(file), "ok": found.ok, "checks": checks}, indent=2))
+    else:
+        show_table(found.table())
+        click.echo(f"\n{file}: {'verified' if found.ok else 'FAILED'}")
+        if found.ok:
+            click.echo(f"next: sqshforge smoke-test {file}")
+    sys.exit(0 if found.ok else 1)
+
+
+@click.command()
+@click.argument("file", type=as_path, metavar="FILE.sqsh")
+@click.option("--key", type=as_path, required=True, help="An SSH key, or the public half of one.")
+def sign(file: Path, key: Path) -> None:
+    """Sign FILE.sqsh with an SSH key, into FILE.sqsh.sig."""
+    from sqshforge.errors import WorkError
+    from sqshforge.limits import processors
+    from sqshforge.look import signature, verdict
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+
+    programs = Programs()
+    using = signature.Key.of(key, programs)
+    found = verdict.verify(file, None, processors(), programs, Reporter())
+    faults = [one for one in found.checks if one.result == "FAILED" and one.name != "signature"]
+    if faults:
+        raise WorkError(
+            f"it is not signed, for its {faults[0].name} is not right: {faults[0].detail}",
+            where=str(file),
+            mend="pack it anew",
+        )
+    place = using.sign(file, signature.statement(file, found.digest), programs)
+    click.echo(f"{place}: signed\nnext: sqshforge verify {file} --signers FILE")
+
+
+COMMANDS = (inspect, diff, verify, sign)

@@ -1,0 +1,212 @@
+"""What is in one squash file, as a few facts and tables."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from sqshforge import record
+from sqshforge.enroot import CARRIED
+from sqshforge.errors import WorkError
+from sqshforge.look import packages, shares
+from sqshforge.look.packages import Package
+from sqshforge.look.shares import Share
+from sqshforge.look.signature import beside as signature_beside
+from sqshforge.progress import human
+from sqshforge.squashfs import Content, Image, open_image
+from sqshforge.squashfs.faults import shown
+from sqshforge.squashfs.inode import FILE
+
+LARGEST = 10  # files that are shown
+MOST = 1 << 20  # bytes of one text that we read: enroot's files, the provenance
+LAUNCHER = re.compile(rf"{CARRIED}/launch/(?P<name>[^/]+)\.sbatch")
+START = re.compile(r"^\s*exec (?P<words>.*)$", re.MULTILINE)  # of /etc/rc, ours and enroot's own
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to say of a squash file. `record` is the one beside it, None without one."""
+
+    file: Path
+    size: int  # bytes
+    signed: bool
+    compression: str
+    block: int  # bytes
+    made: int  # seconds of the epoch
+    entries: int
+    unpacked: int  # bytes of all files
+    record: Mapping[str, Any] | None
+    provenance: Mapping[str, Any] | None  # of the image: /sqshforge/meta/provenance.json
+    environment: Mapping[str, str]
+    start: tuple[str, ...]  # what /etc/rc runs: with arguments, without
+    launchers: tuple[str, ...]
+    folders: Mapping[bytes, Share]
+    parts: Mapping[bytes, Share]
+    python: tuple[Package, ...]
+    debian: Mapping[str, str]
+    largest: Mapping[bytes, Share]
+
+    @property
+    def stored(self) -> int:
+        """Bytes of the file that are content."""
+        return sum(share.stored for share in self.folders.values())
+
+    def json(self) -> str:
+        """Everything, for programs; what is no UTF-8 in a path is a surrogate, as in Python."""
+        facts = asdict(self)
+        facts["file"] = str(self.file)
+        for name in ("folders", "parts", "largest"):
+            facts[name] = [
+                {"path": os.fsdecode(path), **asdict(share)}
+                for path, share in getattr(self, name).items()
+            ]
+        facts["python"] = [
+            {"name": one.name, "version": one.version, "folder": one.folder, **asdict(one.share)}
+            for one in self.python
+        ]
+        return json.dumps(facts, indent=2)
+
+    def lines(self) -> list[str]:
+        """The facts for people."""
+        made = datetime.fromtimestamp(self.made, timezone.utc)
+        facts = [
+            ("squash file", f"{human(self.size)}, {self.compression}, blocks of {self.block} B"),
+            ("in it", f"{self.entries} entries, {human(self.unpacked)} unpacked"),
+            ("made", f"{made:%Y-%m-%d %H:%M} UTC"),
+        ]
+        facts += self._origin()
+        facts += [("signed", "yes, sqshforge verify tells by whom" if self.signed else "no")]
+        facts += [("launchers", " ".join(self.launchers) or "none")]
+        for words, when in zip(self.start, ("with arguments", "without"), strict=False):
+            facts.append(("runs", f"{words}  ({when})"))
+        facts += [("environment", f"{name}={value}") for name, value in self.environment.items()]
+        lines, last = [str(self.file)], ""
+        for name, value in facts:
+            lines.append(f"  {name if name != last else '':12}  {value}")
+            last = name
+        return lines
+
+    def _origin(self) -> list[tuple[str, str]]:
+        """Where it comes from, as the record and the image itself tell."""
+        facts = []
+        if self.record is None:
+            facts.append(("record", f"none: there is no {record.beside(self.file).name} of ours"))
+        else:
+            try:
+                image = record.image(self.record)
+            except WorkError as error:
+                facts.append(("record", error.what))
+            else:
+                facts.append(("source", image.reference))
+                facts.append(("image", image.digest or "it has no digest"))
+                facts += [("layers", layer) for layer in image.layers]
+                facts.append(("entrypoint", shlex.join(image.entrypoint) or "none"))
+            facts.append(("key", str(self.record["key"])))
+            facts.append(("digest", str(self.record.get("digest"))))
+            settings = self.record.get("settings")
+            if isinstance(settings, dict) and "tool" in settings:
+                facts.append(("packed by", str(settings["tool"])))
+        if self.provenance is not None:
+            builder = self.provenance.get("builder", "unknown")
+            facts.append(("target", f"{self.provenance.get('target')}, by {builder}"))
+            for entry in self.provenance.get("unlocked", []):
+                facts.append(("not locked", str(entry)))
+        return facts
+
+    def tables(self) -> list[Table]:
+        """Where the bytes are."""
+        packages_ = _table("Python package", "version")
+        for one in self.python:
+            self._row(packages_, one.share, one.name, one.version)
+        return [
+            self._shares("folder", self.folders),
+            self._shares("where most is", self.parts),
+            packages_,
+            self._shares("largest file", self.largest),
+        ]
+
+    def _shares(self, title: str, found: Mapping[bytes, Share]) -> Table:
+        table = _table(title)
+        for path, share in found.items():
+            self._row(table, share, f"/{shown(path)}")
+        return table
+
+    def _row(self, table: Table, share: Share, *words: str) -> None:
+        percent = 100 * share.stored / max(1, self.stored)
+        table.add_row(*words, human(share.stored), f"{percent:.1f}%", human(share.unpacked))
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title)
+    for title in ("in the file", "share", "unpacked"):
+        table.add_column(title, justify="right")
+    return table
+
+
+def inspect(file: Path) -> Inspection:
+    """Look at a squash file, of ours or of enroot's.
+
+    Raises `RequestError` where there is none, `WorkError` where it is broken.
+    """
+    with open_image(file) as image:
+        content = Content(image)
+        found = shares.of_files(image)
+        largest = sorted(found.items(), key=lambda one: (-one[1].stored, one[0]))[:LARGEST]
+        return Inspection(
+            file=file,
+            size=file.stat().st_size,
+            signed=signature_beside(file).is_file(),
+            compression=image.compression,
+            block=image.superblock.block,
+            made=image.superblock.made,
+            entries=len(image.entries),
+            unpacked=sum(share.unpacked for share in found.values()),
+            record=record.read(file),
+            provenance=_provenance(image, content),
+            environment=environment(image, content),
+            start=tuple(one["words"] for one in START.finditer(text(image, content, "etc/rc"))),
+            launchers=tuple(
+                match["name"]
+                for path in image.entries
+                if (match := LAUNCHER.fullmatch(os.fsdecode(path)))
+            ),
+            folders=shares.top_folders(found),
+            parts=shares.largest_parts(found),
+            python=tuple(packages.python(image, content, found)),
+            debian=packages.debian(image, content),
+            largest=dict(largest),
+        )
+
+
+def text(image: Image, content: Content, path: str) -> str:
+    """A text in the image; empty where there is none."""
+    entry = image.find(os.fsencode(path))
+    if entry is None or entry.kind != FILE:
+        return ""
+    return os.fsdecode(content.read(entry, MOST))
+
+
+def environment(image: Image, content: Content) -> dict[str, str]:
+    """The variables of /etc/environment."""
+    lines = text(image, content, "etc/environment").split("\n")
+    pairs = (line.partition("=") for line in lines if "=" in line)
+    return {name: value for name, _, value in pairs}
+
+
+def _provenance(image: Image, content: Content) -> dict[str, Any] | None:
+    try:
+        facts = json.loads(text(image, content, f"{CARRIED}/meta/provenance.json"))
+    except ValueError:
+        return None
+    return facts if isinstance(facts, dict) else None

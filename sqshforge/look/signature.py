@@ -1,0 +1,146 @@
+"""FILE.sqsh.sig: who answers for a squash file, signed with an SSH key by ssh-keygen.
+
+Signed is a statement, a few lines of JSON with the file's size, digest and content key, not the
+file: a statement is signed and verified at once, and the digest is one that is computed side by
+side. The signature follows it, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshsig).
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqshforge import record
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.files import publish
+from sqshforge.programs import Programs
+
+NAMESPACE = "sqshforge"  # a signature for other uses of the key is none for this one
+FORMAT = 1
+ARMOR = b"-----BEGIN SSH SIGNATURE-----"
+MOST = 1 << 16  # bytes of a signature that we read
+
+
+@dataclass(frozen=True)
+class Statement:
+    """What is signed."""
+
+    size: int  # bytes
+    digest: str
+    key: str | None  # the content key; None for a file without a record
+
+    def text(self) -> bytes:
+        return (json.dumps({"sqshforge": FORMAT, **asdict(self)}, indent=2) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Signature:
+    """A statement and its signature, as they were found."""
+
+    statement: Statement
+    signed: bytes  # the statement's very bytes
+    armor: bytes
+
+
+def beside(file: Path) -> Path:
+    """The place of a squash file's signature."""
+    return file.with_name(f"{file.name}.sig")
+
+
+def read(file: Path) -> Signature | None:
+    """The signature beside a squash file; None without one, `WorkError` for one that is none."""
+    path = beside(file)
+    try:
+        with path.open("rb") as opened:
+            data = opened.read(MOST)
+    except FileNotFoundError:
+        return None
+    signed, armor, rest = data.partition(ARMOR)
+    try:
+        facts = json.loads(signed)
+        statement = Statement(facts["size"], facts["digest"], facts["key"])
+        if facts["sqshforge"] != FORMAT or statement.text() != signed or not armor:
+            raise ValueError
+    except (KeyError, TypeError, ValueError):
+        raise WorkError(
+            "this is no signature of a squash file", where=str(path), mend="remove it, sign again"
+        ) from None
+    return Signature(statement, signed, armor + rest)
+
+
+@dataclass(frozen=True)
+class Key:
+    """An SSH key to sign with: a private one, or a public one whose other half an agent has."""
+
+    path: Path
+    program: Path
+
+    @classmethod
+    def of(cls, path: Path, programs: Programs) -> Key:
+        """Raises `RequestError` where there is no such key, `MissingError` without ssh-keygen."""
+        if not path.is_file():
+            raise RequestError(
+                "there is no such key",
+                where=str(path),
+                mend="ssh-keygen -t ed25519 -f KEY makes one, or name another with --key",
+            )
+        return cls(path, programs.require("ssh-keygen", "it signs"))
+
+    def sign(self, file: Path, statement: Statement, programs: Programs) -> Path:
+        """Sign a statement and put it beside its file; its place.
+
+        Raises `WorkError` where ssh-keygen will not, or where something else is in its place.
+        """
+        read(file)
+        signed = statement.text()
+        argv: list[str | Path] = [
+            self.program,
+            "-Y",
+            "sign",
+            "-q",
+            "-n",
+            NAMESPACE,
+            "-f",
+            self.path,
+        ]
+        armor = programs.capture(argv, stdin=signed).encode()
+        if not armor.startswith(ARMOR):
+            raise WorkError("ssh-keygen wrote no signature", where=str(self.path))
+        publish(signed + armor, beside(file))
+        return beside(file)
+
+
+def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
+    """Who made a signature; `WorkError` where it is not good, or by nobody of the signers.
+
+    `signers` is an allowed signers file (ssh-keygen(1)); without one it is only told which key
+    signed.
+    """
+    program = programs.require("ssh-keygen", "it verifies signatures")
+    with tempfile.TemporaryDirectory(prefix="sqshforge-") as folder:
+        armor = Path(folder) / "signature"
+        armor.write_bytes(found.armor)
+        if signers is None:
+            argv: list[str | Path] = [program, "-Y", "check-novalidate"]
+            name = ""
+        else:
+            asked = programs.attempt([program, "-Y", "find-principals", "-s", armor, "-f", signers])
+            name = next(iter(asked.out.splitlines()), "")
+            if asked.code != 0 or not name:
+                raise WorkError("nobody of the signers made the signature", where=str(signers))
+            argv = [program, "-Y", "verify", "-f", signers, "-I", name]
+        argv += ["-n", NAMESPACE, "-s", armor]
+        done = programs.attempt(argv, stdin=found.signed)
+    said = (done.out or done.err).strip()
+    if done.code != 0:
+        raise WorkError(f"the signature is not good: {said}")
+    key = said.rpartition(" with ")[2]
+    return f"{name}, {key}" if name else key
+
+
+def statement(file: Path, digest: str) -> Statement:
+    """What is to be signed of a file with this digest."""
+    facts = record.read(file)
+    return Statement(file.stat().st_size, digest, facts["key"] if facts else None)

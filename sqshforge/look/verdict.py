@@ -1,0 +1,145 @@
+"""Whether a squash file is what it should be: its structure, its record, its signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from sqshforge import digest, enroot, record
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.look import signature
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.squashfs import Content, Image, content, open_image
+from sqshforge.squashfs.faults import BrokenError
+
+ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. `result` is ok, FAILED or absent, which is no fault."""
+
+    name: str
+    result: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What was found of one file."""
+
+    digest: str  # of the file, as it is now
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        return all(check.result != "FAILED" for check in self.checks)
+
+    def table(self) -> Table:
+        table = Table("check", "result", "detail", box=None, pad_edge=False)
+        for check in self.checks:
+            table.add_row(check.name, check.result, check.detail)
+        return table
+
+
+def verify(
+    file: Path, signers: Path | None, jobs: int, programs: Programs, reporter: Reporter
+) -> Verdict:
+    """Look at everything that a squash file and what lies beside it say.
+
+    With `signers` (an allowed signers file of ssh-keygen) the file must be signed by one of them.
+    Raises `RequestError` where there is no such file, `WorkError` where it is no squash file.
+    """
+    if signers is not None and not signers.is_file():
+        raise RequestError(
+            "there is no such file of signers",
+            where=str(signers),
+            mend="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
+        )
+    facts = record.read(file)
+    with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:
+        structure, files = _structure(file, jobs, bar.advance)
+        found = digest.of(file, jobs)
+    checks = [structure]
+    if facts is None:
+        checks.append(Check("record", ABSENT, f"there is no {record.beside(file).name} of ours"))
+    else:
+        checks += _record(file, facts, found, files)
+    checks.append(_signature(file, found, facts, signers, programs))
+    return Verdict(found, tuple(checks))
+
+
+def _structure(
+    file: Path, jobs: int, advance: Callable[[float], None]
+) -> tuple[Check, dict[str, bytes]]:
+    """Every table and every block; and enroot's four files, for the record."""
+    files: dict[str, bytes] = {}
+    try:
+        with open_image(file) as image:
+            for entry in image.entries.values():
+                image.xattrs(entry)
+            content.check(image, jobs, advance)
+            files = dict(_files(image))
+            detail = f"{len(image.entries)} entries, every block can be unpacked"
+    except BrokenError as error:
+        return Check("structure", "FAILED", error.what), files
+    return Check("structure", "ok", detail), files
+
+
+def _files(image: Image) -> Iterator[tuple[str, bytes]]:
+    reading = Content(image)
+    for path in enroot.files(enroot.ImageConfig(reference="")):
+        entry = image.find(path.encode())
+        if entry is not None and entry.kind == "file":
+            yield path, reading.read(entry, 1 << 20)
+
+
+def _record(
+    file: Path, facts: dict[str, Any], found: str, files: dict[str, bytes]
+) -> Iterator[Check]:
+    """The record is that of this file, and says itself what its key was made of."""
+    size = file.stat().st_size
+    if size != facts["size"]:
+        yield Check("record", "FAILED", f"the file has {size} bytes, not {facts['size']}")
+    elif found != facts.get("digest"):
+        yield Check("record", "FAILED", f"the file's digest is {found}, not {facts.get('digest')}")
+    else:
+        yield Check("record", "ok", found)
+    try:
+        image, key = record.image(facts), record.key(facts)
+    except WorkError as error:
+        yield Check("content key", "FAILED", error.what)
+        return
+    if key != facts["key"]:
+        yield Check("content key", "FAILED", "it is not that of the image in the record")
+        return
+    others = [path for path, data in enroot.files(image).items() if files.get(path) != data]
+    if others:
+        yield Check("content key", "FAILED", f"/{others[0]} is not that of the image")
+    else:
+        yield Check("content key", "ok", key)
+
+
+def _signature(
+    file: Path, found: str, facts: dict[str, Any] | None, signers: Path | None, programs: Programs
+) -> Check:
+    try:
+        signed = signature.read(file)
+        if signed is None:
+            result = ABSENT if signers is None else "FAILED"
+            return Check("signature", result, f"there is no {signature.beside(file).name}")
+        who = signature.signer(signed, signers, programs)
+    except WorkError as error:
+        return Check("signature", "FAILED", error.what)
+    if signed.statement.digest != found:
+        return Check("signature", "FAILED", f"{who} signed another file: sign this one anew")
+    if facts is not None and signed.statement.key != facts["key"]:
+        return Check("signature", "FAILED", f"{who} signed it with another content key")
+    if signers is None:
+        who += ", whoever that is: --signers FILE tells whose keys are good"
+    return Check("signature", "ok", who)

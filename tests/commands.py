@@ -1,0 +1,14 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from sqshforge.programs import Programs, Result
+
+
+def sqshforge(*words: str | Path, env: Mapping[str, str] | None = None) -> Result:
+    """Run `sqshforge WORDS`, with these variables besides the ones that are set."""
+    return Programs().attempt([sys.executable, "-m", "sqshforge", *words], env=env)
