@@ -40,7 +40,9 @@ from sqshforge.disk import require_space
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.mksquashfs import PROFILES, Options, Squasher
 from sqshforge.programs import Programs, failed
-from sqshforge.progress import Reporter, Tracker, human, show_table
+from sqshforge.progress import Reporter, Tracker
+from sqshforge.terminal import show_table
+from sqshforge.units import human
 from tests.engines import CLIENT, daemon
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -238,7 +240,7 @@ class Rig:
     def _squash_words(self) -> list[str]:
         """The options that pack itself gives, so that the rows differ in nothing else."""
         tracker = Tracker("", None, "bytes")
-        return Squasher(self.options, self.programs, tracker)._arguments()
+        return Squasher(self.options, self.programs, tracker).arguments()
 
     def _export(self, rest: str) -> list[str]:
         client = shlex.quote(str(CLIENT))

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge import digest
-from sqshforge.errors import RequestError
 from sqshforge.files import copy, link, publish, remove_leftovers
 from sqshforge.lockfile import alone
 from sqshforge.progress import Reporter
 from sqshforge.squashfs.superblock import LAYOUT, Tables
-
-UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+from sqshforge.units import size
 
 
 @dataclass(frozen=True)
@@ -153,14 +150,6 @@ def home() -> Path:
     """The folder of all that is kept: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
     above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")
-
-
-def size(text: str) -> int:
-    """Bytes of a size such as 50G or 512M; `RequestError` for what is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
-    if found is None:
-        raise RequestError(f"{text!r} is no size", mend="a number of bytes, or 512M, 50G, 1T")
-    return int(float(found[1]) * UNITS[found[2].upper()])
 
 
 def _beside(path: Path) -> Path:

@@ -186,7 +186,7 @@ def schema() -> None:
 @engine_option
 def build(target: str, engine: str | None) -> None:
     """Build a target's image."""
-    from sqshforge.progress import duration, human
+    from sqshforge.units import duration, human
 
     built = _steps(engine).build(target)
     state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
@@ -223,7 +223,8 @@ def pack(
     from sqshforge import source as sources
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter, duration, human
+    from sqshforge.progress import Reporter
+    from sqshforge.units import duration, human
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
@@ -256,7 +257,7 @@ def cache_ls() -> None:
     from datetime import datetime
 
     from sqshforge.cache import Cache
-    from sqshforge.progress import human
+    from sqshforge.units import human
 
     ours = Cache.of_user()
     bases = ours.bases()
@@ -271,10 +272,10 @@ def cache_ls() -> None:
 @click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
 def cache_prune(keep: str) -> None:
     """Remove bases, the least recently used first, until SIZE holds the rest."""
-    from sqshforge import cache as caches
-    from sqshforge.progress import human
+    from sqshforge.cache import Cache
+    from sqshforge.units import human, size
 
-    gone = caches.Cache.of_user().prune(caches.size(keep))
+    gone = Cache.of_user().prune(size(keep))
     click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
 
 
@@ -291,8 +292,9 @@ def run(
     image: Path, mounts: tuple[str, ...], variables: tuple[str, ...], command: tuple[str, ...]
 ) -> NoReturn:
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
-    from sqshforge import runtime
     from sqshforge.programs import Programs
+    from sqshforge.runtime import start
+    from sqshforge.runtime.mount import Mount
 
     environment = {}
     for one in variables:
@@ -300,10 +302,10 @@ def run(
         if not name or not separator:
             raise RequestError(f"{one!r} is not NAME=VALUE", where="--env", mend="--env NAME=VALUE")
         environment[name] = value
-    runtime.run(
+    start.run(
         image,
         command,
-        mounts=[runtime.Mount.parse(one) for one in mounts],
+        mounts=[Mount.parse(one) for one in mounts],
         environment=environment,
         programs=Programs(),
     )
@@ -321,7 +323,8 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
     from sqshforge import smoke, squash
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter, show_table
+    from sqshforge.progress import Reporter
+    from sqshforge.terminal import show_table
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
@@ -348,7 +351,7 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
     """Build, pack and smoke-test a target; end with a table of the steps."""
     from sqshforge import quickstart as whole
-    from sqshforge.progress import show_table
+    from sqshforge.terminal import show_table
 
     report = whole.go(_steps(engine), target, since)
     show_table(report.table())

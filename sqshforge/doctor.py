@@ -12,7 +12,7 @@ from pathlib import Path
 from sqshforge import machine
 from sqshforge.engine.docker import Docker, client_with_buildkit
 from sqshforge.programs import PACKAGES, Programs
-from sqshforge.progress import human
+from sqshforge.units import human
 
 ROOM = 10e9  # bytes that building and packing one small target takes at its peak
 

@@ -80,7 +80,7 @@ class Squasher:
 
         What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
         """
-        argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self._arguments()]
+        argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self.arguments()]
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
         argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
         with self._running(argv, epoch, cwd=root) as process:
@@ -91,7 +91,7 @@ class Squasher:
     ) -> None:
         """Squash a tar stream as it comes."""
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
-        argv += self._arguments()
+        argv += self.arguments()
         with self._running(argv, epoch, stdin=subprocess.PIPE) as process:
             assert process.stdin is not None
             # It stops reading at the tar's end mark, or earlier where it fails: then it says why.
@@ -110,12 +110,13 @@ class Squasher:
         """Append a folder to a squash file that has none of that name, under its own name."""
         argv: list[str | Path] = ["mksquashfs", tail.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
-        argv += self._arguments()
+        argv += self.arguments()
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
         with self._running(argv, epoch, cwd=tail.parent) as process:
             process.wait()
 
-    def _arguments(self) -> list[str]:
+    def arguments(self) -> list[str]:
+        """The words that every call has."""
         options = self.options
         words = ["-all-root", "-exports", "-exit-on-error", "-no-progress"]
         words += ["-xattrs" if options.xattrs else "-no-xattrs"]

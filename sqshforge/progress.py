@@ -8,37 +8,16 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
+from sqshforge.units import duration, human
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
-WIDE = 400  # columns where there is no terminal
-
-
-def human(count: float) -> str:
-    """A number of bytes for people: 1.2 GB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def duration(seconds: float) -> str:
-    """A time for people: 4.2 s, 3 min 20 s."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s"
 
 
 class Tracker:
@@ -86,9 +65,11 @@ class Tracker:
 
 
 class _Lines(Tracker):
-    def __init__(self, name: str, total: float | None, unit: str, console: Console) -> None:
+    def __init__(
+        self, name: str, total: float | None, unit: str, say: Callable[[str], None]
+    ) -> None:
         super().__init__(name, total, unit)
-        self._console = console
+        self._say = say
         self._next = self.started + EVERY
 
     def redraw(self) -> None:
@@ -96,35 +77,34 @@ class _Lines(Tracker):
         if now >= self._next:
             self._next = now + EVERY
             state = self.figures() or self.doing
-            self._console.print(
-                f"{self.name}: {duration(now - self.started)}" + (f", {state}" if state else ""),
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
+            self._say(
+                f"{self.name}: {duration(now - self.started)}" + (f", {state}" if state else "")
             )
-
-
-class _Live(Tracker):
-    def __init__(self, name: str, total: float | None, unit: str, bar: Progress) -> None:
-        super().__init__(name, total, unit)
-        self._bar = bar
-        self._task = bar.add_task(name, total=total, state="")
-
-    def redraw(self) -> None:
-        state = (self.figures() or self.doing).replace("[", r"\[")
-        self._bar.update(self._task, completed=self.done, total=self.total, state=state[:100])
 
 
 class Reporter:
     """Says what is going on. `quiet` drops everything but results and errors."""
 
-    def __init__(self, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or Console(file=sys.stderr, highlight=False)
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self.quiet = quiet
+        self._stream = stream or sys.stderr
+
+    @cached_property
+    def _terminal(self) -> Console | None:
+        """The terminal, where there is one; rich takes its time to load."""
+        if not self._stream.isatty():
+            return None
+        from rich.console import Console
+
+        return Console(file=self._stream, highlight=False)
 
     def say(self, text: str) -> None:
-        if not self.quiet:
-            self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if self.quiet:
+            return
+        if self._terminal is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
 
     @contextlib.contextmanager
     def track(
@@ -133,24 +113,11 @@ class Reporter:
         """Follow one piece of work for the length of a block."""
         if self.quiet:
             yield Tracker(name, total, unit)
-        elif self.console.is_terminal:
-            columns = (
-                SpinnerColumn(),
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=20),
-                TimeElapsedColumn(),
-                TextColumn("{task.fields[state]}"),
-            )
-            with Progress(*columns, console=self.console, transient=True) as bar:
-                yield _Live(name, total, unit, bar)
+        elif self._terminal is not None:
+            from sqshforge.terminal import live
+
+            with live(self._terminal, name, total, unit) as tracker:
+                yield tracker
         else:
             self.say(f"{name} ...")
-            yield _Lines(name, total, unit, self.console)
-
-
-def show_table(table: Table) -> None:
-    """Print a result's table: as wide as the terminal, and never cut where there is none."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(table)
+            yield _Lines(name, total, unit, self.say)

@@ -9,9 +9,9 @@ from rich.table import Table
 
 from sqshforge import squash
 from sqshforge.cache import Cache
-from sqshforge.progress import duration, human
 from sqshforge.smoke import Outcome
 from sqshforge.steps import Steps
+from sqshforge.units import duration, human
 
 DONE_BEFORE = "already done"
 

@@ -15,8 +15,9 @@ from rich.table import Table
 
 from sqshforge.errors import WorkError
 from sqshforge.programs import Programs
-from sqshforge.progress import Reporter, duration
+from sqshforge.progress import Reporter
 from sqshforge.runtime.start import require_sqsh
+from sqshforge.units import duration
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 

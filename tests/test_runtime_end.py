@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import runtime
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.programs import Programs
-from sqshforge.runtime import Mount
-from sqshforge.runtime.start import enroot_command
+from sqshforge.runtime.mount import Mount
+from sqshforge.runtime.start import enroot_command, run
 from tests import containers, processes, tinyroot
 
 # What a training job does when it is told to end: it saves, from a root that must still be there.
@@ -152,7 +151,7 @@ def test_what_is_no_whole_sqsh_is_refused_with_one_message(
     assert where == f"  where: {image}"
     assert mend.startswith("  mend: ")
     with pytest.raises(RequestError):
-        runtime.run(image, ["true"])
+        run(image, ["true"])
 
 
 def test_an_image_without_a_shell_is_told_in_two_lines(images: Path) -> None:
@@ -214,7 +213,7 @@ def test_enroot_asked_for_and_not_installed_is_told(tiny: Path) -> None:
             return None if program == "enroot" else super().which(program)
 
     with pytest.raises(MissingError, match="enroot is not installed"):
-        runtime.run(tiny, ["true"], runtime="enroot", programs=Without())
+        run(tiny, ["true"], runtime="enroot", programs=Without())
 
 
 def test_enroot_is_taken_where_it_is_installed(tiny: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
-from sqshforge.runtime import Mount
+from sqshforge.runtime.mount import Mount
 from tests import containers, tinyroot
 
 Sh = Callable[..., tuple[int, str]]

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from sqshforge import digest, record, source, squash
-from sqshforge.cache import Cache, size
+from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs, Result
 from sqshforge.progress import Reporter
 from sqshforge.squashfs.superblock import Tables
+from sqshforge.units import size
 from tests import oddroot
 from tests.commands import sqshforge
 from tests.engines import CLIENT

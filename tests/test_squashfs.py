@@ -14,7 +14,9 @@ import pytest
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.programs import Programs
-from sqshforge.squashfs import Content, Image, content, open_image
+from sqshforge.squashfs import content
+from sqshforge.squashfs.content import Content
+from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.superblock import LAYOUT, Superblock, read
 from tests import oddroot
 

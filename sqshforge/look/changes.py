@@ -11,11 +11,12 @@ from pathlib import Path
 
 from sqshforge.look import packages, shares
 from sqshforge.look.inspection import environment
-from sqshforge.progress import Reporter, human
-from sqshforge.squashfs import Content, Entry, Image, open_image
-from sqshforge.squashfs.content import LENGTH, blocks, fragment
+from sqshforge.progress import Reporter
+from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment
 from sqshforge.squashfs.faults import shown
-from sqshforge.squashfs.inode import FILE, FOLDER, NONE
+from sqshforge.squashfs.image import Image, open_image
+from sqshforge.squashfs.inode import FILE, FOLDER, NONE, Entry
+from sqshforge.units import human
 
 SIGNS = {"removed": "-", "added": "+", "changed": "~"}
 

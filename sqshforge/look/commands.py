@@ -21,7 +21,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print it for
 def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
     from sqshforge.look import inspection
-    from sqshforge.progress import show_table
+    from sqshforge.terminal import show_table
 
     found = inspection.inspect(file)
     if plot is not None:
@@ -69,7 +69,8 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     from sqshforge.limits import processors
     from sqshforge.look import verdict
     from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter, show_table
+    from sqshforge.progress import Reporter
+    from sqshforge.terminal import show_table
 
     found = verdict.verify(file, signers, processors(), Programs(), Reporter())
     if as_json:

@@ -21,10 +21,11 @@ from sqshforge.look import packages, shares
 from sqshforge.look.packages import Package
 from sqshforge.look.shares import Share
 from sqshforge.look.signature import beside as signature_beside
-from sqshforge.progress import human
-from sqshforge.squashfs import Content, Image, open_image
+from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import shown
+from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
+from sqshforge.units import human
 
 LARGEST = 10  # files that are shown
 MOST = 1 << 20  # bytes of one text that we read: enroot's files, the provenance

@@ -16,8 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from sqshforge.look.shares import Share
-from sqshforge.squashfs import Content, Entry, Image
-from sqshforge.squashfs.inode import FILE, FOLDER
+from sqshforge.squashfs.content import Content
+from sqshforge.squashfs.image import Image
+from sqshforge.squashfs.inode import FILE, FOLDER, Entry
 
 RECORD = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
 MODULE = re.compile(r"(?P<name>\w+)(\.[\w.-]+)?\.(py|so)")

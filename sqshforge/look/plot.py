@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.look.inspection import Inspection
-from sqshforge.progress import human
 from sqshforge.squashfs.faults import shown
+from sqshforge.units import human
 
 BARS = 15  # of each kind
 LONG = 48  # letters of a name

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from sqshforge.squashfs import Image
 from sqshforge.squashfs.content import LENGTH, fragment
+from sqshforge.squashfs.image import Image
 from sqshforge.squashfs.inode import FILE, NONE, Data
 
 SMALL = 0.02  # of all stored bytes: a part with fewer is not shown by itself

@@ -14,8 +14,10 @@ from sqshforge.errors import RequestError, WorkError
 from sqshforge.look import signature
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
-from sqshforge.squashfs import Content, Image, content, open_image
+from sqshforge.squashfs import content
+from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import BrokenError
+from sqshforge.squashfs.image import Image, open_image
 
 ABSENT = "absent"
 

@@ -5,8 +5,3 @@ its working folder and entrypoint by /etc/rc, the host's devices, network and pr
 writable root that is forgotten at the end. The calling process becomes the command, so that its
 exit code and the signals that Slurm sends are the command's own.
 """
-
-from sqshforge.runtime.mount import Mount
-from sqshforge.runtime.start import run
-
-__all__ = ["Mount", "run"]

@@ -4,11 +4,3 @@ The format is described in the Linux kernel's Documentation/filesystems/squashfs
 fs/squashfs/squashfs_fs.h. A file may be damaged or hostile: what it says is checked before it is
 followed, and every fault is a `WorkError`.
 """
-
-from __future__ import annotations
-
-from sqshforge.squashfs.content import Content
-from sqshforge.squashfs.image import Image, open_image
-from sqshforge.squashfs.inode import Entry
-
-__all__ = ["Content", "Entry", "Image", "open_image"]
