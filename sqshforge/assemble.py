@@ -7,19 +7,24 @@ bases has it for the next pack; a cold pack goes the same two steps, and so give
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from sqshforge import digest, dress, tail
 from sqshforge.cache import Base, Cache
 from sqshforge.enroot import CARRIED
+from sqshforge.files import sync
 from sqshforge.mksquashfs import Squasher
 from sqshforge.order import Order
 from sqshforge.programs import Programs
 from sqshforge.source import Content, Folder, overlay
 from sqshforge.squashfs.superblock import Tables
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -36,9 +41,13 @@ class Opened:
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written: the digests of its pieces, and the tables of its base, if any."""
+    """A file that was written, and the tables of its base, if any.
 
-    pieces: Sequence[str]
+    When `settled` is done the file is on the disk, and these are the digests of its pieces: the
+    source can be let go meanwhile.
+    """
+
+    settled: Future[list[str]]
     base: Tables | None = None
 
 
@@ -76,8 +85,8 @@ def base_layers(order: Order, content: Content) -> tuple[str, ...] | None:
     return layers[:count] or None
 
 
-def whole(image: Opened, order: Order, squasher: Squasher, target: Path) -> Written:
-    """Write an image from nothing."""
+def whole(image: Opened, order: Order, squasher: Squasher, target: Path, side: Executor) -> Written:
+    """Write an image from nothing; `side` does what need not be waited for."""
     split = image.tail is not None
     epoch = order.base_epoch if split else order.epoch
     if image.stack is not None:
@@ -86,15 +95,23 @@ def whole(image: Opened, order: Order, squasher: Squasher, target: Path) -> Writ
     else:
         assert not isinstance(image.content, Folder)
         squasher.tar(image.content, order.files, target, epoch, split=split)
+    jobs = order.options.jobs
     if image.tail is None:
-        return Written(digest.pieces(target, order.options.jobs))
+        return Written(side.submit(_settle, target, jobs, {}))
     tables = Tables.of(target)
+    kept = side.submit(_settle_base, target, jobs, tables.start)
     squasher.append(image.tail, target, order.epoch)
-    return Written(digest.pieces(target, order.options.jobs), tables)
+    return Written(side.submit(_settle, target, jobs, kept.result()), tables)
 
 
 def edited(
-    image: Opened, order: Order, squasher: Squasher, target: Path, key: str, cache: Cache
+    image: Opened,
+    order: Order,
+    squasher: Squasher,
+    target: Path,
+    side: Executor,
+    key: str,
+    cache: Cache,
 ) -> Written | None:
     """Write an image whose base the cache has; None where it has not."""
     base: Base | None = cache.take(key, target, order.options.jobs)
@@ -102,6 +119,30 @@ def edited(
         return None
     tables = Tables.of(target)
     squasher.append(image.tail, target, order.epoch)
-    # The append writes the superblock, in the first piece, and the tables at the end.
-    known = ["", *base.pieces[1 : base.start // digest.PIECE]]
-    return Written(digest.pieces(target, order.options.jobs, known), tables)
+    known = {index: base.pieces[index] for index in _kept(base.start)}
+    return Written(side.submit(_settle, target, order.options.jobs, known), tables)
+
+
+def _kept(start: int) -> range:
+    """The pieces that an append leaves as they are, of a file whose tables begin at `start`.
+
+    It writes the superblock, in the first piece, and the tables.
+    """
+    return range(1, start // digest.PIECE)
+
+
+def _settle_base(target: Path, jobs: int, start: int) -> dict[int, str]:
+    return _synced(target, lambda: digest.some(target, _kept(start), jobs))
+
+
+def _settle(target: Path, jobs: int, known: Mapping[int, str]) -> list[str]:
+    return _synced(target, lambda: digest.pieces(target, jobs, known))
+
+
+def _synced(target: Path, work: Callable[[], Result]) -> Result:
+    """What some work gives that is done while a file is seen safely on the disk."""
+    with ThreadPoolExecutor(1) as disk:
+        synced = disk.submit(sync, target)
+        found = work()
+        synced.result()
+    return found

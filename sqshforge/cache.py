@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge import digest
-from sqshforge.files import copy, link, publish, remove_leftovers
+from sqshforge.clone import copy
+from sqshforge.files import link, publish, remove_leftovers
 from sqshforge.lockfile import alone
 from sqshforge.progress import Reporter
 from sqshforge.squashfs.superblock import LAYOUT, Tables

@@ -8,26 +8,30 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 PIECE = 16 << 20  # bytes
 
 
-def pieces(path: Path, jobs: int, known: Sequence[str] = ()) -> list[str]:
-    """The SHA-256 of each piece of a file; where one is `known` (not empty) it is not read."""
-    with path.open("rb") as file:
+def some(path: Path, indices: Iterable[int], jobs: int) -> dict[int, str]:
+    """The SHA-256 of these pieces of a file, by their indices."""
+    with path.open("rb") as file, ThreadPoolExecutor(jobs) as threads:
         descriptor = file.fileno()
-        count = -(-os.fstat(descriptor).st_size // PIECE)
 
-        def one(index: int) -> str:
-            if index < len(known) and known[index]:
-                return known[index]
-            return hashlib.sha256(os.pread(descriptor, PIECE, index * PIECE)).hexdigest()
+        def one(index: int) -> tuple[int, str]:
+            return index, hashlib.sha256(os.pread(descriptor, PIECE, index * PIECE)).hexdigest()
 
-        with ThreadPoolExecutor(jobs) as threads:
-            return list(threads.map(one, range(count)))
+        return dict(threads.map(one, indices))
+
+
+def pieces(path: Path, jobs: int, known: Mapping[int, str] | None = None) -> list[str]:
+    """The SHA-256 of each piece of a file; those that are `known`, by index, are not read."""
+    count = -(-path.stat().st_size // PIECE)
+    known = known or {}
+    found = {**known, **some(path, (one for one in range(count) if one not in known), jobs)}
+    return [found[index] for index in range(count)]
 
 
 def whole(found: Sequence[str]) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import glob
 import os
 import shutil
 from pathlib import Path
 
-FICLONE = 0x40049409  # ioctl_ficlonerange(2)
+from sqshforge.clone import copy
 
 
 def partial(place: Path, suffix: str = "") -> Path:
@@ -41,19 +40,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def copy(source: Path, target: Path, count: int) -> None:
-    """Copy the first bytes of a file to a new file, which may get more of it.
-
-    Blocks are shared where the file system can (reflink).
-    """
-    with source.open("rb") as come, target.open("xb") as go:
-        try:
-            fcntl.ioctl(go.fileno(), FICLONE, come.fileno())
-        except OSError:
-            while count and (copied := os.sendfile(go.fileno(), come.fileno(), None, count)):
-                count -= copied
 
 
 def link(source: Path, target: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,13 +98,13 @@ class _Pack:
         written, work = partial(self.output), partial(self.output, ".work")
         work.mkdir()
         try:
-            with ExitStack() as held:
+            with ThreadPoolExecutor(1) as side, ExitStack() as held:
                 with (
                     self.source.open(self.order.config.digest) as content,
                     assemble.opened(content, self.order, work, self.programs) as image,
                 ):
                     base = self._base(image, held)
-                    made = self._write(image, written, base)
+                    made = self._write(image, written, base, side)
                 # Only now: at its end a source tells that the image went away meanwhile.
                 self._publish(written, made, base)
         finally:
@@ -130,12 +131,14 @@ class _Pack:
         where = error.filename or (self.cache and self.cache.folder)
         self.reporter.say(f"no base is kept for the next pack: {where}: {error.strerror}")
 
-    def _write(self, image: assemble.Opened, written: Path, base: str | None) -> assemble.Written:
+    def _write(
+        self, image: assemble.Opened, written: Path, base: str | None, side: Executor
+    ) -> assemble.Written:
         total = self.order.config.size or None
         with self.reporter.track(f"pack {self.output.name}", total=total) as tracker:
             squasher = Squasher(self.order.options, self.programs, tracker)
             if base is not None and self.cache is not None:
-                made = assemble.edited(image, self.order, squasher, written, base, self.cache)
+                made = assemble.edited(image, self.order, squasher, written, side, base, self.cache)
                 if made is not None:
                     self.reporter.say("all but /sqshforge comes from the cache of bases")
                     return made
@@ -144,22 +147,23 @@ class _Pack:
                     self.reporter.say(
                         "the image has changed outside of /sqshforge: all is packed anew"
                     )
-            return assemble.whole(image, self.order, squasher, written)
+            return assemble.whole(image, self.order, squasher, written, side)
 
     def _publish(self, written: Path, made: assemble.Written, base: str | None) -> None:
         order, output = self.order, self.output
+        pieces = made.settled.result()
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
-        record.write(output, order, base, made.pieces, written)
+        record.write(output, order, base, pieces, written)
         written.rename(output)
         sync(output.parent)
         if base is not None and self.cache is not None and made.base is not None:
             try:
-                self.cache.add(base, output, made.pieces, made.base, order.config.reference)
+                self.cache.add(base, output, pieces, made.base, order.config.reference)
             except OSError as error:
                 self._without_base(error)
-        record.write(output, order, base, made.pieces, output)
+        record.write(output, order, base, pieces, output)
 
 
 def _may_replace(output: Path, options: Options) -> None:

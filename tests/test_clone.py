@@ -1,0 +1,88 @@
+"""A copy has the bytes of its source, whatever of it is in the page cache and wherever it goes."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqshforge import clone
+from sqshforge.programs import Programs
+
+PAGE, PIECE = clone.PAGE, clone.PIECE
+SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, 3 * PIECE + 5 * PAGE + 7)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("clone") / "source"
+    path.write_bytes(random.Random(5).randbytes(SIZES[-1]))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return path
+
+
+def forget(path: Path, start: int, size: int) -> None:
+    """Drop a part of a file from the page cache."""
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("fast", [0.0, float("inf")], ids=["fast disk", "slow disk"])
+def test_the_first_bytes(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, fast: float
+) -> None:
+    monkeypatch.setattr(clone, "FAST", fast)
+    monkeypatch.setattr(clone, "TRIAL", PIECE)
+    clone.copy(source, tmp_path / "target", size)
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()[:size]
+
+
+@pytest.mark.parametrize("start", [0, 5 * PAGE, PIECE, 2 * PIECE - PAGE])
+def test_what_is_not_in_the_page_cache(source: Path, tmp_path: Path, start: int) -> None:
+    for length in (PAGE, PIECE, 0):
+        source.read_bytes()
+        forget(source, start, length)
+        target = tmp_path / f"target-{length}"
+        clone.copy(source, target, SIZES[-1])
+        assert target.read_bytes() == source.read_bytes()
+
+
+def test_it_is_not_copied_over_another_file(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "target").write_text("mine")
+    with pytest.raises(FileExistsError):
+        clone.copy(source, tmp_path / "target", PAGE)
+    assert (tmp_path / "target").read_text() == "mine"
+
+
+def test_a_source_that_is_shorter_than_told(source: Path, tmp_path: Path) -> None:
+    forget(source, 0, 0)
+    clone.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB that may take no direct writes, as in memory."""
+    place = tmp_path / "small"
+    place.mkdir()
+    programs = Programs()
+    programs.capture(["mount", "-t", "tmpfs", "-o", "size=8M", "sqshforge-test", place])
+    try:
+        yield place
+    finally:
+        programs.capture(["umount", place])
+
+
+def test_into_memory(source: Path, small: Path) -> None:
+    clone.copy(source, small / "target", PIECE + 5)
+    assert (small / "target").read_bytes() == source.read_bytes()[: PIECE + 5]
+
+
+def test_a_full_disk_is_told(source: Path, small: Path) -> None:
+    with pytest.raises(OSError, match="No space left"):
+        clone.copy(source, small / "target", SIZES[-1])
