@@ -41,7 +41,7 @@ class Opened:
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written, and the tables of its base, if any.
+    """A file that was written, and the tables of its base where that is new.
 
     When `settled` is done the file is on the disk, and these are the digests of its pieces: the
     source can be let go meanwhile.
@@ -117,10 +117,9 @@ def edited(
     base: Base | None = cache.take(key, target, order.options.jobs)
     if base is None or image.tail is None:
         return None
-    tables = Tables.of(target)
     squasher.append(image.tail, target, order.epoch)
     known = {index: base.pieces[index] for index in _kept(base.start)}
-    return Written(side.submit(_settle, target, order.options.jobs, known), tables)
+    return Written(side.submit(_settle, target, order.options.jobs, known))
 
 
 def _kept(start: int) -> range:

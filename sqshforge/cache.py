@@ -1,8 +1,8 @@
 """What of a packed image an edit of its /sqshforge leaves as it is, kept for the next pack.
 
 A base is the squash file of an image without /sqshforge. Its content lies at the start of every
-file that was made from it, so the cache keeps a second name (a hard link) of the newest one, which
-costs no space while that is in use, and beside it the base's own tables. Packed files are never
+file that was made from it, so the cache keeps a second name (a hard link) of the first one, which
+costs no space until that is replaced, and beside it the base's own tables. Packed files are never
 written to, only replaced, and a change of one by somebody else is noticed. The least recently
 used go first where the cache grows over its limit.
 """
@@ -95,6 +95,19 @@ class Cache:
         }
         publish(json.dumps(record).encode(), _beside(place))
         self.prune(keep=place)
+
+    def keep(self, key: str) -> None:
+        """Go on with a base that has lost another name, which changed its ctime.
+
+        That name was the packed file's, and was replaced just now.
+        """
+        place = self._place(key)
+        try:
+            record, found = json.loads(_beside(place).read_text()), place.stat()
+        except (FileNotFoundError, ValueError):  # it was pruned
+            return
+        if (found.st_size, found.st_mtime_ns) == (record["size"], record["mtime_ns"]):
+            publish(json.dumps({**record, "ctime_ns": found.st_ctime_ns}).encode(), _beside(place))
 
     @contextmanager
     def alone(self, key: str, reporter: Reporter) -> Iterator[None]:

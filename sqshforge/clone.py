@@ -1,8 +1,9 @@
-"""Copy a large file: blocks are shared where the file system can, else it is copied directly.
+"""Copy a large file: blocks are shared where the file system can, else it is copied.
 
-Through the page cache a copy would cost a fresh page each 4 KiB, which takes longer than a fast
-disk does (several times where a virtual machine gets its memory from the host as it is touched),
-and would drive out what others have read. A slow disk is better written behind our back.
+Through the page cache a copy takes a fresh page each 4 KiB. Where a virtual machine gets its
+memory from the host as it is touched that takes several times as long as a fast disk does without,
+elsewhere it is as fast, and it drives out what others have read. A slow disk is better written
+behind our back: how fast it is, the start of the copy tells.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sqshforge.syscalls import allocate
+
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
-PIECE = 4 << 20  # bytes of one read and write, at multiples of it
-THREADS = 3  # one reads while another writes
-PAGE = 4096  # bytes: what a direct read or write is a multiple of
 TRIAL = 64 << 20  # bytes that tell how fast the disk is
 FAST = 400e6  # bytes a second
+PIECE = 4 << 20  # bytes of one direct read and write, at multiples of it
+THREADS = 3  # one reads while another writes
+PAGE = 4096  # bytes: what a direct read or write is a multiple of
 
 
 def copy(source: Path, target: Path, count: int) -> None:
@@ -32,40 +35,47 @@ def copy(source: Path, target: Path, count: int) -> None:
         try:
             fcntl.ioctl(go.fileno(), FICLONE, come.fileno())
         except OSError:
-            done = _copy_directly(source, target, count)
-            come.seek(done)
-            go.seek(done)
-            while done < count and (
-                copied := os.sendfile(go.fileno(), come.fileno(), None, count - done)
-            ):
-                done += copied
+            count = min(count, os.fstat(come.fileno()).st_size)
+            done = 0
+            with contextlib.suppress(OSError):  # not every file system takes direct writes
+                done = _copy_on_fast_disk(source, target, count - count % PAGE)
+            _copy_cached(source, target, done, count)
 
 
-def _copy_directly(source: Path, target: Path, count: int) -> int:
-    """Copy whole pages from the start of a file, all of them or those of a trial; their bytes.
-
-    None where something is in the way: not every file system takes direct reads and writes.
-    """
-    count -= count % PAGE
+def _copy_on_fast_disk(source: Path, target: Path, count: int) -> int:
+    """Copy directly as long as that is fast; how much was copied."""
     started = time.monotonic()
-    try:
-        with _open(source, os.O_RDONLY) as cached, _directly(source, target) as (come, go):
-            copier = _Copier(cached, come, go)
-            done = copier.run(0, min(count, TRIAL))
-            if done < FAST * (time.monotonic() - started):
-                done = copier.run(done, count)
-    except OSError:
-        return 0
-    return done
+    trial = min(count, TRIAL)
+    _copy_directly(source, target, 0, trial)
+    if trial < FAST * (time.monotonic() - started):
+        return trial
+    _copy_directly(source, target, trial, count)
+    return count
 
 
-@contextlib.contextmanager
-def _directly(source: Path, target: Path) -> Iterator[tuple[int, int]]:
+def _copy_cached(source: Path, target: Path, start: int, end: int) -> None:
+    with _open(source, os.O_RDONLY) as come, _open(target, os.O_WRONLY) as go:
+        os.lseek(go, start, os.SEEK_SET)
+        while start < end:
+            copied = os.sendfile(go, come, start, end - start)
+            if not copied:
+                raise OSError(f"{source}: the file became shorter")
+            start += copied
+
+
+def _copy_directly(source: Path, target: Path, start: int, end: int) -> None:
+    """Copy without the page cache, apart from what of the source is there. Both are whole pages."""
     with (
+        _open(source, os.O_RDONLY) as cached,
         _open(source, os.O_RDONLY | os.O_DIRECT) as come,
         _open(target, os.O_WRONLY | os.O_DIRECT) as go,
     ):
-        yield come, go
+        with contextlib.suppress(OSError):  # then each write has to find its own room
+            allocate(go, end)
+        copier = _Copier(cached, come, go)
+        with ThreadPoolExecutor(THREADS) as pool:
+            for _ in pool.map(lambda one: copier.piece(one, end), range(start, end, PIECE)):
+                pass
 
 
 @contextlib.contextmanager
@@ -86,14 +96,7 @@ class _Copier:
     go: int
     buffers: threading.local = field(default_factory=threading.local)
 
-    def run(self, start: int, end: int) -> int:
-        """Copy what lies between two places; the end."""
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda place: self._piece(place, end), range(start, end, PIECE)):
-                pass
-        return end
-
-    def _piece(self, start: int, end: int) -> None:
+    def piece(self, start: int, end: int) -> None:
         if not hasattr(self.buffers, "own"):
             self.buffers.own = mmap.mmap(-1, PIECE)  # it begins with a page, as direct reads must
         piece = memoryview(self.buffers.own)[: min(PIECE, end - start)]

@@ -158,9 +158,12 @@ class _Pack:
         record.write(output, order, base, pieces, written)
         written.rename(output)
         sync(output.parent)
-        if base is not None and self.cache is not None and made.base is not None:
+        if base is not None and self.cache is not None:
             try:
-                self.cache.add(base, output, pieces, made.base, order.config.reference)
+                if made.base is not None:
+                    self.cache.add(base, output, pieces, made.base, order.config.reference)
+                else:
+                    self.cache.keep(base)
             except OSError as error:
                 self._without_base(error)
         record.write(output, order, base, pieces, output)

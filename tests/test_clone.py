@@ -31,25 +31,30 @@ def forget(path: Path, start: int, size: int) -> None:
         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("fast", [0.0, float("inf")], ids=["fast disk", "slow disk"])
-def test_the_first_bytes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, fast: float
-) -> None:
-    monkeypatch.setattr(clone, "FAST", fast)
+@pytest.fixture(params=[0.0, float("inf")], ids=["fast disk", "slow disk"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast the disk is found to be."""
+    monkeypatch.setattr(clone, "FAST", request.param)
     monkeypatch.setattr(clone, "TRIAL", PIECE)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("size", SIZES)
+def test_the_first_bytes(source: Path, tmp_path: Path, size: int) -> None:
     clone.copy(source, tmp_path / "target", size)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()[:size]
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("start", [0, 5 * PAGE, PIECE, 2 * PIECE - PAGE])
-def test_what_is_not_in_the_page_cache(source: Path, tmp_path: Path, start: int) -> None:
-    for length in (PAGE, PIECE, 0):
-        source.read_bytes()
-        forget(source, start, length)
-        target = tmp_path / f"target-{length}"
-        clone.copy(source, target, SIZES[-1])
-        assert target.read_bytes() == source.read_bytes()
+@pytest.mark.parametrize("length", [PAGE, PIECE, 0])
+def test_what_is_not_in_the_page_cache(
+    source: Path, tmp_path: Path, start: int, length: int
+) -> None:
+    source.read_bytes()
+    forget(source, start, length)
+    clone.copy(source, tmp_path / "target", SIZES[-1])
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()
 
 
 def test_it_is_not_copied_over_another_file(source: Path, tmp_path: Path) -> None:
@@ -59,6 +64,7 @@ def test_it_is_not_copied_over_another_file(source: Path, tmp_path: Path) -> Non
     assert (tmp_path / "target").read_text() == "mine"
 
 
+@pytest.mark.usefixtures("way")
 def test_a_source_that_is_shorter_than_told(source: Path, tmp_path: Path) -> None:
     forget(source, 0, 0)
     clone.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
@@ -78,11 +84,13 @@ def small(tmp_path: Path) -> Iterator[Path]:
         programs.capture(["umount", place])
 
 
+@pytest.mark.usefixtures("way")
 def test_into_memory(source: Path, small: Path) -> None:
     clone.copy(source, small / "target", PIECE + 5)
     assert (small / "target").read_bytes() == source.read_bytes()[: PIECE + 5]
 
 
+@pytest.mark.usefixtures("way")
 def test_a_full_disk_is_told(source: Path, small: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         clone.copy(source, small / "target", SIZES[-1])
