@@ -1,32 +1,33 @@
 """Copy a large file: blocks are shared where the file system can, else it is copied.
 
-Through the page cache a copy takes a fresh page each 4 KiB. Where a virtual machine gets its
-memory from the host as it is touched that takes several times as long as a fast disk does without,
-elsewhere it is as fast, and it drives out what others have read. A slow disk is better written
-behind our back: how fast it is, the start of the copy tells.
+Through the page cache a copy takes a fresh page each 4 KiB. Where memory is at hand, or the disk
+is slow, nothing is faster; where a virtual machine gets its memory from the host as it is touched,
+a fast disk is several times faster without. Nobody tells which it is, and it may change on the
+way, so each part goes the way that was the faster one when it was last taken.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import mmap
 import os
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge.syscalls import allocate
 
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
-TRIAL = 64 << 20  # bytes that tell how fast the disk is
-FAST = 400e6  # bytes a second
-PIECE = 4 << 20  # bytes of one direct read and write, at multiples of it
+PART = 32 << 20  # bytes that go one way
+PIECE = 4 << 20  # bytes of one direct read and write
 THREADS = 3  # one reads while another writes
-PAGE = 4096  # bytes: what a direct read or write is a multiple of
+PAGE = 4096  # bytes: what a direct read or write begins at and is a multiple of
+
+Way = Callable[[int, int], None]  # copies what lies between two places
 
 
 def copy(source: Path, target: Path, count: int) -> None:
@@ -36,49 +37,61 @@ def copy(source: Path, target: Path, count: int) -> None:
             fcntl.ioctl(go.fileno(), FICLONE, come.fileno())
         except OSError:
             count = min(count, os.fstat(come.fileno()).st_size)
-            done = 0
-            with contextlib.suppress(OSError):  # not every file system takes direct writes
-                done = _copy_on_fast_disk(source, target, count - count % PAGE)
-            _copy_cached(source, target, done, count)
+            with suppress(OSError):  # then each write has to find its own room
+                allocate(go.fileno(), count)
+            with ExitStack() as held:
+                ways: list[Way] = [_Cached(come.fileno(), go.fileno())]
+                with suppress(OSError):  # not every file system has it
+                    ways.insert(0, held.enter_context(_directly(source, target)))
+                _copy_faster(ways, count)
 
 
-def _copy_on_fast_disk(source: Path, target: Path, count: int) -> int:
-    """Copy directly as long as that is fast; how much was copied."""
-    started = time.monotonic()
-    trial = min(count, TRIAL)
-    _copy_directly(source, target, 0, trial)
-    if trial < FAST * (time.monotonic() - started):
-        return trial
-    _copy_directly(source, target, trial, count)
-    return count
+def _copy_faster(ways: list[Way], count: int) -> None:
+    """Copy in parts, each the way that took less time for its last part; the last way takes all."""
+    took = dict.fromkeys(ways, 0.0)  # seconds for a byte
+    for start in range(0, count, PART):
+        end = min(start + PART, count)
+        way = min(took, key=took.__getitem__) if end % PAGE == 0 else ways[-1]
+        started = time.monotonic()
+        try:
+            way(start, end)
+        except OSError:
+            if way is ways[-1]:
+                raise
+            del took[way]
+            ways[-1](start, end)
+        else:
+            took[way] = (time.monotonic() - started) / (end - start)
 
 
-def _copy_cached(source: Path, target: Path, start: int, end: int) -> None:
-    with _open(source, os.O_RDONLY) as come, _open(target, os.O_WRONLY) as go:
-        os.lseek(go, start, os.SEEK_SET)
+@dataclass(frozen=True)
+class _Cached:
+    """Copies through the page cache. Both are descriptors."""
+
+    come: int
+    go: int
+
+    def __call__(self, start: int, end: int) -> None:
+        os.lseek(self.go, start, os.SEEK_SET)
         while start < end:
-            copied = os.sendfile(go, come, start, end - start)
+            copied = os.sendfile(self.go, self.come, start, end - start)
             if not copied:
-                raise OSError(f"{source}: the file became shorter")
+                raise OSError("the file became shorter")
             start += copied
 
 
-def _copy_directly(source: Path, target: Path, start: int, end: int) -> None:
-    """Copy without the page cache, apart from what of the source is there. Both are whole pages."""
+@contextmanager
+def _directly(source: Path, target: Path) -> Iterator[Way]:
     with (
         _open(source, os.O_RDONLY) as cached,
         _open(source, os.O_RDONLY | os.O_DIRECT) as come,
         _open(target, os.O_WRONLY | os.O_DIRECT) as go,
+        ThreadPoolExecutor(THREADS) as pool,
     ):
-        with contextlib.suppress(OSError):  # then each write has to find its own room
-            allocate(go, end)
-        copier = _Copier(cached, come, go)
-        with ThreadPoolExecutor(THREADS) as pool:
-            for _ in pool.map(lambda one: copier.piece(one, end), range(start, end, PIECE)):
-                pass
+        yield _Direct(cached, come, go, pool)
 
 
-@contextlib.contextmanager
+@contextmanager
 def _open(path: Path, flags: int) -> Iterator[int]:
     descriptor = os.open(path, flags)
     try:
@@ -88,15 +101,23 @@ def _open(path: Path, flags: int) -> Iterator[int]:
 
 
 @dataclass(frozen=True)
-class _Copier:
-    """Copies pieces side by side. All are descriptors; `cached` reads through the page cache."""
+class _Direct:
+    """Copies pieces side by side, without the page cache, but for what of the source is there.
+
+    The first three are descriptors; `cached` reads through the page cache.
+    """
 
     cached: int
     come: int
     go: int
+    pool: Executor
     buffers: threading.local = field(default_factory=threading.local)
 
-    def piece(self, start: int, end: int) -> None:
+    def __call__(self, start: int, end: int) -> None:
+        for _ in self.pool.map(lambda place: self._piece(place, end), range(start, end, PIECE)):
+            pass
+
+    def _piece(self, start: int, end: int) -> None:
         if not hasattr(self.buffers, "own"):
             self.buffers.own = mmap.mmap(-1, PIECE)  # it begins with a page, as direct reads must
         piece = memoryview(self.buffers.own)[: min(PIECE, end - start)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,11 +32,20 @@ def forget(path: Path, start: int, size: int) -> None:
         os.posix_fadvise(file.fileno(), start, size, os.POSIX_FADV_DONTNEED)
 
 
-@pytest.fixture(params=[0.0, float("inf")], ids=["fast disk", "slow disk"])
+@pytest.fixture(params=["none", "_Cached", "_Direct"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How fast the disk is found to be."""
-    monkeypatch.setattr(clone, "FAST", request.param)
-    monkeypatch.setattr(clone, "TRIAL", PIECE)
+    """Which way is slow; the other takes all parts but a few."""
+    monkeypatch.setattr(clone, "PART", 256 * PAGE)
+    monkeypatch.setattr(clone, "PIECE", 64 * PAGE)
+    if request.param != "none":
+        slow = getattr(clone, request.param)
+        copy = slow.__call__
+
+        def copy_slowly(self: clone.Way, start: int, end: int) -> None:
+            time.sleep(0.05)
+            copy(self, start, end)
+
+        monkeypatch.setattr(slow, "__call__", copy_slowly)
 
 
 @pytest.mark.usefixtures("way")
@@ -69,6 +79,23 @@ def test_a_source_that_is_shorter_than_told(source: Path, tmp_path: Path) -> Non
     forget(source, 0, 0)
     clone.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
+
+
+def test_where_direct_writes_fail(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may be taken by a file system at first, and refused when they come."""
+    monkeypatch.setattr(clone, "PART", 256 * PAGE)
+    calls = []
+
+    def refuse(self: clone.Way, start: int, end: int) -> None:
+        calls.append(start)
+        raise OSError("Invalid argument")
+
+    monkeypatch.setattr(clone._Direct, "__call__", refuse)
+    clone.copy(source, tmp_path / "target", SIZES[-1])
+    assert (tmp_path / "target").read_bytes() == source.read_bytes()
+    assert calls == [0]
 
 
 @pytest.fixture
