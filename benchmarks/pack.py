@@ -8,8 +8,8 @@ other in each round, after a round that does not count; the image's files are in
 Writes pack.json and pack.png to benchmarks/results/ and exits 1 where a goal is missed.
 
 --small takes an image of 130 MB, to try the benchmark itself, and writes only to --output.
-Needs root (it mounts the daemon's layers, and runs one row as an ordinary user), docker.io, and
-for one reference row tar2sqfs of squashfs-tools-ng.
+Needs root (it mounts the daemon's layers, and runs one row as an ordinary user) and docker.io; for
+the row with reflinks mkfs.xfs (xfsprogs), and for one reference row tar2sqfs (squashfs-tools-ng).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,13 +42,13 @@ from sqshforge.programs import Programs, failed
 from sqshforge.progress import Reporter, Tracker
 from sqshforge.terminal import show_table
 from sqshforge.units import human
+from tests import footprint
 from tests.engines import CLIENT, daemon
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 NOBODY = 65534
 PROFILE = "shared"
-EVERY = 0.02  # seconds between two looks at memory and disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +93,7 @@ BARS = (
     Bar(row="cold, mounted", factor=1.10, of=("floor",)),
     Bar(row="cold, streamed", factor=1.15, of=("floor", "export")),
     Bar(row="after an edit", factor=0.10, of=("cold, mounted",)),
+    Bar(row="after an edit, reflink", factor=0.10, of=("cold, mounted",)),
     Bar(row="nothing changed", factor=1.0),
 )
 
@@ -109,11 +109,11 @@ class Rig:
         self.edits = 0
         self.group = socket.stat().st_gid
         self.options = Options.of(PROFILE)
-        for name in ("mount", "floor", "root", "user", "warm", "tree"):
+        for name in ("mount", "floor", "root", "user", "warm", "reflink", "tree"):
             (folder / name).mkdir()
         os.chown(folder / "user", NOBODY, NOBODY)
 
-    def rows(self) -> list[Row]:
+    def rows(self, *, reflink: bool) -> list[Row]:
         floor: list[str | Path] = [
             "mksquashfs",
             self.folder / "mount",
@@ -121,6 +121,13 @@ class Rig:
         ]
         first, edited = f"dockerd://{image.NAME}", f"dockerd://{image.EDITED}"
         again = self._pack(edited, self.folder / "warm")
+        shared = Row(
+            name="after an edit, reflink",
+            what="the same where a copy shares its blocks: output and cache on XFS",
+            argv=self._pack(edited, self.folder / "reflink"),
+            env=self._places("reflink"),
+            before=self._edit,
+        )
         return [
             Row(
                 name="floor",
@@ -148,6 +155,7 @@ class Rig:
                 env=self._places("warm"),
                 before=self._edit,
             ),
+            *([shared] if reflink else []),
             Row(
                 name="nothing changed",
                 what="pack the same image again",
@@ -197,10 +205,10 @@ class Rig:
             ),
         ]
 
-    def warm(self) -> None:
-        """Pack the image once where the cached rows have their cache."""
-        argv = self._pack(f"dockerd://{image.NAME}", self.folder / "warm")
-        _run(argv, self._places("warm"), self.programs)
+    def warm(self, name: str) -> None:
+        """Pack the image once where a cached row has its cache."""
+        argv = self._pack(f"dockerd://{image.NAME}", self.folder / name)
+        _run(argv, self._places(name), self.programs)
 
     def as_user(self) -> list[str]:
         """The words before a command that an ordinary user of docker gives."""
@@ -218,6 +226,21 @@ class Rig:
         self.programs.capture(["mount", "-t", "overlay", "overlay", "-o", options, point])
         try:
             yield point
+        finally:
+            self.programs.capture(["umount", point])
+
+    @contextlib.contextmanager
+    def reflinks(self) -> Iterator[bool]:
+        """Have a file system with reflinks for its row; false where none can be made."""
+        if self.programs.which("mkfs.xfs") is None:
+            yield False
+            return
+        disk, point = self.folder / "disk", self.folder / "reflink"
+        self.programs.capture(["truncate", "-s", "4G", disk])
+        self.programs.capture(["mkfs.xfs", "-q", disk])
+        self.programs.capture(["mount", "-o", "loop", disk, point])
+        try:
+            yield True
         finally:
             self.programs.capture(["umount", point])
 
@@ -303,8 +326,12 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
         _expect_user(rig, socket.parent / "d")
         tree = stack.enter_context(rig.mounted())
         facts = {"packages": [] if small else image.PACKAGES, **_facts(tree, rig)}
-        rig.warm()
-        rows = rig.rows()
+        reflink = stack.enter_context(rig.reflinks())
+        if not reflink:
+            reporter.say("mkfs.xfs is not installed (xfsprogs): no row with reflinks")
+        for name in ("warm", *(["reflink"] if reflink else [])):
+            rig.warm(name)
+        rows = rig.rows(reflink=reflink)
         took: dict[str, list[float]] = {row.name: [] for row in rows}
         for number in range(runs + 1):
             for row in rows:
@@ -328,7 +355,7 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
             }
             for row in rows
         ],
-        "bars": [bar.result(medians) for bar in BARS],
+        "bars": [bar.result(medians) for bar in BARS if bar.row in medians],
         "reference": once,
         "peak": {"row": "cold, mounted", **peak},
         "machine": _machine(rig.options.jobs),
@@ -366,70 +393,29 @@ def _run(
 def _peak(row: Row, layers: Path, programs: Programs) -> dict[str, int]:
     """What a command takes at most of memory and disk, in a run that is not timed.
 
-    Memory is what all its processes have resident together; what they share is counted for each.
     Disk is what there is beyond the output and the cache: temporary files, whatever lies beside
     the output, and new layers of the daemon.
     """
     row.before()
     cache, place = Path(row.env["SQSHFORGE_CACHE"]), Path(row.env["TMPDIR"])
     known = set(layers.iterdir())
-    memory: list[int] = []
-    disk: list[int] = []
-    ended = threading.Event()
 
-    def look(pid: int) -> None:
-        while not ended.wait(EVERY):
-            memory.append(_resident(pid))
-            new = (path for path in layers.iterdir() if path not in known)
-            disk.append(_size(place, without=cache) + sum(map(_size, new)))
+    def disk() -> int:
+        new = (path for path in layers.iterdir() if path not in known)
+        return footprint.size(place, without=cache) + sum(map(footprint.size, new))
 
-    watchers = []
+    with contextlib.ExitStack() as stack:
+        peaks: list[footprint.Peak] = []
 
-    def watch(pid: int) -> None:
-        watchers.append(threading.Thread(target=look, args=(pid,), daemon=True))
-        watchers[-1].start()
+        def watch(pid: int) -> None:
+            peaks.append(stack.enter_context(footprint.watched(pid, disk)))
 
-    try:
         _run(row.argv, row.env, programs, watch)
-    finally:
-        ended.set()
-        for watcher in watchers:
-            watcher.join()
-    output = _size(place, without=cache)
     return {
-        "peak_memory_bytes": max(memory, default=0),
-        "peak_extra_disk_bytes": max(0, max(disk, default=0) - output),
-        "cache_bytes": _size(cache),
+        "peak_memory_bytes": peaks[0].memory,
+        "peak_extra_disk_bytes": max(0, peaks[0].disk - footprint.size(place, without=cache)),
+        "cache_bytes": footprint.size(cache),
     }
-
-
-def _resident(pid: int) -> int:
-    """The resident memory of a process and of all below it."""
-    with contextlib.suppress(OSError, IndexError):  # it may end at any moment
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-        below = [
-            int(child)
-            for task in Path(f"/proc/{pid}/task").iterdir()
-            for child in (task / "children").read_text().split()
-        ]
-        return pages * os.sysconf("SC_PAGESIZE") + sum(map(_resident, below))
-    return 0
-
-
-def _size(folder: Path, without: Path | None = None) -> int:
-    """What a folder takes on its disk; what is mounted in it takes nothing there."""
-    total = 0
-    with contextlib.suppress(OSError):
-        device = folder.lstat().st_dev
-        for path in folder.iterdir():
-            with contextlib.suppress(OSError):
-                found = path.lstat()
-                if path == without or found.st_dev != device:
-                    continue
-                total += found.st_blocks * 512
-                if path.is_dir() and not path.is_symlink():
-                    total += _size(path)
-    return total
 
 
 def _expect_user(rig: Rig, data: Path) -> None:
@@ -549,7 +535,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     axes.barh(places, list(values.values()), color=colors, height=0.62)
     axes.set_yticks(places, list(values))
     axes.invert_yaxis()
-    goals = {bar.row: bar.seconds(medians) for bar in BARS}
+    goals = {bar.row: bar.seconds(medians) for bar in BARS if bar.row in medians}
     for place, (name, seconds) in enumerate(values.items()):
         if name in goals:
             axes.plot([goals[name]] * 2, [place - 0.42, place + 0.42], color="black", linewidth=2)
