@@ -155,13 +155,13 @@ class Rig:
                 env=self._places("warm"),
                 before=self._edit,
             ),
-            *([shared] if reflink else []),
             Row(
                 name="nothing changed",
                 what="pack the same image again",
                 argv=again,
                 env=self._places("warm"),
             ),
+            *([shared] if reflink else []),
         ]
 
     def cold_mounted(self) -> Row:
