@@ -28,6 +28,8 @@ from sqshforge.source import Source
 
 __all__ = ["Options", "Packed", "pack"]
 
+LONGEST = 220  # bytes of a name, of the 255 that there are: what is beside it has longer ones
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
@@ -60,6 +62,12 @@ def pack(
     config = source.config()
     order = Order.of(config, options, mksquashfs.version(program, programs))
     output = output.absolute()
+    if len(os.fsencode(output.name)) > LONGEST:
+        raise RequestError(
+            "the output's name is too long",
+            where=str(output),
+            mend=f"give it at most {LONGEST} bytes: its record's name is longer",
+        )
     if not output.parent.is_dir():
         raise RequestError("the output's folder does not exist", where=str(output.parent))
     lock = output.with_name(f".{output.name}.lock")

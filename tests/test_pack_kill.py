@@ -64,12 +64,12 @@ def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
     folder.mkdir()
     monkeypatch.setenv("SQSHFORGE_CACHE", str(cache))
     addresses = [image(tmp_path / name, name.encode(), 4 << 20) for name in ("one", "two")]
-    whole = []
+    whole, longest = [], 0.0
     for address in addresses:
         begin = time.monotonic()
         with started(address, tmp_path / "whole.sqsh") as process:
             process.communicate(timeout=60)
-        longest = time.monotonic() - begin
+        longest = max(longest, time.monotonic() - begin)
         whole.append((tmp_path / "whole.sqsh").read_bytes())
     assert whole[0] != whole[1]
 
@@ -86,7 +86,7 @@ def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
             seen |= {name.rpartition(".")[2] for name in files(folder)}
             assert not output.exists() or output.read_bytes() in whole
         if index % 10 == 9:  # a cold one again
-            shutil.rmtree(cache)
+            shutil.rmtree(cache, ignore_errors=True)
     assert killed > KILLS / 2 and {"tmp", "json"} <= seen
     with started(addresses[0], output) as process:
         assert process.communicate(timeout=60) and process.returncode == 0

@@ -30,7 +30,8 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 from sqshforge.errors import SqshforgeError
-from sqshforge.runtime import Mount, run
+from sqshforge.runtime.mount import Mount
+from sqshforge.runtime.start import run
 try:
     run(Path(sys.argv[2]), sys.argv[4:], runtime='builtin',
         mounts=[Mount.parse(one) for one in json.loads(sys.argv[3])])

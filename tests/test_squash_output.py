@@ -175,6 +175,14 @@ def test_a_file_that_is_not_ours_stays(record: str | None, tree: Path, tmp_path:
     assert output.read_bytes().startswith(b"hsqs")
 
 
+def test_the_longest_name_and_one_that_is_longer(tree: Path, tmp_path: Path) -> None:
+    address, name = f"rootfs:{tree}", "é" * 107 + ".sqsh"  # 219 bytes
+    assert run(address, "-o", tmp_path / f"a{name}", "--profile", "fast").returncode == 0
+    refused = run(address, "-o", tmp_path / f"aa{name}")
+    assert (refused.returncode, "at most 220 bytes" in refused.stderr) == (2, True)
+    assert visible(tmp_path) == {f"a{name}", f"a{name}.json"}
+
+
 def test_a_folder_is_not_replaced_even_by_force(tree: Path, tmp_path: Path) -> None:
     output = tmp_path / "a.sqsh"
     (output / "inside").mkdir(parents=True)
