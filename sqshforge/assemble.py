@@ -62,7 +62,7 @@ def opened(content: Content, order: Order, work: Path, programs: Programs) -> It
     mount.mkdir()
     files.mkdir()
     if isinstance(content, Folder):
-        with overlay.mounted(content.stack, mount, programs) as stack:
+        with content.mounted(mount, programs) as stack:
             folder = stack.image / CARRIED
             found = folder if folder.is_dir() and not folder.is_symlink() else None
             yield Opened(content, stack, None if order.options.xattrs else found)

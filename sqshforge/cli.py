@@ -202,6 +202,7 @@ def build(target: str, engine: str | None) -> None:
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
 @click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
+@click.option("--export", is_flag=True, help="Read docker's image by docker export: mount nothing.")
 @engine_option
 def pack(
     source: str,
@@ -211,6 +212,7 @@ def pack(
     force: bool,
     xattrs: bool,
     no_cache: bool,
+    export: bool,
     engine: str | None,
 ) -> None:
     """Pack SOURCE as a squash file for enroot and pyxis.
@@ -228,19 +230,21 @@ def pack(
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
+    # Extended attributes are not what they are in the namespace that comes with what is lent.
+    way = sources.Way.EXPORTED if export else sources.Way.OWN if xattrs else sources.Way.LENT
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
         programs = Programs()
         rootless.enter(source, programs)
         reporter = Reporter()
-        image = sources.parse(source, programs, reporter)
+        image = sources.parse(source, programs, reporter, way)
         packed = squash.pack(image, output, options, programs, reporter, cache)
     else:
         steps = _steps(engine)
         built = steps.build(source)
         rootless.enter(built.source, steps.programs)
-        packed = steps.pack(built, output or steps.project.sqsh(source), options, cache)
+        packed = steps.pack(built, output or steps.project.sqsh(source), options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
     click.echo(f"next: sqshforge smoke-test {packed.path}")

@@ -10,7 +10,7 @@ import ctypes
 import os
 import pwd
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -65,38 +65,59 @@ def _enter_buildahs(programs: Programs) -> None:
                 "(without it buildah mounts no image for an ordinary user)",
                 mend="apt-get install uidmap",
             )
+    with holder([buildah, "unshare", "--"], programs) as process:
+        _require_ranges(process)
+        join(process)
+        # What buildah tells its children of the namespace.
+        variables = (process / "environ").read_bytes().split(b"\0")
+        os.environb.update(dict(one.split(b"=", 1) for one in variables if b"=" in one))
+
+
+@contextmanager
+def holder(argv: Sequence[str | Path], programs: Programs) -> Iterator[Path]:
+    """Hold a user namespace for the length of a block: the folder in /proc of a process in it.
+
+    The process is started by the words of `argv`. Raises `MissingError` where they make no
+    namespace.
+    """
     pipe = subprocess.PIPE
-    argv: list[str | Path] = [buildah, "unshare", "--", "sh", "-c", HOLDER]
-    with programs.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as holder:
-        assert holder.stdin is not None and holder.stdout is not None and holder.stderr is not None
-        pid = holder.stdout.readline().strip()
+    words: list[str | Path] = [*argv, "sh", "-c", HOLDER]
+    with programs.start(words, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None and process.stderr is not None
+        pid = process.stdout.readline().strip()
         if not pid:
-            said = holder.stderr.read().decode(errors="replace").strip()
-            raise MissingError(f"buildah cannot make a user namespace: {said}", mend=MEND)
-        _join(Path("/proc", pid.decode()))
-        holder.stdin.close()
-        holder.wait()
+            said = process.stderr.read().decode(errors="replace").strip()
+            name = Path(argv[0]).name
+            raise MissingError(f"{name} cannot make a user namespace: {said}", mend=MEND)
+        yield Path("/proc", pid.decode())
+        process.stdin.close()
+        process.wait()
 
 
-def _join(holder: Path) -> None:
-    """Enter the user namespace of a process, and take over the variables that buildah set in it."""
+def join(process: Path) -> None:
+    """Enter the user namespace of a process, named by its folder in /proc, with own mounts.
+
+    There is no way back, and no thread may run yet. Raises `MissingError` where it cannot be.
+    """
+    with _allowed():
+        namespace = os.open(process / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _check(_libc.setns(namespace, CLONE_NEWUSER))
+        finally:
+            os.close(namespace)
+        _check(_libc.unshare(CLONE_NEWNS))
+
+
+def _require_ranges(process: Path) -> None:
     for name in ("uid", "gid"):
-        ranges = (holder / f"{name}_map").read_text().splitlines()
+        ranges = (process / f"{name}_map").read_text().splitlines()
         if sum(int(line.split()[2]) for line in ranges) == 1:
             raise MissingError(
                 f"the user {_user()} has no range of {name}s, and an image has files of several",
                 where=f"/etc/sub{name}",
                 mend=f"as root: usermod --add-sub{name}s 100000-165535 {_user()} (a free range)",
             )
-    variables = (holder / "environ").read_bytes().split(b"\0")
-    with _allowed():
-        namespace = os.open(holder / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            _check(_libc.setns(namespace, CLONE_NEWUSER))
-        finally:
-            os.close(namespace)
-        _check(_libc.unshare(CLONE_NEWNS))
-    os.environb.update(dict(one.split(b"=", 1) for one in variables if b"=" in one))
 
 
 @contextmanager

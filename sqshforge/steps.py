@@ -34,10 +34,11 @@ class Steps:
         output: Path,
         options: squash.Options,
         cache: Cache | None,
+        way: source.Way = source.Way.OWN,
     ) -> squash.Packed:
-        """Pack a target's image."""
+        """Pack a target's image; `way` is how docker's are read."""
         return squash.pack(
-            source.parse(built.source, self.programs),
+            source.parse(built.source, self.programs, self.reporter, way),
             output,
             options,
             self.programs,

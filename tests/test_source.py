@@ -55,7 +55,9 @@ def image(request: pytest.FixtureRequest) -> source.Source:
     """The smallest image, in the engine that the test is run for."""
     if request.param == "exported":
         address = request.getfixturevalue("in_docker")
-        return source.Dockerd(address.removeprefix("dockerd://"), Programs(), exported=True)
+        return source.Dockerd(
+            address.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+        )
     return source.parse(request.getfixturevalue(request.param), Programs())
 
 
@@ -131,7 +133,9 @@ def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> No
 
 @pytest.mark.timeout(30)
 def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
-    image = source.Dockerd(in_docker.removeprefix("dockerd://"), Programs(), exported=True)
+    image = source.Dockerd(
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+    )
 
     class Full(io.RawIOBase):
         def write(self, data: object) -> int:
@@ -161,10 +165,12 @@ def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> N
 
 
 def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
-    image = source.Dockerd(in_docker.removeprefix("dockerd://"), Programs(), exported=True)
+    image = source.Dockerd(
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+    )
     code = (
         "import io, os, signal; from sqshforge import programs, source\n"
-        f"image = source.Dockerd({image.name!r}, programs.Programs(), exported=True)\n"
+        f"image = source.Dockerd({image.name!r}, programs.Programs(), way=source.Way.EXPORTED)\n"
         "class Killer(io.RawIOBase):\n"
         "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
         "with image.open() as content:\n"

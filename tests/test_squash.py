@@ -83,7 +83,7 @@ def parse(address: str) -> source.Source:
     """The source of an address; `exported:` is docker's for those who cannot see its layers."""
     kind, _, name = address.partition(":")
     if kind == "exported":
-        return source.Dockerd(name, Programs(), exported=True)
+        return source.Dockerd(name, Programs(), way=source.Way.EXPORTED)
     return source.parse(address, Programs())
 
 

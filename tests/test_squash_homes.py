@@ -36,7 +36,9 @@ def test_every_way_gives_the_same_tree(name: str, tmp_path: Path, docker: str) -
     archived = tree(source.parse(address, Programs()), tmp_path / "archived")
     assert {f"{home}/{Path(file).name}" for file in oddroot.FILES} <= set(archived)
     assert tree(source.Dockerd(identity, Programs()), tmp_path / "mounted") == archived
-    exported = tree(source.Dockerd(identity, Programs(), exported=True), tmp_path / "exported")
+    exported = tree(
+        source.Dockerd(identity, Programs(), way=source.Way.EXPORTED), tmp_path / "exported"
+    )
     if name in LOST:
         assert {f"etc/{Path(file).name}" for file in oddroot.FILES} <= set(exported)
     else:

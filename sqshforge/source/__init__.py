@@ -14,7 +14,7 @@ from sqshforge.progress import Reporter
 from sqshforge.source.archive import Archived
 from sqshforge.source.buildah import Storage
 from sqshforge.source.config import parse_config
-from sqshforge.source.docker import Dockerd
+from sqshforge.source.docker import Dockerd, Way
 from sqshforge.source.registry import Registry
 from sqshforge.source.rootfs import Rootfs
 from sqshforge.source.types import Content, Folder, Source, Stream
@@ -29,6 +29,7 @@ __all__ = [
     "Source",
     "Storage",
     "Stream",
+    "Way",
     "is_address",
     "parse",
     "parse_config",
@@ -50,15 +51,21 @@ def is_address(text: str) -> bool:
     return ":" in text or "/" in text
 
 
-def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> Source:
-    """The source behind an address; `RequestError` for one of an unknown kind."""
+def parse(
+    text: str, programs: Programs, reporter: Reporter | None = None, way: Way = Way.OWN
+) -> Source:
+    """The source behind an address; `RequestError` for one of an unknown kind.
+
+    `way` is how docker's images are read.
+    """
+    reporter = reporter or Reporter(quiet=True)
     if text.startswith("dockerd://"):
-        return Dockerd(text.removeprefix("dockerd://"), programs)
+        return Dockerd(text.removeprefix("dockerd://"), programs, reporter, way)
     if text.startswith("buildah://"):
         return Storage(text.removeprefix("buildah://"), programs)
     if text.startswith("docker://"):
         name = text.removeprefix("docker://")
-        return Registry(name, programs, reporter or Reporter(quiet=True))
+        return Registry(name, programs, reporter)
     if text.startswith("rootfs:"):
         return Rootfs(Path(text.removeprefix("rootfs:")))
     if text.startswith(("oci:", "oci-archive:", "docker-archive:")):

@@ -1,4 +1,4 @@
-"""An image of a docker daemon: its layers mounted where root sees them, else exported."""
+"""An image of a docker daemon: its layers mounted where that can be had, else exported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
@@ -18,9 +19,18 @@ from sqshforge import tarfilter
 from sqshforge.enroot import CARRIED, ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.programs import Programs, failed
-from sqshforge.source import working
+from sqshforge.progress import Reporter
+from sqshforge.source import loan, working
 from sqshforge.source.config import Step, parse_config, understanding
 from sqshforge.source.types import Content, Folder
+
+
+class Way(Enum):
+    """How the content of an image is read."""
+
+    EXPORTED = auto()  # as a stream, although the layers may be there to be mounted
+    OWN = auto()  # mounted where this process may mount, else exported
+    LENT = auto()  # mounted by docker where this process may not, which changes what it is
 
 
 @dataclass(frozen=True)
@@ -29,7 +39,8 @@ class Dockerd:
 
     name: str
     programs: Programs
-    exported: bool = False  # although the layers may be there to be mounted
+    reporter: Reporter = field(default_factory=lambda: Reporter(quiet=True))
+    way: Way = Way.OWN
 
     def config(self) -> ImageConfig:
         reference = f"dockerd://{self.name}"
@@ -73,9 +84,13 @@ class Dockerd:
     def open(self, digest: str | None = None) -> Iterator[Content]:
         with understanding(f"dockerd://{self.name}"):
             facts = self._facts
-            folders = () if self.exported else _folders(facts)
-        if folders:
-            yield Folder(folders, folders)
+            folders = _folders(facts) if self.way is not Way.EXPORTED else ()
+        with ExitStack() as held:
+            content = self._folder(facts["Id"], folders, held) if folders else None
+            if content is None:
+                yield Exported(digest or self.name, self._client, self.programs)
+                return
+            yield content
             # Docker may remove the folders of an image that no container uses.
             asked = self.programs.attempt(
                 [self._client, "image", "inspect", "--format", "{{json .GraphDriver}}", facts["Id"]]
@@ -84,8 +99,19 @@ class Dockerd:
                 raise WorkError(
                     f"{self.name} was removed from docker while it was read", mend="pack it again"
                 )
-        else:
-            yield Exported(digest or self.name, self._client, self.programs)
+
+    def _folder(self, image: str, folders: tuple[Path, ...], held: ExitStack) -> Folder | None:
+        """The layers as folders that this process can read; None where it cannot come to that."""
+        if os.geteuid() == 0:
+            return Folder(folders, folders) if all(one.is_dir() for one in folders) else None
+        if self.way is not Way.LENT:
+            return None
+        try:
+            lent = held.enter_context(loan.mounted(image, folders, self._client, self.programs))
+        except MissingError as error:
+            self.reporter.say(f"docker does not mount the image for us: {error.what}")
+            return None
+        return Folder(folders, folders, lent)
 
     @property
     def _client(self) -> Path:
@@ -93,19 +119,18 @@ class Dockerd:
 
 
 def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:
-    """The folders of an image's layers, the lowest first; empty where we cannot read them.
+    """The folders of an image's layers on the daemon's machine, the lowest first.
 
-    They are there for root, with the overlay2 driver of a daemon on this machine. Images of
-    containerd's store have none.
+    Only the overlay2 driver has them: images of containerd's store have none.
     """
     driver = facts.get("GraphDriver") or {}
     data = driver.get("Data") or {}
-    if os.geteuid() != 0 or driver.get("Name") != "overlay2" or not data.get("UpperDir"):
+    if driver.get("Name") != "overlay2" or not data.get("UpperDir"):
         return ()
     stack = [data["UpperDir"], *(data.get("LowerDir") or "").split(":")]
     found = tuple(Path(one) for one in reversed(stack) if one)
     count = len((facts.get("RootFS") or {}).get("Layers") or [])
-    return found if len(found) == count and all(one.is_dir() for one in found) else ()
+    return found if len(found) == count else ()
 
 
 @dataclass(frozen=True)
@@ -141,7 +166,9 @@ class Exported:
             ):
                 shutil.copyfileobj(tar, out, 1 << 20)
         except WorkError as error:
-            if not re.search("could not find|no such file", error.what, re.IGNORECASE):
+            if not re.search(
+                "could not find|no such (file|container:path)", error.what, re.IGNORECASE
+            ):
                 raise
 
     @contextmanager

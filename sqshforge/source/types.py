@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 from sqshforge.enroot import ImageConfig
+from sqshforge.programs import Programs
+from sqshforge.source import overlay
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,22 @@ class Folder:
     """An image's root file system as folders, mounted or lying somewhere; they are only read.
 
     `stack` is merged to become the root file system, `layers` are the image's own; both have the
-    lowest first. `layers` is empty where they cannot be seen.
+    lowest first. `layers` is empty where they cannot be seen. `lent` is the stack, merged already
+    by one who may do it.
     """
 
     stack: tuple[Path, ...]
     layers: tuple[Path, ...] = ()
+    lent: overlay.Stack | None = None
+
+    @contextmanager
+    def mounted(self, work: Path, programs: Programs) -> Iterator[overlay.Stack]:
+        """Merge the stack for the length of a block, on `work` where that is still to be done."""
+        if self.lent is not None:
+            yield self.lent
+        else:
+            with overlay.mounted(self.stack, work, programs) as stack:
+                yield stack
 
     def top_names(self, index: int) -> frozenset[bytes] | None:
         """The names in `/` that a layer brings or hides; None where that cannot be seen."""
