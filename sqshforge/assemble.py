@@ -92,6 +92,7 @@ def whole(image: Opened, order: Order, squasher: Squasher, target: Path, side: E
     if image.stack is not None:
         dress.fill(image.stack.top, image.stack.image, order.files, epoch)
         squasher.folder(image.stack.merge(), target, epoch, split=split)
+        image.stack.unmerge()
     else:
         assert not isinstance(image.content, Folder)
         squasher.tar(image.content, order.files, target, epoch, split=split)

@@ -19,6 +19,8 @@ from sqshforge.errors import RequestError
 from sqshforge.programs import Programs, failed
 from sqshforge.progress import Tracker
 from sqshforge.source import Stream
+from sqshforge.squashfs.superblock import set_duplicates
+from sqshforge.syscalls import begin_writing
 
 LEFT_OUT = ("dev/*", ".dockerenv")
 
@@ -90,8 +92,8 @@ class Squasher:
         argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self.arguments()]
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
         argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
-        with self._running(argv, epoch, cwd=root) as process:
-            self._follow(process)
+        with self._running(argv, epoch, cwd=root, env=ALLOCATION) as process:
+            self._follow(process, target)
 
     def tar(
         self, content: Stream, files: Mapping[str, bytes], target: Path, epoch: int, *, split: bool
@@ -99,7 +101,7 @@ class Squasher:
         """Squash a tar stream as it comes."""
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
-        with self._running(argv, epoch, stdin=subprocess.PIPE) as process:
+        with self._running(argv, epoch, stdin=subprocess.PIPE, env=ALLOCATION) as process:
             assert process.stdin is not None
             # It stops reading at the tar's end mark, or earlier where it fails: then it says why.
             with contextlib.suppress(BrokenPipeError):
@@ -114,13 +116,20 @@ class Squasher:
                 process.stdin.close()
 
     def append(self, tail: Path, target: Path, epoch: int) -> None:
-        """Append a folder to a squash file that has none of that name, under its own name."""
+        """Append a folder to a squash file that has none of that name, under its own name.
+
+        What the file has is not looked through for the same content: mksquashfs would unpack it
+        all over again for every file of a size that is there already, which takes longer than the
+        rest, and little would be found.
+        """
         argv: list[str | Path] = ["mksquashfs", tail.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
         argv += self.arguments()
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
+        set_duplicates(target, False)
         with self._running(argv, epoch, cwd=tail.parent) as process:
             process.wait()
+        set_duplicates(target, True)
 
     def arguments(self) -> list[str]:
         """The words that every call has."""
@@ -139,6 +148,7 @@ class Squasher:
         *,
         stdin: int | None = None,
         cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run mksquashfs for the length of a block.
 
@@ -146,7 +156,7 @@ class Squasher:
         leads through another process's root is slow to follow. The epoch goes by the variable, and
         not by -mkfs-time or -all-time: both at once it refuses.
         """
-        environment = {"SOURCE_DATE_EPOCH": str(epoch), **ALLOCATION}
+        environment = {"SOURCE_DATE_EPOCH": str(epoch), **(env or {})}
         with tempfile.TemporaryFile() as said:
             with self.programs.start(
                 argv, stdin=stdin, stdout=said, stderr=said, env=environment, cwd=cwd
@@ -158,13 +168,16 @@ class Squasher:
                 lines = said.read().decode(errors="replace").splitlines()
                 raise failed([str(word) for word in argv], code, lines)
 
-    def _follow(self, process: subprocess.Popen[bytes]) -> None:
-        """Show how far mksquashfs is by what it has read.
+    def _follow(self, process: subprocess.Popen[bytes], target: Path) -> None:
+        """Show how far mksquashfs is by what it has read, and see its output on to the disk.
 
-        Its own progress bar is hardly drawn where there is no terminal.
+        Its own progress bar is hardly drawn where there is no terminal. The kernel by itself would
+        begin to write seconds later, and the end would have to wait for all of it.
         """
         while process.poll() is None:
             self.tracker.set(_bytes_read(process.pid))
+            with contextlib.suppress(OSError), target.open("rb") as written:
+                begin_writing(written.fileno())
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.2)
 

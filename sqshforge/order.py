@@ -15,7 +15,7 @@ from sqshforge.errors import RequestError
 from sqshforge.mksquashfs import Options
 
 NEWEST = 2**32 - 1  # times in a squash file are 32 bits, without a sign
-FORMAT = 2  # part of every key: raised when equal inputs come to give other bytes
+FORMAT = 3  # part of every key: raised when equal inputs come to give other bytes
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 CLONE_NEWUSER = 0x10000000
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
+SYNC_FILE_RANGE_WRITE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -40,6 +41,12 @@ def detach(place: Path) -> None:
 def allocate(descriptor: int, size: int) -> None:
     """Give a file so much room, where its file system can; Python's way writes zeros where not."""
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size)), "fallocate")
+
+
+def begin_writing(descriptor: int) -> None:
+    """Have the kernel begin to put what a file got on the disk, without waiting for it."""
+    everything = ctypes.c_long(0), ctypes.c_long(0)
+    _check(_libc.sync_file_range(descriptor, *everything, SYNC_FILE_RANGE_WRITE), "sync_file_range")
 
 
 def become(uid: int, gid: int) -> None:

@@ -16,6 +16,8 @@ MAGIC = 0x73717368
 LAYOUT = struct.Struct("<5I6H8Q")
 VERSION = (4, 0)
 BLOCKS = range(12, 21)  # log2 of the bytes in a block: 4 KiB to 1 MiB
+FLAGS, FLAGS_PLACE = struct.Struct("<H"), 24
+DUPLICATES = 0x40  # of the flags: files of the same content are stored once
 NOWHERE = 2**64 - 1  # the place of a table that is not there
 
 
@@ -68,6 +70,18 @@ class Tables:
             file.seek(self.start)
             file.write(self.rest)
             file.truncate()
+
+
+def set_duplicates(path: Path, on: bool) -> None:
+    """Write whether a file's duplicates are looked for.
+
+    mksquashfs goes by this where it appends, and not by its options.
+    """
+    with path.open("r+b") as file:
+        file.seek(FLAGS_PLACE)
+        (flags,) = FLAGS.unpack(file.read(FLAGS.size))
+        file.seek(FLAGS_PLACE)
+        file.write(FLAGS.pack(flags | DUPLICATES if on else flags & ~DUPLICATES))
 
 
 def read(path: Path) -> Superblock:
