@@ -17,7 +17,7 @@ from sqshforge.programs import Programs
 from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.image import Image, open_image
-from sqshforge.squashfs.superblock import LAYOUT, Superblock, read
+from sqshforge.squashfs.superblock import LAYOUT, Superblock, read, set_duplicates
 from tests import oddroot
 
 BLOCK = 1 << 17  # mksquashfs's own choice
@@ -141,6 +141,17 @@ def test_a_file_without_anything(tmp_path: Path) -> None:
     with open_image(squashed(tmp_path / "tree", tmp_path / "x.sqsh")) as image:
         assert list(image.entries) == [b""]
         content.check(image, 1, lambda size: None)
+
+
+def test_what_a_file_says_of_duplicates_can_be_set(tree: Path, tmp_path: Path) -> None:
+    target = squashed(tree, tmp_path / "x.sqsh")
+    before = target.read_bytes()
+    said = []
+    for on in (False, True):
+        set_duplicates(target, on)
+        shown = Programs().capture(["unsquashfs", "-s", target])
+        said.append("Duplicates are removed" in shown)
+    assert (said, target.read_bytes()) == ([False, True], before)
 
 
 def test_what_is_no_squash_file(tmp_path: Path) -> None:
