@@ -96,6 +96,7 @@ class Rig:
                 what="pack the same image again",
                 argv=again,
                 env=self._places("warm"),
+                before=lambda: self._pack_edited(again),
             ),
             *([shared] if reflink else []),
         ]
@@ -195,6 +196,11 @@ class Rig:
         before, self.built = self.built, self.bench.build(image.EDITED, self.edits)
         if self.built == before:
             raise WorkError("the edit made no other image", where=image.EDITED)
+
+    def _pack_edited(self, argv: Sequence[str | Path]) -> None:
+        if not self.built:
+            self._edit()
+        run(argv, self._places("warm"), self.programs)
 
     def _pack(self, source: str, folder: Path) -> list[str | Path]:
         output = folder / "out.sqsh"
