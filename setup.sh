@@ -31,7 +31,7 @@ packages="buildah ca-certificates debian-archive-keyring fuse-overlayfs mmdebstr
 "$python" -c 'import ensurepip, venv' 2>/dev/null || packages="$packages python3-venv"
 if [ "$goal" = test ]; then
     packages="$packages docker-registry docker.io iproute2 libcap2-bin munge openssh-client
-        skopeo slurm-wlm"
+        patch skopeo slurm-wlm"
 fi
 
 # Word splitting is what makes one argument of each name.

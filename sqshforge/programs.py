@@ -33,6 +33,7 @@ PACKAGES = {
     "mksquashfs": "squashfs-tools",
     "mmdebstrap": "mmdebstrap",
     "mount": "mount",
+    "patch": "patch",
     "skopeo": "skopeo",
     "squashfuse": "squashfuse",
     "ssh-keygen": "openssh-client",
