@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -164,6 +165,36 @@ def test_a_daemon_that_refuses_exports(user: User, odd: str) -> None:
     done = user.pack(odd, "-o", "refused.sqsh", "--profile", "fast", PATH=path)
     assert done.returncode == 0, done.stderr
     assert NOT_LENT in done.stderr and "denied by plugin" in done.stderr
+
+
+def test_a_client_without_contexts_exports(user: User, odd: str) -> None:
+    """As another engine's that goes by docker's name."""
+    tools = user.home / "other"
+    tools.mkdir()
+    client = Programs().require("docker")
+    (tools / "docker").write_text(f'#!/bin/sh\n[ "$1" != context ] && exec {client} "$@"\n')
+    (tools / "docker").chmod(0o755)
+    path = f"{tools}:{os.environ['PATH']}"
+    done = user.pack(odd, "-o", "other.sqsh", "--profile", "fast", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert f"{NOT_LENT}its daemon runs elsewhere" in done.stderr
+
+
+def test_what_an_image_has_in_its_volumes_is_not_copied(
+    user: User, in_group: None, docker: str
+) -> None:
+    """Docker fills a volume for each new container, which may be gigabytes."""
+    context = incompressible(user, "volume")
+    (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /data/\nVOLUME /data\n")
+    address = build(context, "sqshforge-test-volume:1")
+    argv = command(address, "-o", "volume.sqsh", "--profile", "archive", "--jobs", "1")
+    with subprocess.Popen(
+        user.argv(*argv), env=user.environment({}), cwd=user.home, stderr=subprocess.PIPE
+    ) as process:
+        assert containers.until(lambda: list(user.home.glob(".volume.sqsh*.tmp")))
+        during = listed("volume", "ls", "--quiet")
+        _, err = process.communicate(timeout=60)
+    assert (process.returncode, NOT_LENT in err.decode(), during) == (0, False, [])
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -47,7 +47,7 @@ class Dockerd:
         with understanding(reference):
             facts = self._facts
             return parse_config(
-                facts.get("Config") or facts.get("ContainerConfig") or {},
+                _settings(facts),
                 reference=reference,
                 digest=facts["Id"],
                 created=facts.get("Created") or "",
@@ -86,7 +86,7 @@ class Dockerd:
             facts = self._facts
             folders = _folders(facts) if self.way is not Way.EXPORTED else ()
         with ExitStack() as held:
-            content = self._folder(facts["Id"], folders, held) if folders else None
+            content = self._folder(facts, folders, held) if folders else None
             if content is None:
                 yield Exported(digest or self.name, self._client, self.programs)
                 return
@@ -100,14 +100,19 @@ class Dockerd:
                     f"{self.name} was removed from docker while it was read", mend="pack it again"
                 )
 
-    def _folder(self, image: str, folders: tuple[Path, ...], held: ExitStack) -> Folder | None:
+    def _folder(
+        self, facts: dict[str, Any], folders: tuple[Path, ...], held: ExitStack
+    ) -> Folder | None:
         """The layers as folders that this process can read; None where it cannot come to that."""
         if os.geteuid() == 0:
             return Folder(folders, folders) if all(one.is_dir() for one in folders) else None
         if self.way is not Way.LENT:
             return None
         try:
-            lent = held.enter_context(loan.mounted(image, folders, self._client, self.programs))
+            volumes = list(_settings(facts).get("Volumes") or ())
+            lent = held.enter_context(
+                loan.mounted(facts["Id"], folders, volumes, self._client, self.programs)
+            )
         except MissingError as error:
             self.reporter.say(f"docker does not mount the image for us: {error.what}")
             return None
@@ -116,6 +121,12 @@ class Dockerd:
     @property
     def _client(self) -> Path:
         return self.programs.require("docker", "the source is in its daemon")
+
+
+def _settings(facts: dict[str, Any]) -> dict[str, Any]:
+    """How an image is to be run; docker has had two names for it."""
+    found: dict[str, Any] = facts.get("Config") or facts.get("ContainerConfig") or {}
+    return found
 
 
 def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:

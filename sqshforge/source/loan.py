@@ -59,15 +59,19 @@ exec nsenter --target "$process" --mount "$@"
 
 @contextmanager
 def mounted(
-    image: str, folders: Sequence[Path], client: Path, programs: Programs
+    image: str,
+    folders: Sequence[Path],
+    volumes: Sequence[str],
+    client: Path,
+    programs: Programs,
 ) -> Iterator[overlay.Stack]:
     """Merge an image's layers, the lowest first, for the length of a block.
 
-    From then on, and after the block too, this process is root of a user namespace, in which all
-    ids are what they are outside, but for its own and root's, which are exchanged. Raises
-    `MissingError` with the reason, and leaves all as it was, where that cannot be: the daemon is
-    on another machine, or has itself not root's rights; it refuses such containers; this machine
-    gives its users no namespaces.
+    `volumes` are the folders that the image declares as such. From then on, and after the block
+    too, this process is root of a user namespace, in which all ids are what they are outside, but
+    for its own and root's, which are exchanged. Raises `MissingError` with the reason, and leaves
+    all as it was, where that cannot be: the daemon is on another machine, or has itself not root's
+    rights; it refuses such containers; this machine gives its users no namespaces.
     """
     if threading.active_count() > 1:
         raise MissingError("threads are at work, which cannot follow into a namespace")
@@ -77,7 +81,7 @@ def mounted(
         working.folder() as place,
         rootless.holder(["unshare", "--user", "--mount"], programs) as holder,
         programs.start(
-            [*_container(image, client), *_task(holder, folders, place)],
+            [*_container(image, volumes, client), *_task(holder, folders, place)],
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -103,13 +107,18 @@ def exchanged(own: int) -> str:
 def _require_local(client: Path, programs: Programs) -> None:
     """A daemon elsewhere is not asked to start anything."""
     words: list[str | Path] = [client, "context", "inspect", "--format"]
-    host = programs.capture([*words, "{{.Endpoints.docker.Host}}"]).strip()
-    if not host.startswith("unix://"):
-        raise MissingError("its daemon runs elsewhere", where=host)
+    asked = programs.attempt([*words, "{{.Endpoints.docker.Host}}"])
+    host = asked.out.strip()
+    if asked.code != 0 or not host.startswith("unix://"):
+        raise MissingError(f"its daemon runs elsewhere{f' ({host})' if host else ''}")
 
 
-def _container(image: str, client: Path) -> list[str | Path]:
-    """The words that start a program of this machine as root, in its root folder."""
+def _container(image: str, volumes: Sequence[str], client: Path) -> list[str | Path]:
+    """The words that start a program of this machine as root, in its root folder.
+
+    Docker would fill a volume for each of the image's `volumes` with what the image has there;
+    where something else is mounted it does not.
+    """
     loader, libraries = _loader()
     argv: list[str | Path] = [client, "run", "--rm", "--interactive", "--name", working.name()]
     argv += ["--pull", "never", "--runtime", "runc", "--log-driver", "none", "--network", "none"]
@@ -117,6 +126,7 @@ def _container(image: str, client: Path) -> list[str | Path]:
     argv += ["--cap-drop", "ALL", *(f"--cap-add={name}" for name in CAPABILITIES)]
     argv += [f"--security-opt={one}" for one in UNCONFINED]
     argv += [f"--env={one}" for one in VARIABLES]
+    argv += [f"--tmpfs={place}" for place in volumes]
     argv += ["--volume", f"/:{MACHINE}", "--entrypoint", f"{MACHINE}{loader}", image]
     # The loader is told where this machine's libraries are, as the image's may be other ones.
     return [*argv, "--library-path", libraries, f"{MACHINE}{_chroot()}", MACHINE]
