@@ -26,6 +26,7 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         libgomp1 \
         procps \
         python3 \
+    && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 
 FROM system AS image
