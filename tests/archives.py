@@ -71,6 +71,12 @@ def layer(*members: Member, form: int = tarfile.PAX_FORMAT) -> bytes:
     return tar(members, form)
 
 
+# The kinds of archives, and two layers for any image.
+KINDS = ("oci", "oci-archive", "docker-archive")
+PLAIN = layer(folder("bin"), file("bin/sh", b"shell", mode=0o755), symlink("sh", "bin/sh"))
+MORE = layer(file("bin/sh", b"other"), file(".wh.sh"), folder("sqshforge"), file("sqshforge/a"))
+
+
 def sha256(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
