@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from sqshforge import epoch
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
 from sqshforge.lock import Lock
@@ -34,9 +35,12 @@ def prepare(
     pulled = f"{REPOSITORY}:{_short(reference)}"
     bootstrap = recipe.base.bootstrap
     sources = deb_lines(bootstrap, programs) if bootstrap else []
-    bootstrapped = (
-        f"{REPOSITORY}:{_short(bootstrap.model_dump(mode='json'), sources)}" if bootstrap else ""
-    )
+    made_at = epoch.asked()
+    bootstrapped = ""
+    if bootstrap is not None:
+        times = [] if made_at is None else [made_at]
+        made_of = (bootstrap.model_dump(mode="json"), sources, *times)
+        bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
     for name in (pulled, bootstrapped):
         if name and engine.image(name) is not None:
             return name
@@ -53,7 +57,7 @@ def prepare(
     tar = cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
         make(bootstrap, sources, tar, programs, reporter)
-    engine.load(tar, bootstrapped)
+    engine.load(tar, bootstrapped, made_at)
     return bootstrapped
 
 
@@ -78,7 +82,10 @@ def make(
     programs: Programs,
     reporter: Reporter,
 ) -> None:
-    """Bootstrap a system into a tar file, which is there whole or not at all."""
+    """Bootstrap a system into a tar file, which is there whole or not at all.
+
+    mmdebstrap goes by SOURCE_DATE_EPOCH itself: times, and the days in /etc/shadow.
+    """
     argv: list[str | Path] = [programs.require("mmdebstrap", "it makes the base image")]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]

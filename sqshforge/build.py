@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import base, lock, machine, render
+from sqshforge import base, epoch, lock, machine, render
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import WorkError
@@ -55,8 +55,10 @@ def build(
     busy = f"waiting for another build of {recipe.target}"
     with alone(output / f".{recipe.target}.lock", busy, reporter):
         context = render.context(recipe, locked, root)
+        made_at = epoch.asked()
+        inputs = context.digest() if made_at is None else f"{context.digest()} at {made_at}"
         image = engine.image(name)
-        up_to_date = image is not None and image.labels.get(INPUTS) == context.digest()
+        up_to_date = image is not None and image.labels.get(INPUTS) == inputs
         if not up_to_date:
             require_space(engine.storage(), int(recipe.disk_gb * 1e9), f"building {recipe.target}")
             foundation = base.prepare(recipe, locked, engine, output / "bases", programs, reporter)
@@ -75,9 +77,10 @@ def build(
                 request = Build(
                     context=folder,
                     name=name,
+                    epoch=made_at,
                     args={
                         "BASE": foundation,
-                        "INPUTS": context.digest(),
+                        "INPUTS": inputs,
                         **machine.proxies(),
                     },
                     secrets=secrets,

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqshforge import enroot
+from sqshforge import enroot, epoch
 from sqshforge.enroot import ImageConfig
-from sqshforge.errors import RequestError
 from sqshforge.mksquashfs import Options
 
-NEWEST = 2**32 - 1  # times in a squash file are 32 bits, without a sign
 FORMAT = 3  # part of every key: raised when equal inputs come to give other bytes
 
 
@@ -34,15 +31,11 @@ class Order:
 
         Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
         """
-        text = os.environ.get("SOURCE_DATE_EPOCH")
-        if text is None:
-            base = config.created if config.base_created is None else config.base_created
-            return cls(config, options, base, config.created, tool)
-        if not (text.isascii() and text.isdigit() and int(text) <= NEWEST):
-            raise RequestError(
-                f"SOURCE_DATE_EPOCH is {text!r}", mend="seconds since 1970, or leave it unset"
-            )
-        return cls(config, options, int(text), int(text), tool)
+        asked = epoch.asked()
+        if asked is not None:
+            return cls(config, options, asked, asked, tool)
+        base = config.created if config.base_created is None else config.base_created
+        return cls(config, options, base, config.created, tool)
 
     @property
     def files(self) -> dict[str, bytes]:

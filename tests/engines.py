@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge import engine
+from sqshforge.engine import Engine
 from sqshforge.programs import Programs, stop
 
 PATIENCE = 60.0  # seconds until the daemon must answer
@@ -104,3 +106,12 @@ def storage_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever calls buildah in the module works in a storage of the tests' own."""
     with storage(tmp_path_factory.mktemp("buildah")):
         yield
+
+
+@pytest.fixture(name="engine", params=["buildah", "docker"])
+def engine_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
+    """Each engine in turn, with images of the tests' own."""
+    request.getfixturevalue("storage")
+    if request.param == "docker":
+        monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
+    return engine.choose(request.param, Programs())

@@ -21,6 +21,7 @@ from sqshforge.progress import Reporter
 from tests import checkouts, containers, processes
 from tests.engines import CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture
+from tests.engines import engine_fixture as engine_fixture
 from tests.engines import storage_fixture as storage_fixture
 
 PROGRAMS = Programs()
@@ -32,14 +33,6 @@ def slow(place: Path) -> str:
         f"RUN --mount=type=secret,id=ca \\\n    : {place}; test -e /run/secrets/ca && i=0"
         " && while [ $i -lt 40 ]; do sleep 0.1; i=$((i + 1)); done"
     )
-
-
-@pytest.fixture(params=["buildah", "docker"])
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
-    request.getfixturevalue("storage")
-    if request.param == "docker":
-        monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
-    return engines.choose(request.param, PROGRAMS)
 
 
 def working_containers(engine: Engine) -> list[str]:

@@ -33,8 +33,8 @@ class Engine(Protocol):
     def pull(self, reference: str, name: str) -> bool:
         """Fetch an image and give it a name; False where no registry gives it."""
 
-    def load(self, tar: Path, name: str) -> None:
-        """Make a root file system's tar an image of one layer."""
+    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
+        """Make a root file system's tar an image of one layer, made at `epoch` or now."""
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         """Build a context's Dockerfile; nothing half-built stays behind."""

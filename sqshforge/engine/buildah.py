@@ -53,14 +53,13 @@ class Buildah:
         self.programs.capture([self.program, "tag", reference, name])
         return True
 
-    def load(self, tar: Path, name: str) -> None:
+    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         made = self.programs.capture([self.program, "from", "--name", _scratch(name), "scratch"])
         container = made.strip()
         try:
             self.programs.capture([self.program, "add", "--quiet", container, tar, "/"])
-            self.programs.capture(
-                [self.program, "commit", "--quiet", "--format", "docker", container, name]
-            )
+            argv: list[str | Path] = [self.program, "commit", "--quiet", "--format", "docker"]
+            self.programs.capture([*argv, *_timestamp(epoch), container, name])
         finally:
             self.programs.attempt([self.program, "rm", container])
 
@@ -74,7 +73,7 @@ class Buildah:
             "docker",
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
-        argv += ["--isolation", "chroot", *build.options(), build.context]
+        argv += ["--isolation", "chroot", *build.options(), *_timestamp(build.epoch), build.context]
         before = self._containers()
         try:
             self.programs.follow(argv, on_line)
@@ -108,6 +107,10 @@ class Buildah:
 
     def source(self, name: str) -> str:
         return f"buildah://{name}"
+
+
+def _timestamp(epoch: int | None) -> list[str]:
+    return [] if epoch is None else ["--timestamp", str(epoch)]
 
 
 def _labels(facts: dict[str, Any]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.engine.types import Build, Image
+from sqshforge.epoch import VARIABLE
 from sqshforge.errors import MissingError
 from sqshforge.programs import Programs
 
@@ -75,7 +76,7 @@ class Docker:
         self.programs.capture([self.client, "tag", reference, name])
         return True
 
-    def load(self, tar: Path, name: str) -> None:
+    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         self.programs.capture([self.client, "import", tar, name])
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
@@ -85,6 +86,8 @@ class Docker:
             "--progress",
             "plain",
             *build.options(),
+            # BuildKit knows it from 0.11 on (docker 23): then the image's own times follow it.
+            *([] if build.epoch is None else ["--build-arg", f"{VARIABLE}={build.epoch}"]),
             build.context,
         ]
         self.programs.follow(argv, lambda line: on_line(step(line)), env=BUILDKIT)

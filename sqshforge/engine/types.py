@@ -18,10 +18,14 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Build:
-    """One build: a context with its Dockerfile, and what it gets from outside."""
+    """One build: a context with its Dockerfile, and what it gets from outside.
+
+    `epoch`, in seconds, is the time that all in the image is to bear; None for the real ones.
+    """
 
     context: Path
     name: str
+    epoch: int | None = None
     args: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, Path] = field(default_factory=dict)
 

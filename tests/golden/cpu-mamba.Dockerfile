@@ -32,8 +32,9 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 FROM system AS image
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
 # own wheel and stays out of the image. The byte code says that it need not be compared with its
-# source: the image never changes, and it starts faster. Packages bring a few files for other
-# versions of Python; those stay uncompiled (exit code 1).
+# source: the image never changes, and it starts faster. What this Python itself imports from there
+# is not to be written the other way before (-B). Packages bring a few files for other versions of
+# Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements.txt,target=/run/requirements.txt \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -44,7 +45,7 @@ RUN --mount=type=bind,source=requirements.txt,target=/run/requirements.txt \
         --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --find-links /run/wheels --requirement /run/requirements.txt \
-    && { python3.11 -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+    && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
