@@ -9,7 +9,7 @@ The first round does not count; the image's files are in the page cache.
 Writes pack.json and pack.png to benchmarks/results/ and exits 1 where a goal is missed.
 
 --small takes an image of 130 MB, to try the benchmark itself, and writes only to --output.
-Needs root (it mounts the daemon's layers, and runs one row as an ordinary user) and docker.io; for
+Needs root (it mounts the daemon's layers, and runs two rows as an ordinary user) and docker.io; for
 the row with reflinks mkfs.xfs (xfsprogs), and for one reference row tar2sqfs (squashfs-tools-ng).
 """
 

@@ -34,7 +34,10 @@ class Engine(Protocol):
         """Fetch an image and give it a name; False where no registry gives it."""
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
-        """Make a root file system's tar an image of one layer, made at `epoch` or now."""
+        """Make a root file system's tar an image of one layer.
+
+        It bears the time `epoch` where the engine can do that, else now.
+        """
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         """Build a context's Dockerfile; nothing half-built stays behind."""

@@ -77,6 +77,7 @@ class Docker:
         return True
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
+        # An import is made now and cannot be told otherwise: `epoch` is for other engines.
         self.programs.capture([self.client, "import", tar, name])
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:

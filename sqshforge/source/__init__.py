@@ -56,8 +56,12 @@ def parse(
 ) -> Source:
     """The source behind an address; `RequestError` for one of an unknown kind.
 
-    `way` is how docker's images are read.
+    `way` is how docker's images are read; others cannot be exported.
     """
+    if way is Way.EXPORTED and not text.startswith("dockerd://"):
+        raise RequestError(
+            "--export is for images in a docker daemon", where=text, mend="leave it out"
+        )
     reporter = reporter or Reporter(quiet=True)
     if text.startswith("dockerd://"):
         return Dockerd(text.removeprefix("dockerd://"), programs, reporter, way)
