@@ -25,7 +25,7 @@ disk_gb: 1
 
 def write(folder: Path, text: str, name: str = "test") -> Path:
     path = folder / f"{name}.yaml"
-    path.write_text(text.format(name=name))
+    path.write_text(text.replace("{name}", name))
     return path
 
 
@@ -61,7 +61,7 @@ def test_all_faults_come_at_once_with_path_line_and_what_is_allowed(tmp_path: Pa
 def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
     what = faults(write(tmp_path, GOOD.replace('"3.11"', '"3.11"\n  verzion: 3')))
     assert "python.verzion (line 8): unknown key; did you mean version?" in what
-    assert "allowed: installer, packages, version" in what
+    assert "allowed: builders, built, indexes, installer, packages, version" in what
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
         (("[numpy==2.3.4]", "[Numpy==1, numpy==2]"), "named twice: numpy"),
         (("target: {name}", "target: other"), "target: is 'other', and the file's name says"),
         (
-            ("slim\n", "slim\n  bootstrap: {{suite: sid, snapshot: 20250101T000000Z}}\n"),
+            ("slim\n", "slim\n  bootstrap: {suite: sid, snapshot: 20250101T000000Z}\n"),
             "snapshot and mirror go together",
         ),
     ],
@@ -105,3 +105,82 @@ def test_an_unknown_target_gets_the_nearest_name(root: Path) -> None:
     with pytest.raises(RequestError) as caught:
         recipe.find("cpu-mambo", root / "recipes")
     assert caught.value.mend == "did you mean cpu-mamba?"
+
+
+def test_unknown_keys_below_names_that_anybody_may_choose(tmp_path: Path) -> None:
+    text = GOOD + "sources:\n  nccl: {git: 'https://example.test/nccl', reff: v2}\n"
+    what = faults(write(tmp_path, text))
+    assert "sources.nccl.reff (line 12): unknown key; did you mean ref?" in what
+    assert "sources.nccl.ref (line 12): is missing" in what
+
+
+def test_an_unknown_architecture_is_told_with_those_that_are_known(tmp_path: Path) -> None:
+    what = faults(write(tmp_path, GOOD + "cuda: {architectures: ['90', '91']}\n"))
+    assert "cuda.architectures[1] (line 11): is '91'; allowed: '70'" in what
+
+
+def test_one_recipe_laid_over_another(tmp_path: Path) -> None:
+    write(tmp_path, GOOD + "apt: [git]\nenv: {A: '1', B: '2'}\n", "parent")
+    child = write(
+        tmp_path,
+        "target: child\nextends: parent\ntitle: more\napt: [curl]\nenv: {A: '3'}\n"
+        "python:\n  packages: [NumPy==1.26.4, torch==2.2.2]\n",
+        "child",
+    )
+    what = recipe.load(child)
+    assert what.apt == ("git", "curl")
+    assert what.env == {"A": "3", "B": "2"}
+    assert what.python.packages == ("NumPy==1.26.4", "torch==2.2.2")
+    assert (what.title, what.disk_gb) == ("more", 1)
+    write(tmp_path, "target: child\nextends: parent\ntitle: less\napt: null\n", "child")
+    assert recipe.load(child).apt == ()
+
+
+def test_the_whole_of_an_extending_recipe_stands_alone(tmp_path: Path) -> None:
+    parent = write(tmp_path, "# why\n" + GOOD, "parent")
+    child = write(tmp_path, "target: child\nextends: parent\ntitle: more\n", "child")
+    assert recipe.whole(parent) == parent.read_text()
+    (tmp_path / "alone").mkdir()
+    alone = tmp_path / "alone" / "child.yaml"
+    alone.write_text(recipe.whole(child))
+    assert recipe.load(alone) == recipe.load(child).model_copy(update={"extends": None})
+
+
+def test_a_recipe_that_extends_itself_is_told_with_the_way_around(tmp_path: Path) -> None:
+    for name, other in (("one", "two"), ("two", "three"), ("three", "one")):
+        write(tmp_path, f"target: {name}\nextends: {other}\ntitle: x\n", name)
+    with pytest.raises(RequestError, match="extends itself: one -> two -> three -> one"):
+        recipe.find("one", tmp_path)
+
+
+def test_a_recipe_that_extends_nothing_that_is_there(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "cpu-mamba")
+    child = write(tmp_path, "target: child\nextends: cpu-mambo\ntitle: x\n", "child")
+    with pytest.raises(RequestError, match="unknown target 'cpu-mambo'") as caught:
+        recipe.load(child)
+    assert caught.value.where == f"{child}, extends"
+    assert caught.value.mend == "did you mean cpu-mamba?"
+
+
+def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -> None:
+    what = faults(write(tmp_path, GOOD + "patches: {nccl: [nccl-2/x.patch]}\n"))
+    assert "patches for nccl, which is neither triton, nor in sources" in what
+    what = faults(write(tmp_path, GOOD + "triton: {version: 2.2.0, from: source}\n"))
+    assert "triton from source needs sources.triton" in what
+
+
+def test_parameters_stand_in_images_and_all_must_be_given(tmp_path: Path) -> None:
+    text = GOOD.replace("debian:bookworm-slim", "'{account}.example.test/smp:{tag}'")
+    what = faults(write(tmp_path, text))
+    assert "names account, tag, which parameters do not give" in what
+    path = write(tmp_path, text + "parameters: {account: '1', tag: x}\n")
+    loaded = recipe.load(path)
+    assert loaded.address(loaded.base.image) == "1.example.test/smp:x"
+
+
+def test_a_bound_package_may_come_from_nowhere_else(tmp_path: Path) -> None:
+    text = GOOD.replace(
+        "[numpy==2.3.4]",
+        "[neuronx_cc==2.15]\n  indexes:\n    neuron: {url: 'https://n', packages: [neuronx-cc]}",
+    )
+    assert "bound to an index and also in packages: neuronx-cc" in faults(write(tmp_path, text))

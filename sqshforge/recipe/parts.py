@@ -1,0 +1,268 @@
+"""What a recipe is made of: frozen parts, each key checked, unknown keys refused."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+DEBIAN_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+$"
+PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+EXTRAS = r"(\[[a-z0-9,_-]+\])?"
+VERSION = r"[A-Za-z0-9.!+_-]+"
+REQUIREMENT = rf"^{PROJECT}{EXTRAS}=={VERSION}$"
+BOUND = rf"^{PROJECT}(=={VERSION})?$"
+NEED = rf"^{PROJECT}{EXTRAS}([<>=!~]=?{VERSION}(,[<>=!~]=?{VERSION})*)?$"
+IMAGE_REFERENCE = (
+    r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
+)
+GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
+PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
+
+Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
+Requirement = Annotated[str, Field(pattern=REQUIREMENT)]
+Name = Annotated[str, Field(pattern=NAME)]
+
+# What CUDA's compiler knows, from 12.1 to 13: compute capability times ten, as nvcc writes it.
+Architecture = Literal[
+    "70", "72", "75", "80", "86", "87", "89", "90", "90a",
+    "100", "100a", "103", "103a", "110", "110a", "120", "120a", "121", "121a",
+]  # fmt: skip
+
+
+class Part(BaseModel):
+    """A piece of a recipe: immutable, and a key that it does not know is a fault."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Bootstrap(Part):
+    """How the base is made with mmdebstrap where no image registry answers."""
+
+    suite: str = Field(pattern=r"^[a-z]+$", description="Debian or Ubuntu code name")
+    packages: tuple[Package, ...] = Field(
+        default=(), description="packages beyond the minimal system"
+    )
+    mirror: str | None = Field(
+        default=None,
+        pattern=r"^(https?|file|copy)://\S+$",
+        description="archive to take packages from; default: the machine's own for this suite",
+    )
+    snapshot: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]{8}T[0-9]{6}Z$",
+        description="moment of the archive, put in place of {snapshot} in mirror",
+    )
+
+    @model_validator(mode="after")
+    def _snapshot_has_its_place(self) -> Bootstrap:
+        if (self.snapshot is not None) != ("{snapshot}" in (self.mirror or "")):
+            raise ValueError(
+                "snapshot and mirror go together: a snapshot needs a mirror with {snapshot} in it"
+            )
+        return self
+
+
+class Base(Part):
+    """What the image starts from: a registry's image, or a system made from packages."""
+
+    image: str = Field(
+        pattern=IMAGE_REFERENCE, description="NAME:TAG in a registry, {parameters} in it replaced"
+    )
+    compiler: str | None = Field(
+        default=None,
+        pattern=IMAGE_REFERENCE,
+        description="image of the same family that compiles; default: the base itself",
+    )
+    bootstrap: Bootstrap | None = Field(default=None, description="the way without a registry")
+
+
+class Built(Part):
+    """A Python package that is compiled from its source distribution, in a stage of its own."""
+
+    package: Requirement = Field(description="NAME==VERSION")
+    needs: tuple[Annotated[str, Field(pattern=NEED)], ...] = Field(
+        default=(), description="what it needs to run; its own metadata cannot be asked"
+    )
+
+
+class Index(Part):
+    """A package index that alone may give the packages that are bound to it."""
+
+    url: str = Field(pattern=r"^(https?|file)://\S+$")
+    packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
+        description="NAME==VERSION, or NAME for what others need in turn"
+    )
+
+
+class Python(Part):
+    """The Python packages, each pinned to one version; the lock adds their hashes."""
+
+    version: str = Field(pattern=r"^3\.[0-9]+$", description="minor version, such as '3.11'")
+    installer: str = Field(pattern=r"^pip==[0-9.]+$", description="runs in the build only")
+    packages: tuple[Requirement, ...] = Field(
+        description="NAME==VERSION; what they need in turn is in the lock"
+    )
+    built: tuple[Built, ...] = Field(
+        default=(), description="compiled from their source distributions, for the accelerator"
+    )
+    builders: tuple[Requirement, ...] = Field(
+        default=(), description="what compiling takes; stays out of the image"
+    )
+    indexes: Mapping[Name, Index] = Field(
+        default_factory=dict, description="indexes beyond those that pip is configured with"
+    )
+
+    @field_validator("packages", "builders")
+    @classmethod
+    def _each_once(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
+        names = [normalize(package) for package in packages]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}")
+        return packages
+
+    @model_validator(mode="after")
+    def _bound_packages_have_one_home(self) -> Python:
+        elsewhere = {normalize(one) for one in (*self.packages, *self.builders)}
+        both = sorted(elsewhere & self.bound())
+        if both:
+            raise ValueError(f"bound to an index and also in packages: {', '.join(both)}")
+        return self
+
+    def bound(self) -> set[str]:
+        """Normalized names of all packages that one index alone may give."""
+        return {normalize(one) for index in self.indexes.values() for one in index.packages}
+
+
+class Source(Part):
+    """A git repository at a tag or branch; the lock adds the commit."""
+
+    git: str = Field(pattern=GIT_ADDRESS)
+    ref: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", description="tag or branch")
+    commit: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{40}$", description="where it is known; else the lock asks"
+    )
+
+
+class Archive(Part):
+    """A file to download; the lock adds its sum."""
+
+    url: str = Field(pattern=r"^(https?|file)://\S+$")
+    sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="where it is known; else the lock asks"
+    )
+
+    @property
+    def file(self) -> str:
+        """The name of the file itself."""
+        return self.url.rpartition("/")[2]
+
+
+class Triton(Part):
+    """Triton with our patches: compiled from source, or its wheel with the same patches."""
+
+    version: str = Field(pattern=rf"^{VERSION}$")
+    origin: Literal["source", "wheel"] = Field(
+        alias="from", description="source: compiled from sources.triton; wheel: the official one"
+    )
+
+
+class Cuda(Part):
+    """What CUDA code is compiled for."""
+
+    architectures: tuple[Architecture, ...] = Field(
+        min_length=1, description="compute capability times ten: 90 is Hopper"
+    )
+
+
+class SmokeTrain(Part):
+    """The short training that proves an image: real text, and a loss that falls."""
+
+    model_name: str = Field(description="a preset of the training package")
+    dataset: str = Field(pattern=r"^text:/", description="text:GLOB inside the image")
+    steps: int = Field(ge=60, description="optimizer steps")
+    loss_ratio: float = Field(gt=0, lt=1, description="last loss / first loss must be below")
+
+
+class Smoke(Part):
+    """What the smoke test looks at inside the image."""
+
+    imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = ()
+    gpu_imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
+        default=(), description="modules that load only where an accelerator is"
+    )
+    train: SmokeTrain | None = None
+
+
+class Recipe(Part):
+    """One image, from its base to its smoke test."""
+
+    target: str = Field(pattern=NAME, description="the recipe's name and the file's stem")
+    extends: str | None = Field(
+        default=None, pattern=NAME, description="the target whose recipe this one changes"
+    )
+    title: str = Field(min_length=1, description="one line for people")
+    accelerator: Literal["cpu", "cuda", "neuron"]
+    platform: Literal["linux/amd64"] = "linux/amd64"
+    parameters: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
+        default_factory=dict, description="values for {NAME} in images; --set NAME=VALUE"
+    )
+    base: Base
+    apt: tuple[Package, ...] = Field(default=(), description="Debian packages of the image")
+    apt_build: tuple[Package, ...] = Field(
+        default=(), description="Debian packages of the stages that compile"
+    )
+    cuda: Cuda | None = None
+    python: Python
+    triton: Triton | None = None
+    sources: Mapping[Name, Source] = Field(default_factory=dict)
+    archives: Mapping[Name, Archive] = Field(default_factory=dict)
+    patches: Mapping[Name, tuple[Annotated[str, Field(pattern=PATCH)], ...]] = Field(
+        default_factory=dict, description="files in patches/ for triton, a source or a built one"
+    )
+    env: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(default_factory=dict)
+    launchers: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(
+        default=(), description="names in launch/, without .sbatch"
+    )
+    smoke: Smoke = Smoke()
+    disk_gb: float = Field(gt=0, description="room a first build takes in the engine's storage")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Recipe:
+        if self.triton and self.triton.origin == "source" and "triton" not in self.sources:
+            raise ValueError("triton from source needs sources.triton (git and ref)")
+        known = {*self.sources, *(normalize(one.package) for one in self.python.built)}
+        known |= {"triton"} if self.triton else set()
+        strangers = sorted(set(self.patches) - known)
+        if strangers:
+            raise ValueError(
+                f"patches for {', '.join(strangers)}, which is neither triton, nor in sources, "
+                "nor in python.built"
+            )
+        for image in (self.base.image, self.base.compiler):
+            self.address(image or "")
+        return self
+
+    def address(self, image: str) -> str:
+        """An image's address with the parameters put in; `ValueError` for one that is none."""
+        unknown = sorted(set(re.findall(r"{(\w*)}", image)) - set(self.parameters))
+        if unknown:
+            raise ValueError(f"{image} names {', '.join(unknown)}, which parameters do not give")
+        return re.sub(r"{(\w+)}", lambda found: self.parameters[found[1]], image)
+
+    def packages(self) -> list[str]:
+        """All requirements that the image's Python must satisfy, Triton's own among them."""
+        own = [f"triton=={self.triton.version}"] if self.triton else []
+        built = [one.package for one in self.python.built]
+        return [*self.python.packages, *own, *built]
+
+
+def normalize(requirement: str) -> str:
+    """The name of a Python package or requirement as indexes write it (PEP 503)."""
+    name = re.split(r"[\[<>=!~;@ ]", requirement, maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,0 +1,208 @@
+"""Recipe files: read, laid over what they extend, and checked before anything is done.
+
+All faults of a recipe are reported at once, each with its path and line in the file and with
+what would be allowed there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from sqshforge.errors import RequestError
+from sqshforge.recipe import extend
+from sqshforge.recipe.parts import Recipe
+
+
+def schema() -> str:
+    """The JSON Schema of recipes, for editors, as recipes/schema.json holds it."""
+    return json.dumps(Recipe.model_json_schema(), indent=2) + "\n"
+
+
+def targets(folder: Path) -> list[str]:
+    """The names of all recipes, sorted."""
+    return sorted(path.stem for path in folder.glob("*.yaml"))
+
+
+def find(target: str, folder: Path) -> Recipe:
+    """The recipe of a target; `RequestError` for a name that is none."""
+    return load(_file(target, folder, where=str(folder)))
+
+
+def load(path: Path) -> Recipe:
+    """Read and check one recipe file, with all that it extends.
+
+    Raises `RequestError` with every fault of the file: broken YAML, unknown keys, wrong values.
+    """
+    return _load(path, ())[0]
+
+
+def whole(path: Path) -> str:
+    """A recipe's text; of one that extends another, the YAML of what both make together."""
+    recipe, data = _load(path, ())
+    if recipe.extends is None:
+        return path.read_text()
+    del data["extends"]
+    opening = f"# {path.name}, laid over what it extends: {recipe.extends}\n"
+    return opening + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
+
+
+def _file(target: str, folder: Path, where: str) -> Path:
+    known = targets(folder)
+    if target not in known:
+        near = difflib.get_close_matches(target, known, n=1)
+        raise RequestError(
+            f"unknown target {target!r}",
+            where=where,
+            mend=f"did you mean {near[0]}?" if near else f"targets are: {', '.join(known)}",
+        )
+    return folder / f"{target}.yaml"
+
+
+def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe and its data; `heirs` are those that extend it, the one asked for first."""
+    node, data = _read(path)
+    faults = [f"{where}: {what}" for where, what in _repeated(node)]
+    parent = data.get("extends")
+    if isinstance(parent, str):
+        chain = (*heirs, path.stem)
+        if parent in chain:
+            raise RequestError(
+                f"the recipe extends itself: {' -> '.join((*chain, parent))}",
+                where=f"{path}, extends",
+                mend="let one of them start from a base of its own",
+            )
+        _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
+        data = extend.over(inherited, data)
+    try:
+        recipe = Recipe.model_validate(data)
+    except ValidationError as error:
+        faults += [_told(fault, node) for fault in error.errors()]
+        recipe = None
+    if recipe is not None and recipe.target != path.stem:
+        faults.append(f"target: is {recipe.target!r}, and the file's name says {path.stem!r}")
+    if faults or recipe is None:
+        count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+        raise RequestError(
+            f"the recipe has {count}:" + "".join(f"\n    {fault}" for fault in faults),
+            where=str(path),
+            mend="docs/recipes.md explains every key; recipes/schema.json serves editors",
+        )
+    return recipe, data
+
+
+def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
+    """A file's YAML, as nodes that know their lines and as data."""
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise RequestError(
+            f"the recipe cannot be read: {error.strerror}", where=str(path)
+        ) from None
+    except UnicodeDecodeError:
+        raise RequestError("the recipe is not a text file (UTF-8)", where=str(path)) from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _broken(path, error) from None
+    if not isinstance(data, dict):
+        raise RequestError(
+            "a recipe is a mapping of keys to values, and this file holds none",
+            where=str(path),
+            mend="start from recipes/cpu-mamba.yaml; docs/recipes.md explains every key",
+        )
+    return node, data
+
+
+def _broken(path: Path, error: yaml.YAMLError) -> RequestError:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return RequestError(f"the recipe is not valid YAML: {problem}", where=place)
+
+
+def _repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
+    """Keys that stand twice in one mapping: YAML itself would take the last in silence."""
+    faults: list[tuple[str, str]] = []
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            here = f"{path}.{key.value}" if path else str(key.value)
+            if key.value in seen:
+                faults.append((f"{here} (line {key.start_mark.line + 1})", "stands twice"))
+            seen.add(key.value)
+            faults += _repeated(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            faults += _repeated(value, f"{path}[{index}]")
+    return faults
+
+
+def _told(fault: ErrorDetails, node: yaml.Node | None) -> str:
+    """One fault in words: its path and line, what is wrong, what is allowed."""
+    steps = fault["loc"]
+    path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
+    line = _line(node, steps)
+    place = f"{path.lstrip('.')}" + (f" (line {line})" if line else "")
+    context: dict[str, Any] = fault.get("ctx", {})
+    match fault["type"]:
+        case "extra_forbidden":
+            allowed = _keys_at(steps[:-1])
+            near = difflib.get_close_matches(str(steps[-1]), allowed, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            what = f"unknown key; {hint}allowed: {', '.join(allowed)}"
+        case "missing":
+            what = "is missing"
+        case "literal_error":
+            what = f"is {fault['input']!r}; allowed: {context['expected']}"
+        case "string_pattern_mismatch":
+            what = f"is {fault['input']!r}; must match {context['pattern']}"
+        case "value_error":
+            what = str(context["error"])
+        case _:
+            what = f"is {fault['input']!r}; {fault['msg']}"
+    return f"{place}: {what}"
+
+
+def _line(node: yaml.Node | None, steps: tuple[int | str, ...]) -> int | None:
+    """The line of the deepest step that is there."""
+    line = None
+    for step in steps:
+        if isinstance(node, yaml.MappingNode):
+            pairs = [(k, v) for k, v in node.value if k.value == step]
+            if not pairs:
+                break
+            key, node = pairs[-1]
+            line = key.start_mark.line + 1
+        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
+            node = node.value[step]
+            line = node.start_mark.line + 1
+        else:
+            break
+    return line
+
+
+def _keys_at(steps: tuple[int | str, ...]) -> list[str]:
+    """The keys that are allowed at a place of the schema."""
+    spot: dict[str, Any] = Recipe.model_json_schema()
+    definitions = spot["$defs"]
+
+    def resolved(part: dict[str, Any]) -> dict[str, Any]:
+        for option in part.get("anyOf", []) + part.get("allOf", []):
+            if "$ref" in option:
+                part = option
+        return definitions[part["$ref"].rpartition("/")[2]] if "$ref" in part else part
+
+    for step in steps:
+        named = {} if isinstance(step, int) else spot.get("properties", {})
+        others = [*spot.get("patternProperties", {}).values(), spot.get("items", {})]
+        spot = resolved(named.get(step, others[0]))
+    return sorted(spot.get("properties", {}))
