@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge import build, lock, recipe, render
+from sqshforge.context import Context
 from sqshforge.engine import Build
 from sqshforge.engine.docker import Docker
 from sqshforge.programs import Programs
@@ -61,7 +62,7 @@ class Bench:
         files = dict(self.context)
         if edits:
             files["training/edited.py"] = b"# an edit\n" * edits
-        render.write(render.Context(files=files), self.folder)
+        Context(files=files).write(self.folder)
         docker = _docker(self.programs)
         docker.build(Build(context=self.folder, name=name), _unheard)
         built = docker.image(name)
@@ -74,12 +75,12 @@ def prepare(
 ) -> Bench:
     """Bring the base to the daemon, from its archive where there is one."""
     what = recipe.find(TARGET, root / "recipes")
-    context = render.context(what, lock.load(what, root / "recipes"), root)
+    context = render.context(what, lock.load(what, root / "recipes"), root, {})
     # WORKDIR makes /sqshforge: it and all after it is what an image has on top.
     below, mark, above = context.files["Dockerfile"].decode().partition("WORKDIR /sqshforge")
     assert mark, "the Dockerfile has no WORKDIR /sqshforge"
     kind = "small" if small else "full"
-    facts = [below, context.files["requirements.txt"].decode(), DOCKERFILE, *PACKAGES]
+    facts = [below, context.files["requirements/packages.txt"].decode(), DOCKERFILE, *PACKAGES]
     digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
     archive = root / "build" / "bench" / f"{kind}-{digest}.tar"
     if archive.is_file():

@@ -1,4 +1,4 @@
-"""The base image: pulled where a registry answers, else made from Debian packages."""
+"""The images that a build starts from: pulled where a registry answers, else made from packages."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import epoch
+from sqshforge import ecr, epoch
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
 from sqshforge.lock import Lock
 from sqshforge.machine import apt_sources
+from sqshforge.mirrors import Mirrors
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
+from sqshforge.project import Project
 from sqshforge.recipe import Bootstrap, Recipe
 from sqshforge.render import base_reference
+from sqshforge.supply import Bundle, Outside
 
 REPOSITORY = "localhost/sqshforge-base"
 # Nobody reads manuals in a training image; what apt installs later keeps to this too.
@@ -24,41 +28,114 @@ LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/s
 KEPT = ("/usr/share/doc/*/copyright",)
 
 
-def prepare(
-    recipe: Recipe, lock: Lock, engine: Engine, cache: Path, programs: Programs, reporter: Reporter
-) -> str:
-    """Make sure that the engine has the base, and return the name it has there.
+@dataclass(frozen=True, kw_only=True)
+class Foundry:
+    """Where bases come from on this machine, and where those that are made are kept."""
 
-    Raises `MissingError` where no registry answers and the recipe has no other way.
+    engine: Engine
+    cache: Path
+    mirrors: Mirrors
+    programs: Programs
+    reporter: Reporter
+
+    @classmethod
+    def of(cls, project: Project, engine: Engine, outside: Outside) -> Foundry:
+        return cls(
+            engine=engine,
+            cache=project.build / "bases",
+            mirrors=outside.mirrors,
+            programs=outside.programs,
+            reporter=outside.reporter,
+        )
+
+
+def prepare(what: Recipe, lock: Lock, foundry: Foundry) -> dict[str, str]:
+    """Make sure that the engine has base and compiler image: build arguments and their names there.
+
+    Raises `MissingError` where no registry answers and the recipe has no other way; `RequestError`
+    and `WorkError` where AWS's registry says what is wrong.
     """
-    reference = base_reference(lock)
-    pulled = f"{REPOSITORY}:{_short(reference)}"
-    bootstrap = recipe.base.bootstrap
-    sources = deb_lines(bootstrap, programs) if bootstrap else []
+    base = _base(what, lock, foundry)
+    if lock.compiler is None:
+        return {"BASE": base, "COMPILER": base}
+    reference = base_reference(what, lock.compiler)
+    compiler, said = _pulled(reference, foundry)
+    if compiler is None:
+        raise _nowhere("compiler image", reference, said, what)
+    return {"BASE": base, "COMPILER": compiler}
+
+
+def restored(bundle: Bundle, engine: Engine) -> dict[str, str]:
+    """The same out of a bundle: its images are loaded where the engine does not have them."""
+    for argument, name in bundle.images.items():
+        if engine.image(name) is None:
+            tar = "BASE" if name == bundle.images["BASE"] else argument
+            engine.restore(next(o.path for o in bundle.supplies if o.file == f"base/{tar}.tar"))
+    return dict(bundle.images)
+
+
+def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:
+    engine, reporter = foundry.engine, foundry.reporter
+    reference = base_reference(what, lock.base)
+    bootstrap = what.base.bootstrap
+    sources = deb_lines(bootstrap, foundry.programs) if bootstrap else []
     made_at = epoch.asked()
     bootstrapped = ""
     if bootstrap is not None:
         times = [] if made_at is None else [made_at]
         made_of = (bootstrap.model_dump(mode="json"), sources, *times)
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
-    for name in (pulled, bootstrapped):
-        if name and engine.image(name) is not None:
-            return name
-    reporter.say(f"base: asking the registry for {reference}")
-    if engine.pull(reference, pulled):
+        pulled_before = engine.image(_name(foundry.mirrors.image(reference))) is not None
+        if not pulled_before and engine.image(bootstrapped) is not None:
+            return bootstrapped
+    pulled, said = _pulled(reference, foundry)
+    if pulled is not None:
         return pulled
     if bootstrap is None:
-        raise MissingError(
-            f"no registry gives the base image {reference}, and the recipe has no bootstrap",
-            where=f"recipes/{recipe.target}.yaml, base",
-            mend="check the network, the proxy and the registry login of the engine",
-        )
-    reporter.say(f"base: no registry answered; making Debian {bootstrap.suite} from its packages")
-    tar = cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
+        raise _nowhere("base image", reference, said, what)
+    reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
+    tar = foundry.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
-        make(bootstrap, sources, tar, programs, reporter)
+        make(bootstrap, sources, tar, foundry.programs, reporter)
     engine.load(tar, bootstrapped, made_at)
     return bootstrapped
+
+
+def _pulled(reference: str, foundry: Foundry) -> tuple[str | None, str]:
+    """An image's name in the engine, from a mirror or its registry; else None and what was said."""
+    engine = foundry.engine
+    mirrored = foundry.mirrors.image(reference)
+    name = _name(mirrored)
+    if engine.image(name) is not None:
+        return name, ""
+    # A mirror may be an image that the engine has, under a name that no registry knows.
+    if mirrored != reference and engine.image(mirrored) is not None:
+        engine.tag(mirrored, name)
+        return name, ""
+    repository = ecr.parse(mirrored)
+    if repository is not None:
+        ecr.login(repository, engine.program, foundry.programs)
+    foundry.reporter.say(f"base: asking the registry for {mirrored}")
+    said = engine.pull(mirrored, name)
+    if said is None:
+        return name, ""
+    if repository is not None:
+        meant = ecr.explain(repository, said)
+        if meant is not None:
+            raise meant
+    return None, said
+
+
+def _nowhere(kind: str, reference: str, said: str, what: Recipe) -> MissingError:
+    last = said.strip().splitlines()[-1] if said.strip() else ""
+    return MissingError(
+        f"no registry gives the {kind} {reference}"
+        + ("" if what.base.bootstrap else ", and the recipe has no bootstrap")
+        + (f":\n    {last}" if last else ""),
+        where=f"recipes/{what.target}.yaml, base",
+        mend="check the network, the proxy and the registry login of the engine, or name a mirror "
+        "(docs/offline.md)",
+    )
 
 
 def deb_lines(bootstrap: Bootstrap, programs: Programs) -> list[str]:
@@ -100,6 +177,11 @@ def make(
         partial.rename(tar)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _name(reference: str) -> str:
+    """The name that a pulled image has in the engine."""
+    return f"{REPOSITORY}:{_short(reference)}"
 
 
 def _short(*parts: object) -> str:

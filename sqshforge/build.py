@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import shutil
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-from sqshforge import base, epoch, lock, machine, render
+from sqshforge import base, epoch, fetch, lock, machine, render, supply
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
-from sqshforge.errors import WorkError
+from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.lockfile import alone
+from sqshforge.mirrors import Mirrors
+from sqshforge.mirrors import read as read_mirrors
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
+from sqshforge.project import Project
 from sqshforge.recipe import Recipe
+from sqshforge.supply import Outside, Supply
 
 INPUTS = "io.sqshforge.inputs"  # a label: digest of all that an image was built from
+JOB = 4 << 30  # bytes of memory that one compile job of CUDA's takes at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +47,7 @@ def name_of(target: str) -> str:
 
 
 def build(
-    recipe: Recipe, engine: Engine, root: Path, programs: Programs, reporter: Reporter
+    what: Recipe, engine: Engine, root: Path, programs: Programs, reporter: Reporter
 ) -> Built:
     """Build a recipe's image with an engine, from the checkout at `root`.
 
@@ -48,47 +55,22 @@ def build(
     is too small or something is not there, `WorkError` where the build fails.
     """
     started = time.monotonic()
-    output = root / "build"
-    locked = lock.load(recipe, root / "recipes")
-    name = name_of(recipe.target)
-    output.mkdir(exist_ok=True)
-    busy = f"waiting for another build of {recipe.target}"
-    with alone(output / f".{recipe.target}.lock", busy, reporter):
-        context = render.context(recipe, locked, root)
+    project = Project(root)
+    locked = lock.load(what, project.recipes)
+    name = name_of(what.target)
+    project.build.mkdir(exist_ok=True)
+    busy = f"waiting for another build of {what.target}"
+    with alone(project.build / f".{what.target}.lock", busy, reporter):
         made_at = epoch.asked()
-        inputs = context.digest() if made_at is None else f"{context.digest()} at {made_at}"
+        digest = render.context(what, locked, root, {}).digest()
+        inputs = digest if made_at is None else f"{digest} at {made_at}"
         image = engine.image(name)
         up_to_date = image is not None and image.labels.get(INPUTS) == inputs
         if not up_to_date:
-            require_space(engine.storage(), int(recipe.disk_gb * 1e9), f"building {recipe.target}")
-            foundation = base.prepare(recipe, locked, engine, output / "bases", programs, reporter)
-            pip = machine.pip(programs)
-            wheels = (
-                installer(locked, output / "wheels", programs),
-                *machine.local_wheels(pip, locked.sums()),
-            )
-            folder = output / recipe.target / "context"
-            render.write(render.Context(files=context.files, wheels=wheels), folder)
-            place = output / recipe.target / "secrets"
-            with (
-                _secrets(pip, place) as secrets,
-                reporter.track(f"build {recipe.target}") as tracker,
-            ):
-                request = Build(
-                    context=folder,
-                    name=name,
-                    epoch=made_at,
-                    args={
-                        "BASE": foundation,
-                        "INPUTS": inputs,
-                        **machine.proxies(),
-                    },
-                    secrets=secrets,
-                )
-                try:
-                    engine.build(request, tracker.note)
-                except WorkError as error:
-                    raise WorkError(error.what, where=error.where, mend=mend(error.what)) from None
+            for entry in locked.unlocked:
+                reporter.say(f"warning: not locked: {entry}")
+            require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")
+            _build(what, locked, engine, project, inputs, programs, reporter)
             image = engine.image(name)
     if image is None:
         raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
@@ -101,33 +83,149 @@ def build(
     )
 
 
-def mend(said: str) -> str:
-    """What helps against a build's failure, where its words tell; empty elsewhere."""
-    absent = re.search(r"No matching distribution found for (\S+)", said)
-    if absent is None:
-        return ""
-    return (
-        f"pip on this machine does not find {absent[1]}: a CPU build of torch needs PyTorch's own "
-        "index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS (docs/machines.md)"
+def _build(
+    what: Recipe,
+    locked: lock.Lock,
+    engine: Engine,
+    project: Project,
+    inputs: str,
+    programs: Programs,
+    reporter: Reporter,
+) -> None:
+    """The build itself, of an image that is not there as it should be."""
+    offline = supply.offline()
+    pip = machine.pip(programs)
+    mirrors = read_mirrors(project.root)
+    bundle = project.bundle(what.target)
+    outside = Outside(bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter)
+    if offline:
+        held = supply.bundled(locked, bundle)
+        started_from = base.restored(held, engine)
+        supplies = list(held.supplies)
+    else:
+        supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
+        wheels = machine.local_wheels(pip, locked.sums())
+        supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
+        started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
+    made_at = epoch.asked()
+    revision = _revision(project.root, programs)
+    created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
+    known: dict[str, Any] = {
+        "commit": revision,
+        "engine": engine.name,
+        "created": created,
+        "base": started_from["BASE"],
+        "sources": {one.place: one.commit for one in supplies if one.commit},
+        "offline": offline,
+    }
+    context = render.context(what, locked, project.root, known)
+    folder = project.build / what.target / "context"
+    context.holding({one.place: one.path for one in supplies if one.place}).write(folder)
+    place = project.build / what.target / "secrets"
+    with (
+        secrets_of(pip, offline, place) as secrets,
+        reporter.track(f"build {what.target}") as tracker,
+    ):
+        request = Build(
+            context=folder,
+            name=name_of(what.target),
+            epoch=made_at,
+            args={
+                **started_from,
+                **supply.arguments(supplies),
+                **_indexes(what, mirrors),
+                **({} if offline else machine.proxies()),
+                **jobs(what),
+                "INPUTS": inputs,
+                "REVISION": revision,
+                "CREATED": created,
+            },
+            secrets=secrets,
+            network="none" if offline else "host",
+        )
+        try:
+            engine.build(request, tracker.note)
+        except WorkError as error:
+            raise explained(error, locked) from None
+
+
+def jobs(what: Recipe) -> dict[str, str]:
+    """How many compile jobs may run at once: MAX_JOBS, else what processors and memory allow.
+
+    nvcc compiles for up to four architectures at a time within one job.
+    """
+    if not what.python.built and not what.sources:
+        return {}
+    asked = os.environ.get("MAX_JOBS", "")
+    if asked.isdigit() and int(asked):
+        return {"MAX_JOBS": asked}
+    threads = min(4, len(what.cuda.architectures)) if what.cuda else 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    processors = len(os.sched_getaffinity(0))
+    return {"MAX_JOBS": str(max(1, min(processors, memory // (JOB * threads))))}
+
+
+def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, str]:
+    return {
+        render.argument("INDEX", name): mirrors.index(index.url)
+        for name, index in what.python.indexes.items()
+    }
+
+
+def _revision(root: Path, programs: Programs) -> str:
+    """The commit of this checkout, with a mark where files differ from it; `unknown` elsewhere."""
+    if programs.which("git") is None:
+        return "unknown"
+    commit = programs.attempt(["git", "-C", root, "rev-parse", "HEAD"])
+    if commit.code != 0:
+        return "unknown"
+    state = programs.attempt(["git", "-C", root, "status", "--porcelain"])
+    return commit.out.strip() + ("-modified" if state.out.strip() else "")
+
+
+def explained(error: WorkError, locked: lock.Lock) -> SqshforgeError:
+    """A build's failure with what helps against it, where its words tell."""
+    absent = re.search(r"No matching distribution found for (\S+)", error.what)
+    if absent is not None:
+        mend = (
+            f"pip on this machine does not find {absent[1]}: a CPU build of torch needs PyTorch's "
+            "own index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS (docs/machines.md)"
+        )
+        return WorkError(error.what, where=error.where, mend=mend)
+    return _refused_patch(error.what, locked) or error
+
+
+def _refused_patch(said: str, locked: lock.Lock) -> WorkError | None:
+    """What the program patch says of a hunk that does not fit, with the commit it was tried on."""
+    hunks = re.findall(r"Hunk #(\d+) FAILED at (\d+)", said)
+    file = re.search(r"patching file (\S+)", said)
+    patch = next((one for one in locked.patches if file and one.path.endswith(file[1])), None)
+    if not hunks or file is None or patch is None:
+        return None
+    source = next((one for one in locked.sources if one.name == patch.of), None)
+    at = f"commit {source.commit or source.ref}" if source else "the version of the lock"
+    where = ", ".join(f"hunk {number} (line {line})" for number, line in hunks)
+    return WorkError(
+        f"the patch {patch.file} does not apply to {patch.of} at {at}:\n    {file[1]}: {where}",
+        where=f"patches/{patch.file}",
+        mend="make the patch anew against that source, or pin the commit that it was made for",
     )
 
 
-def installer(locked: lock.Lock, folder: Path, programs: Programs) -> Path:
-    """Pip's own wheel by the lock's hash, fetched once by the pip of this machine."""
-    wheel = folder / locked.python.installer_wheel()
-    sums = locked.python.installer.hashes
-    if not (wheel.is_file() and f"sha256:{machine.sha256(wheel)}" in sums):
-        folder.mkdir(parents=True, exist_ok=True)
-        wanted = folder / "installer.txt"
-        wanted.write_text(locked.python.installer.requirement())
-        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
-        argv += ["--require-hashes", "--only-binary", ":all:"]
-        programs.capture([*argv, "--dest", folder, "--requirement", wanted])
-    return wheel
+def installer(locked: lock.Lock, outside: Outside) -> Supply:
+    """Pip's own wheel by the lock's hash, fetched once."""
+    python = locked.python
+    place = f"wheels/{python.installer_wheel()}"
+    path = outside.bundle / place
+    allowed = {one.removeprefix("sha256:") for one in python.installer.hashes}
+    if path.is_file() and machine.sha256(path) in allowed:
+        return supply.of(path, place)
+    (file,) = fetch.files([python.installer], python.version, outside.pip, outside.programs)
+    return supply.taken(file, place, outside)
 
 
 @contextlib.contextmanager
-def _secrets(pip: machine.Pip, folder: Path) -> Iterator[dict[str, Path]]:
+def secrets_of(pip: machine.Pip, offline: bool, folder: Path) -> Iterator[Mapping[str, Path]]:
     """The machine's own settings as files that a build sees and an image never keeps.
 
     They lie in a private folder that is gone afterwards; if a build was killed, the next one
@@ -135,12 +233,12 @@ def _secrets(pip: machine.Pip, folder: Path) -> Iterator[dict[str, Path]]:
     """
     ca = machine.ca_bundle(pip)
     contents = {
-        "pip": pip.remote().encode(),
+        "pip": b"[global]\nno-index = true\n" if offline else pip.remote().encode(),
         "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",
         "ca": ca.read_bytes() if ca else b"",
     }
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(mode=0o700)
+    folder.mkdir(mode=0o700, parents=True)
     try:
         for name, content in contents.items():
             (folder / name).write_bytes(content)

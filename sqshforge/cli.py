@@ -139,38 +139,68 @@ def render(target: str, output: Path) -> None:
         raise RequestError(
             "the output folder is not empty", where=str(output), mend="name a new or empty folder"
         )
-    context = rendering.context(what, lock.load(what, home.recipes), home.root)
-    rendering.write(context, output.absolute())
+    context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
+    context.write(output.absolute())
     click.echo(f"{output / 'Dockerfile'}\nnext: make image TARGET={target}")
 
 
 @cli.command()
-@click.argument("target")
-@click.option("--check", is_flag=True, help="Write nothing; fail where the lock would change.")
-def lock(target: str, check: bool) -> None:
-    """Resolve a recipe's pins to versions and hashes."""
+@click.argument("target", required=False)
+@click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
+def lock(target: str | None, check: bool) -> None:
+    """Resolve the pins of a recipe, or of all, to versions and hashes."""
     from sqshforge import lock as locks
-    from sqshforge import machine, project, recipe
+    from sqshforge import machine, mirrors, project, recipe
     from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
 
-    recipes = project.find().recipes
-    what = recipe.find(target, recipes)
+    home = project.find()
     programs = Programs()
-    locked = locks.resolve(what, machine.pip(programs), programs)
-    path = locks.path_of(target, recipes)
-    changed = not path.is_file() or path.read_text() != locked.text()
-    for entry in locked.unlocked:
-        click.echo(f"not locked: {entry}", err=True)
-    if changed and check:
-        raise SqshforgeError(
-            "the lock has drifted", where=str(path), mend=f"sqshforge lock {target}"
+    drifted = []
+    for name in [target] if target else recipe.targets(home.recipes):
+        what = recipe.find(name, home.recipes)
+        path = locks.path_of(name, home.recipes)
+        before = locks.earlier(name, home.recipes)
+        asked = locks.Asked(
+            project=home,
+            pip=machine.pip(programs),
+            mirrors=mirrors.read(home.root),
+            programs=programs,
+            reporter=Reporter(),
+            before=before,
         )
-    if changed:
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(locked.text())
-    click.echo(
-        f"{path}: {'written' if changed else 'up to date'}\nnext: make image TARGET={target}"
-    )
+        locked = locks.resolve(what, asked)
+        for entry in locked.unlocked:
+            click.echo(f"{name}: not locked: {entry}", err=True)
+        changes = locks.changes(before, locked)
+        for change in changes:
+            click.echo(f"{name}: {change}", err=True)
+        if changes and check:
+            drifted.append(name)
+        elif not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(locked.text())
+        click.echo(f"{path}: {('drifted' if check else 'written') if changes else 'up to date'}")
+    if drifted:
+        raise SqshforgeError(
+            f"locks have drifted: {', '.join(drifted)}",
+            where=str(home.recipes / "locks"),
+            mend="; ".join(f"sqshforge lock {name}" for name in drifted),
+        )
+    click.echo(f"next: make image TARGET={target or 'cpu-mamba'}")
+
+
+@cli.command()
+@click.argument("target")
+@engine_option
+def vendor(target: str, engine: str | None) -> None:
+    """Gather all that a build takes from outside, for OFFLINE=1."""
+    from sqshforge.units import human
+
+    folder, bundle = _steps(engine).vendor(target)
+    size = sum(one.path.stat().st_size for one in bundle.supplies)
+    click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
+    click.echo(f"next: make image TARGET={target} OFFLINE=1")
 
 
 @cli.command()

@@ -41,6 +41,18 @@ class Pip:
         remote = tuple(url for url in self.extra_indexes if not _is_local(url))
         return dataclasses.replace(self, extra_indexes=remote)
 
+    def for_uv(self, strategy: str = "unsafe-best-match") -> list[str]:
+        """The same for uv, as words of its command line.
+
+        pip takes the best file of all its indexes; by itself uv would stop at the first that has
+        the name, which is the strategy `first-index`.
+        """
+        words = ["--index-strategy", strategy]
+        words += ["--default-index", self.index] if self.index else []
+        words += [word for url in self.extra_indexes for word in ("--index", url)]
+        words += [word for url in self.find_links for word in ("--find-links", url)]
+        return words
+
     def remote(self) -> str:
         """A pip.conf for inside a build: this configuration less the folders of this machine."""
         lines = ["[global]"]

@@ -22,6 +22,14 @@ class Project:
     def build(self) -> Path:
         return self.root / "build"
 
+    @property
+    def patches(self) -> Path:
+        return self.root / "patches"
+
+    def bundle(self, target: str) -> Path:
+        """What a target's build takes from outside, gathered in one folder."""
+        return self.build / "vendor" / target
+
     def sqsh(self, target: str) -> Path:
         return self.build / f"{target}.sqsh"
 

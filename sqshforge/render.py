@@ -1,50 +1,42 @@
-"""Recipe and lock into a Dockerfile and the build context around it: pure, but for `write`."""
+"""Recipe and lock into a Dockerfile and the small files of its build context: pure."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jinja2
 
-from sqshforge import __version__
+from sqshforge import __version__, recipe
+from sqshforge.context import Context
 from sqshforge.errors import RequestError
-from sqshforge.lock import Lock
-from sqshforge.recipe import Recipe
+from sqshforge.lock import Lock, LockedImage, LockedPackage, requirements
+from sqshforge.lock.model import LockedPatch
+from sqshforge.recipe import Recipe, normalize
 
-# Folders of the context carry this time (2020-01-01), and files one in the half year after it that
-# follows from their content: an equal context is equal, and BuildKit, which looks at sizes and
-# times alone, sees every edit.
-TIME = 1_577_836_800
-SPREAD = 1 << 24  # seconds
 LEFT_OUT = ("__pycache__",)
+PROVENANCE = "meta/provenance.json"
 
 
-@dataclass(frozen=True)
-class Context:
-    """A build context: small files by their content, large ones by where they lie."""
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    """What a template knows of a package that is compiled: its source, sum and patches."""
 
-    files: Mapping[str, bytes]
-    wheels: tuple[Path, ...] = ()
-
-    def digest(self) -> str:
-        """Changes whenever what the image is built from changes.
-
-        Wheels do not count: which of them get in is decided by the hashes in requirements.txt.
-        """
-        total = hashlib.sha256()
-        for name in sorted(self.files):
-            total.update(f"{name}\0{len(self.files[name])}\0".encode())
-            total.update(self.files[name])
-        return f"sha256:{total.hexdigest()}"
+    name: str
+    folder: str  # of the context
+    file: str
+    strip: int  # leading folders in the archive
+    sum: str
+    argument: str  # the build argument that brings the sum, where the lock does not know it
+    patches: tuple[LockedPatch, ...]
+    cache: str
 
 
-def dockerfile(recipe: Recipe, lock: Lock, images: Path) -> str:
+def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
     """The Dockerfile of a recipe; `RequestError` where its template is absent or broken."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(images),
@@ -54,13 +46,22 @@ def dockerfile(recipe: Recipe, lock: Lock, images: Path) -> str:
         keep_trailing_newline=True,
     )
     environment.filters["dockerfile_quote"] = dockerfile_quote
-    name = f"{recipe.target}.Dockerfile.j2"
+    name = f"{what.template or what.target}.Dockerfile.j2"
+    digest, _, base_name = _split(base_reference(what, lock.base))
     try:
         text = environment.get_template(name).render(
-            recipe=recipe,
-            base=base_reference(lock),
+            recipe=what,
+            lock=lock,
+            template=name,
+            base=base_reference(what, lock.base),
+            base_name=base_name,
+            base_digest=digest,
+            compiler=base_reference(what, lock.compiler or lock.base),
             installer=lock.python.installer_wheel(),
-            requirements_sha256=hashlib.sha256(lock.requirements().encode()).hexdigest(),
+            site=what.site,
+            sums=_sums(what, lock, images),
+            built=[_compiled(one.package, one.source, what, lock) for one in what.python.built],
+            triton=_triton(what, lock),
             version=__version__,
         )
     except jinja2.TemplateNotFound as error:
@@ -78,9 +79,10 @@ def dockerfile(recipe: Recipe, lock: Lock, images: Path) -> str:
     return text.strip() + "\n"
 
 
-def base_reference(lock: Lock) -> str:
-    """The base image as the Dockerfile names it: by digest where the lock has one."""
-    return f"{lock.base.image}@{lock.base.digest}" if lock.base.digest else lock.base.image
+def base_reference(what: Recipe, image: LockedImage) -> str:
+    """An image as the Dockerfile names it: by digest where the lock has one."""
+    address = what.address(image.image)
+    return f"{address}@{image.digest}" if image.digest else address
 
 
 def dockerfile_quote(value: str) -> str:
@@ -89,69 +91,149 @@ def dockerfile_quote(value: str) -> str:
     return f'"{escaped}"'
 
 
-def context(recipe: Recipe, lock: Lock, root: Path, wheels: Iterable[Path] = ()) -> Context:
-    """Everything that the build of a recipe reads, from a checkout at `root`."""
+def argument(kind: str, name: str) -> str:
+    """The build argument that brings the sum or address of something: SOURCE_AWS_OFI_NCCL."""
+    return f"{kind}_{name}".upper().replace("-", "_")
+
+
+def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any]) -> Context:
+    """The small files that the build of a recipe reads, from a checkout at `root`.
+
+    `provenance` is what is known of this very build; it does not count in the context's digest.
+    """
     files = {
-        "Dockerfile": dockerfile(recipe, lock, root / "images").encode(),
-        "requirements.txt": lock.requirements().encode(),
-        "meta/recipe.yaml": (root / "recipes" / f"{recipe.target}.yaml").read_bytes(),
+        "Dockerfile": dockerfile(what, lock, root / "images").encode(),
+        "meta/recipe.yaml": recipe.whole(root / "recipes" / f"{what.target}.yaml").encode(),
         "meta/lock.json": lock.text().encode(),
+        **{f"requirements/{k}": v.encode() for k, v in requirement_files(what, lock).items()},
+        **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
+        **_launchers(what, root),
     }
-    for name in recipe.launchers:
+    for folder in ("training", "images/inside"):
+        for path in sorted((root / folder).rglob("*")):
+            if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
+                place = path.relative_to(root / folder)
+                files[f"{Path(folder).name}/{place}"] = path.read_bytes()
+    return Context(files=files, loose={PROVENANCE: _provenance(what, lock, files, provenance)})
+
+
+def requirement_files(what: Recipe, lock: Lock) -> dict[str, str]:
+    """The requirements files of a build, by name.
+
+    Triton is in a file of its own where it gets our patches.
+    """
+    python = lock.python
+    triton = [one for one in python.packages if what.triton and one.name == "triton"]
+    others = [one for one in python.packages if one not in triton]
+    files = {"packages.txt": requirements(others)}
+    if python.builders:
+        files["builders.txt"] = requirements(python.builders)
+    if triton:
+        files["triton.txt"] = requirements(triton)
+    return files | {f"{index.name}.txt": requirements(index.packages) for index in python.bound}
+
+
+def _sums(what: Recipe, lock: Lock, images: Path) -> dict[str, str]:
+    """The sums of files that a RUN is given, by file name."""
+    sums = {name: _sum(text.encode()) for name, text in requirement_files(what, lock).items()}
+    return sums | {path.name: _sum(path.read_bytes()) for path in (images / "inside").glob("*.py")}
+
+
+def _compiled(package: str, source: str | None, what: Recipe, lock: Lock) -> Compiled:
+    name = normalize(package)
+    patches = tuple(one for one in lock.patches if one.of in (name, source))
+    locked = next(one for one in lock.python.built if one.name == name)
+    key: list[object] = [package, what.python.version, what.cuda and what.cuda.architectures]
+    key += [[one.sha256 for one in patches], _torch(lock.python.packages)]
+    cache = f"{name}-{_sum(json.dumps(key).encode())[:12]}"
+    if source:
+        brought = argument("SOURCE", source)
+        return Compiled(
+            name=name,
+            folder="sources",
+            file=f"{source}.tar",
+            strip=0,
+            sum=f"${{{brought}}}",
+            argument=brought,
+            patches=patches,
+            cache=cache,
+        )
+    return Compiled(
+        name=name,
+        folder="sdists",
+        file=f"{name}.tar.gz",
+        strip=1,
+        sum=locked.hashes[0].removeprefix("sha256:"),
+        argument="",
+        patches=patches,
+        cache=cache,
+    )
+
+
+def _triton(what: Recipe, lock: Lock) -> Mapping[str, Any] | None:
+    if what.triton is None:
+        return None
+    patches = [one for one in lock.patches if one.of == "triton"]
+    key = [what.triton.version, what.python.version, [one.sha256 for one in patches]]
+    return {
+        "origin": what.triton.origin,
+        "version": what.triton.version,
+        "patches": patches,
+        "cache": _sum(json.dumps(key).encode())[:12],
+    }
+
+
+def _torch(packages: tuple[LockedPackage, ...]) -> str:
+    return next((one.version for one in packages if one.name == "torch"), "")
+
+
+def _patch(root: Path, patch: LockedPatch) -> bytes:
+    """A patch's content; `RequestError` where it is not the one of the lock."""
+    path = root / "patches" / patch.file
+    content = path.read_bytes() if path.is_file() else b""
+    if _sum(content) != patch.sha256:
+        raise RequestError(
+            "the patch is not the one of the lock",
+            where=str(path),
+            mend="sqshforge lock TARGET, where the change is meant",
+        )
+    return content
+
+
+def _launchers(what: Recipe, root: Path) -> dict[str, bytes]:
+    files = {}
+    for name in what.launchers:
         path = root / "launch" / f"{name}.sbatch"
         if not path.is_file():
             known = sorted(other.stem for other in path.parent.glob("*.sbatch"))
             raise RequestError(
                 f"the launcher {name} does not exist",
-                where=f"recipes/{recipe.target}.yaml, launchers",
+                where=f"recipes/{what.target}.yaml, launchers",
                 mend=f"launchers are: {', '.join(known)}",
             )
         files[f"launch/{path.name}"] = path.read_bytes()
-    files["meta/provenance.json"] = _provenance(recipe, lock, files)
-    for path in sorted((root / "training").rglob("*")):
-        if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
-            files[str(path.relative_to(root))] = path.read_bytes()
-    return Context(files=files, wheels=tuple(wheels))
+    return files
 
 
-def _provenance(recipe: Recipe, lock: Lock, files: Mapping[str, bytes]) -> bytes:
-    """Where the image comes from: digests of its inputs, and what the lock left open."""
+def _provenance(
+    what: Recipe, lock: Lock, files: Mapping[str, bytes], known: Mapping[str, Any]
+) -> bytes:
+    """Where the image comes from: this build, digests of its inputs, what the lock left open."""
     facts = {
         "builder": f"sqshforge {__version__}",
-        "target": recipe.target,
-        "inputs": {
-            name: f"sha256:{hashlib.sha256(content).hexdigest()}"
-            for name, content in sorted(files.items())
-        },
+        "target": what.target,
+        **known,
+        "inputs": {name: f"sha256:{_sum(content)}" for name, content in sorted(files.items())},
         "unlocked": list(lock.unlocked),
     }
     return (json.dumps(facts, indent=2) + "\n").encode()
 
 
-def write(context: Context, folder: Path) -> None:
-    """Lay a context out in a folder; nothing else is left in it.
+def _split(reference: str) -> tuple[str, str, str]:
+    """A reference's digest, the separator, and its name."""
+    name, separator, digest = reference.partition("@")
+    return digest, separator, name
 
-    Wheels are hard links where the file system allows it, copies elsewhere.
-    """
-    staging = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(staging, ignore_errors=True)
-    (staging / "wheels").mkdir(parents=True)
-    for name, content in context.files.items():
-        path = staging / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        path.chmod(0o644)
-        time = TIME + int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % SPREAD
-        os.utime(path, (time, time))
-    for wheel in context.wheels:
-        place = staging / "wheels" / wheel.name
-        try:
-            os.link(wheel, place)
-        except OSError:
-            shutil.copyfile(wheel, place)
-    for path in sorted(staging.rglob("*"), reverse=True):
-        if path.is_dir():
-            path.chmod(0o755)
-            os.utime(path, (TIME, TIME))
-    shutil.rmtree(folder, ignore_errors=True)
-    staging.rename(folder)
+
+def _sum(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

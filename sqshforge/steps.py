@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import engine, recipe, smoke, source, squash
+from sqshforge import engine, recipe, smoke, source, squash, supply, vendor
 from sqshforge.cache import Cache
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
@@ -27,6 +27,12 @@ class Steps:
         what = recipe.find(target, self.project.recipes)
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, chosen, self.project.root, self.programs, self.reporter)
+
+    def vendor(self, target: str) -> tuple[Path, supply.Bundle]:
+        """Fill the bundle that a target is built from where there is no network."""
+        what = recipe.find(target, self.project.recipes)
+        chosen = engine.choose(self.engine_name, self.programs)
+        return vendor.gather(what, chosen, self.project, self.programs, self.reporter)
 
     def pack(
         self,

@@ -16,6 +16,7 @@ from sqshforge import build as building
 from sqshforge import engine as engines
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.mirrors import Mirrors
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from tests import checkouts, containers, processes
@@ -173,13 +174,28 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
     what = recipe.find("cpu-mamba", root / "recipes")
     recipes = checkouts.ROOT / "recipes"
     locked = lock.load(recipe.find("cpu-mamba", recipes), recipes)
-    locked = locked.model_copy(update={"base": lock.LockedBase(image=what.base.image, digest=None)})
+    locked = locked.model_copy(
+        update={"base": lock.LockedImage(image=what.base.image, digest=None)}
+    )
     with pytest.raises(MissingError, match="localhost:1/no/such:1"):
-        base.prepare(what, locked, buildah, tmp_path, PROGRAMS, Reporter(quiet=True))
+        base.prepare(
+            what,
+            locked,
+            base.Foundry(
+                engine=buildah,
+                cache=tmp_path,
+                mirrors=Mirrors(),
+                programs=PROGRAMS,
+                reporter=Reporter(quiet=True),
+            ),
+        )
 
 
-def test_a_package_that_no_index_has_gets_the_way_to_it() -> None:
+def test_a_package_that_no_index_has_gets_the_way_to_it(root: Path) -> None:
+    locked = lock.read("cpu-mamba", root / "recipes")
     said = "ERROR: No matching distribution found for torch==2.13.0+cpu (from -r x)"
-    assert "does not find torch==2.13.0+cpu" in building.mend(said)
-    assert "PIP_EXTRA_INDEX_URL" in building.mend(said)
-    assert building.mend("another fault") == ""
+    explained = building.explained(WorkError(said), locked)
+    assert "does not find torch==2.13.0+cpu" in explained.mend
+    assert "PIP_EXTRA_INDEX_URL" in explained.mend
+    other = WorkError("another fault")
+    assert building.explained(other, locked) is other

@@ -11,6 +11,7 @@ import pytest
 
 from sqshforge.programs import Programs
 from tests.commands import sqshforge
+from tests.test_render import TARGETS
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 
@@ -18,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("no_docker")
 def test_targets_lists_every_target() -> None:
     done = sqshforge("targets")
     assert done.code == 0
-    assert done.out.startswith("cpu-mamba  Mamba pre-training on CPU")
+    assert [line.split()[0] for line in done.out.splitlines()] == TARGETS
+    assert "cpu-mamba       Mamba pre-training on CPU" in done.out
 
 
 def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:

@@ -10,7 +10,10 @@ import pytest
 
 from sqshforge import lock, machine, recipe
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.mirrors import Mirrors
 from sqshforge.programs import Programs, Result
+from sqshforge.progress import Reporter
+from sqshforge.project import Project
 from tests.commands import sqshforge
 
 
@@ -78,7 +81,7 @@ def test_a_missing_lock_names_the_command_that_makes_it(root: Path, tmp_path: Pa
 
 def test_requirements_are_what_pip_reads(root: Path) -> None:
     locked = lock.load(recipe.find("cpu-mamba", root / "recipes"), root / "recipes")
-    assert lock.parse_compiled(locked.requirements()) == locked.python.packages
+    assert lock.parse_compiled(lock.requirements(locked.python.packages)) == locked.python.packages
 
 
 class Small(Programs):
@@ -104,6 +107,17 @@ class Small(Programs):
         return super().attempt(argv, stdin=stdin, env=env, cwd=cwd, timeout=timeout)
 
 
+def asked(programs: Programs, folder: Path, mirrors: Mirrors | None = None) -> lock.Asked:
+    """Whom a lock is resolved with: this machine as it is."""
+    return lock.Asked(
+        project=Project(folder),
+        pip=machine.pip(programs),
+        mirrors=mirrors or Mirrors(),
+        programs=programs,
+        reporter=Reporter(quiet=True),
+    )
+
+
 def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
     text = (root / "recipes" / "cpu-mamba.yaml").read_text()
     head, _, tail = text.partition("    - numpy")
@@ -116,7 +130,7 @@ def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
 def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Path) -> None:
     programs = Small("sha256:" + "a" * 64)
     what = one_package(root, tmp_path, "filelock==3.20.0")
-    locked = lock.resolve(what, machine.pip(programs), programs)
+    locked = lock.resolve(what, asked(programs, tmp_path))
     assert [package.name for package in locked.python.packages] == ["filelock"]
     assert locked.python.packages[0].hashes
     assert locked.python.installer.name == "pip"
@@ -128,7 +142,7 @@ def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path
     programs = Programs()
     what = one_package(root, tmp_path, "filelock==999.0.0")
     with pytest.raises(WorkError, match=r"filelock==999\.0\.0") as caught:
-        lock.resolve(what, machine.pip(programs), programs)
+        lock.resolve(what, asked(programs, tmp_path))
     assert "python.packages" in caught.value.where
 
 

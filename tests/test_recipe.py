@@ -61,7 +61,7 @@ def test_all_faults_come_at_once_with_path_line_and_what_is_allowed(tmp_path: Pa
 def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
     what = faults(write(tmp_path, GOOD.replace('"3.11"', '"3.11"\n  verzion: 3')))
     assert "python.verzion (line 8): unknown key; did you mean version?" in what
-    assert "allowed: builders, built, indexes, installer, packages, version" in what
+    assert "allowed: builders, built, indexes, installer, packages, site, version" in what
 
 
 @pytest.mark.parametrize(

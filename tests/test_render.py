@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 
 from sqshforge import lock, recipe, render
+from sqshforge.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture
 
-TARGETS = ["cpu-mamba"]
+TARGETS = [
+    "composer-mamba",
+    "cpu-mamba",
+    "cuda-mamba",
+    "cuda13-mamba",
+    "llama-fsdp",
+    "neuron-mamba2",
+    "smp-llama",
+]
 
 
 def loaded(root: Path, target: str) -> tuple[recipe.Recipe, lock.Lock]:
@@ -54,7 +64,7 @@ def test_it_opens_with_its_stage_graph(root: Path, target: str) -> None:
 def test_the_base_is_named_by_digest_where_the_lock_has_one(root: Path) -> None:
     what, locked = loaded(root, "cpu-mamba")
     digest = "sha256:" + "0" * 64
-    pinned = locked.model_copy(update={"base": lock.LockedBase(image="debian:x", digest=digest)})
+    pinned = locked.model_copy(update={"base": lock.LockedImage(image="debian:x", digest=digest)})
     assert f"ARG BASE=debian:x@{digest}\n" in render.dockerfile(what, pinned, root / "images")
 
 
@@ -76,31 +86,33 @@ def test_a_template_that_is_not_there_or_broken_is_told(root: Path, tmp_path: Pa
 
 
 def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
-    context = render.context(*loaded(root, "cpu-mamba"), root)
-    for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "requirements.txt"):
+    context = render.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
+    for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "inside/sbom.py"):
         assert name in context.files
-    for name in ("recipe.yaml", "lock.json", "provenance.json"):
+    for name in ("recipe.yaml", "lock.json"):
         assert f"meta/{name}" in context.files
+    assert json.loads(context.loose["meta/provenance.json"])["commit"] == "abc"
     assert not [name for name in context.files if "__pycache__" in name]
 
 
 def test_its_digest_follows_the_content_and_nothing_else(root: Path, tmp_path: Path) -> None:
-    context = render.context(*loaded(root, "cpu-mamba"), root)
-    changed = render.Context(files={**context.files, "training/new.py": b""})
-    assert context.digest() == render.context(*loaded(root, "cpu-mamba"), root).digest()
+    context = render.context(*loaded(root, "cpu-mamba"), root, {})
+    changed = Context(files={**context.files, "training/new.py": b""})
+    again = render.context(*loaded(root, "cpu-mamba"), root, {"commit": "of another build"})
+    assert context.digest() == again.digest()
     assert context.digest() != changed.digest()
 
 
 def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path: Path) -> None:
     folder = tmp_path / "context"
-    render.write(render.Context(files={"a/b": b"1", "old": b"x"}), folder)
+    Context(files={"a/b": b"1", "old": b"x"}).write(folder)
     wheel = tmp_path / "x.whl"
     wheel.write_bytes(b"wheel")
-    render.write(render.Context(files={"a/b": b"1"}, wheels=(wheel,)), folder)
+    Context(files={"a/b": b"1"}, large={"wheels/x.whl": wheel}).write(folder)
     assert not (folder / "old").exists()
     assert (folder / "wheels" / "x.whl").read_bytes() == b"wheel"
     state = (folder / "a" / "b").stat()
-    render.write(render.Context(files={"a/b": b"1"}), folder)
+    Context(files={"a/b": b"1"}).write(folder)
     assert (folder / "a" / "b").stat().st_mtime_ns == state.st_mtime_ns
     assert state.st_mode & 0o777 == 0o644
 
@@ -109,7 +121,7 @@ def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: 
     """BuildKit asks for a file again only where its size or its time has changed."""
     for content in (b"lr = 1\n", b"lr = 2\n"):
         files = {"Dockerfile": b"FROM scratch\nCOPY training/ /training/\n", "training/x": content}
-        render.write(render.Context(files=files), tmp_path / "context")
+        Context(files=files).write(tmp_path / "context")
         argv: list[str | Path] = [CLIENT, "build", "--network", "host", "--tag", "edited"]
         Programs().capture([*argv, tmp_path / "context"], env={"DOCKER_BUILDKIT": "1"})
         Programs().capture([CLIENT, "create", "--name", "edited", "edited", "x"])

@@ -30,8 +30,24 @@ class Engine(Protocol):
     def image(self, name: str) -> Image | None:
         """An image that the engine has, by name."""
 
-    def pull(self, reference: str, name: str) -> bool:
-        """Fetch an image and give it a name; False where no registry gives it."""
+    @property
+    def program(self) -> Path:
+        """The program that logs in at a registry for this engine."""
+
+    def pull(self, reference: str, name: str) -> str | None:
+        """Fetch an image and give it a name; what the engine says where it cannot, else None."""
+
+    def tag(self, reference: str, name: str) -> None:
+        """Give an image that the engine has another name."""
+
+    def save(self, name: str, tar: Path) -> None:
+        """Write an image as a docker archive."""
+
+    def restore(self, tar: Path) -> None:
+        """Take in an image that `save` wrote, of this engine or another, under its name."""
+
+    def copy_out(self, name: str, folder: str, place: Path) -> None:
+        """Copy what is in a folder of an image to a folder of this machine."""
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         """Make a root file system's tar an image of one layer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Collection
@@ -46,12 +47,31 @@ class Buildah:
             size=_bytes(json.loads(listing)[0]["size"]),
         )
 
-    def pull(self, reference: str, name: str) -> bool:
+    def pull(self, reference: str, name: str) -> str | None:
         asked = self.programs.attempt([self.program, "pull", "--quiet", reference])
         if asked.code != 0:
-            return False
+            return asked.err.strip() or "it says nothing"
+        self.tag(reference, name)
+        return None
+
+    def tag(self, reference: str, name: str) -> None:
         self.programs.capture([self.program, "tag", reference, name])
-        return True
+
+    def save(self, name: str, tar: Path) -> None:
+        address = f"docker-archive:{tar}:{name}"
+        self.programs.capture([self.program, "push", "--quiet", name, address])
+
+    def restore(self, tar: Path) -> None:
+        self.programs.capture([self.program, "pull", "--quiet", f"docker-archive:{tar}"])
+
+    def copy_out(self, name: str, folder: str, place: Path) -> None:
+        container = self.programs.capture([self.program, "from", name]).strip()
+        try:
+            argv: list[str | Path] = [self.program, "run", "--isolation", "chroot"]
+            argv += ["--volume", f"{place}:/run/place:rw", container, "--"]
+            self.programs.capture([*argv, "cp", "-a", f"{folder}/.", "/run/place/"])
+        finally:
+            self.programs.attempt([self.program, "rm", container])
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         made = self.programs.capture([self.program, "from", "--name", _scratch(name), "scratch"])
@@ -65,6 +85,7 @@ class Buildah:
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         argv: list[str | Path] = [
+            *self._alone(build),
             self.program,
             "build",
             "--layers",
@@ -73,13 +94,24 @@ class Buildah:
             "docker",
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
-        argv += ["--isolation", "chroot", *build.options(), *_timestamp(build.epoch), build.context]
+        argv += ["--isolation", "chroot", *build.options(network="host")]
+        argv += [*_timestamp(build.epoch), build.context]
         before = self._containers()
         try:
             self.programs.follow(argv, on_line)
         except BaseException:
             self._remove_leftovers(before)
             raise
+
+    def _alone(self, build: Build) -> list[str | Path]:
+        """What goes before a build that must not reach any network.
+
+        With chroot isolation buildah leaves the network as it finds it, so it starts with none.
+        """
+        if build.network == "host":
+            return []
+        ours: list[str | Path] = [] if os.geteuid() == 0 else [self.program, "unshare"]
+        return [*ours, self.programs.require("unshare", "it takes the network away"), "--net"]
 
     def _containers(self) -> dict[str, str]:
         """Working containers, each with the name of the image that it started from."""

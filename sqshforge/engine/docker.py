@@ -70,11 +70,32 @@ class Docker:
         labels = facts.get("Config", {}).get("Labels") or {}
         return Image(id=facts["Id"], labels=labels, size=facts["Size"])
 
-    def pull(self, reference: str, name: str) -> bool:
-        if self.programs.attempt([self.client, "pull", "--quiet", reference]).code != 0:
-            return False
+    @property
+    def program(self) -> Path:
+        return self.client
+
+    def pull(self, reference: str, name: str) -> str | None:
+        asked = self.programs.attempt([self.client, "pull", "--quiet", reference])
+        if asked.code != 0:
+            return asked.err.strip() or "it says nothing"
+        self.tag(reference, name)
+        return None
+
+    def tag(self, reference: str, name: str) -> None:
         self.programs.capture([self.client, "tag", reference, name])
-        return True
+
+    def save(self, name: str, tar: Path) -> None:
+        self.programs.capture([self.client, "save", "--output", tar, name])
+
+    def restore(self, tar: Path) -> None:
+        self.programs.capture([self.client, "load", "--input", tar])
+
+    def copy_out(self, name: str, folder: str, place: Path) -> None:
+        container = self.programs.capture([self.client, "create", name, "nothing"]).strip()
+        try:
+            self.programs.capture([self.client, "cp", f"{container}:{folder}/.", place])
+        finally:
+            self.programs.attempt([self.client, "rm", container])
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         # An import is made now and cannot be told otherwise: `epoch` is for other engines.

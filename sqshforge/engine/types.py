@@ -28,10 +28,11 @@ class Build:
     epoch: int | None = None
     args: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, Path] = field(default_factory=dict)
+    network: str = "host"  # or "none"
 
-    def options(self) -> list[str]:
-        """The words that docker and buildah share."""
-        words = ["--network", "host", "--tag", self.name]
+    def options(self, network: str | None = None) -> list[str]:
+        """The words that docker and buildah share; buildah has its own way to be alone."""
+        words = ["--network", network or self.network, "--tag", self.name]
         words += [w for k, v in sorted(self.args.items()) for w in ("--build-arg", f"{k}={v}")]
         for name, path in sorted(self.secrets.items()):
             words += ["--secret", f"id={name},src={path}"]

@@ -11,15 +11,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
 DEBIAN_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+$"
+PINNED_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$"
 PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 EXTRAS = r"(\[[a-z0-9,_-]+\])?"
 VERSION = r"[A-Za-z0-9.!+_-]+"
 REQUIREMENT = rf"^{PROJECT}{EXTRAS}=={VERSION}$"
 BOUND = rf"^{PROJECT}(=={VERSION})?$"
 NEED = rf"^{PROJECT}{EXTRAS}([<>=!~]=?{VERSION}(,[<>=!~]=?{VERSION})*)?$"
-IMAGE_REFERENCE = (
-    r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
-)
+IMAGE_REFERENCE = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
 GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
 PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
 
@@ -88,6 +87,10 @@ class Built(Part):
     needs: tuple[Annotated[str, Field(pattern=NEED)], ...] = Field(
         default=(), description="what it needs to run; its own metadata cannot be asked"
     )
+    source: Name | None = Field(
+        default=None,
+        description="a name in sources, where its source distribution lacks the code to compile",
+    )
 
 
 class Index(Part):
@@ -97,6 +100,10 @@ class Index(Part):
     packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
         description="NAME==VERSION, or NAME for what others need in turn"
     )
+
+    def pins(self) -> tuple[str, ...]:
+        """Those that are asked for; the others come where these need them."""
+        return tuple(one for one in self.packages if "==" in one)
 
 
 class Python(Part):
@@ -115,6 +122,11 @@ class Python(Part):
     )
     indexes: Mapping[Name, Index] = Field(
         default_factory=dict, description="indexes beyond those that pip is configured with"
+    )
+    site: str = Field(
+        default="/usr/local/lib/python{version}/dist-packages",
+        pattern=r"^/\S+$",
+        description="where packages are; default: that of Debian's Python",
     )
 
     @field_validator("packages", "builders")
@@ -137,6 +149,16 @@ class Python(Part):
     def bound(self) -> set[str]:
         """Normalized names of all packages that one index alone may give."""
         return {normalize(one) for index in self.indexes.values() for one in index.packages}
+
+
+class AptSource(Part):
+    """A vendor's archive of Debian packages, with its key, and what is taken from it."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    suite: str = Field(pattern=r"^[a-z]+$")
+    component: str = Field(default="main", pattern=r"^[a-z-]+$")
+    key: Name = Field(description="a name in archives: the key that its packages are signed with")
+    packages: tuple[Annotated[str, Field(pattern=PINNED_PACKAGE)], ...]
 
 
 class Source(Part):
@@ -206,6 +228,9 @@ class Recipe(Part):
     extends: str | None = Field(
         default=None, pattern=NAME, description="the target whose recipe this one changes"
     )
+    template: Name | None = Field(
+        default=None, description="stem of the file in images/; default: the target's name"
+    )
     title: str = Field(min_length=1, description="one line for people")
     accelerator: Literal["cpu", "cuda", "neuron"]
     platform: Literal["linux/amd64"] = "linux/amd64"
@@ -214,6 +239,7 @@ class Recipe(Part):
     )
     base: Base
     apt: tuple[Package, ...] = Field(default=(), description="Debian packages of the image")
+    apt_sources: Mapping[Name, AptSource] = Field(default_factory=dict)
     apt_build: tuple[Package, ...] = Field(
         default=(), description="Debian packages of the stages that compile"
     )
@@ -244,9 +270,27 @@ class Recipe(Part):
                 f"patches for {', '.join(strangers)}, which is neither triton, nor in sources, "
                 "nor in python.built"
             )
+        for wanted, there, what in self._named():
+            if wanted not in there:
+                raise ValueError(f"{what} names {wanted}, which is not there")
+        if self.python.built and self.cuda is None:
+            raise ValueError("python.built needs cuda.architectures to compile for")
         for image in (self.base.image, self.base.compiler):
             self.address(image or "")
         return self
+
+    def _named(self) -> list[tuple[str, Mapping[str, Part], str]]:
+        """What names something elsewhere in the recipe, where that is, and which key it is."""
+        built = [one for one in self.python.built if one.source]
+        return [
+            *((one.source or "", self.sources, "python.built.source") for one in built),
+            *((one.key, self.archives, "apt_sources.key") for one in self.apt_sources.values()),
+        ]
+
+    @property
+    def site(self) -> str:
+        """Where the image's Python packages are."""
+        return self.python.site.replace("{version}", self.python.version)
 
     def address(self, image: str) -> str:
         """An image's address with the parameters put in; `ValueError` for one that is none."""

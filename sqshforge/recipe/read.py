@@ -80,7 +80,8 @@ def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
                 mend="let one of them start from a base of its own",
             )
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
-        data = extend.over(inherited, data)
+        template = inherited.get("template", parent)
+        data = extend.over({**inherited, "template": template}, data)
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:

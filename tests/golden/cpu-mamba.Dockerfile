@@ -17,11 +17,13 @@ FROM ${BASE} AS base
 FROM base AS system
 LABEL io.sqshforge.target=cpu-mamba
 ARG DEBIAN_FRONTEND=noninteractive
-# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package.
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
 # hadolint ignore=DL3008
 RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
     if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
-    && apt-get update -qq \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
         libgomp1 \
         procps \
@@ -31,20 +33,21 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 
 FROM system AS image
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
-# own wheel and stays out of the image. The byte code says that it need not be compared with its
-# source: the image never changes, and it starts faster. What this Python itself imports from there
-# is not to be written the other way before (-B). Packages bring a few files for other versions of
-# Python; those stay uncompiled (exit code 1).
-RUN --mount=type=bind,source=requirements.txt,target=/run/requirements.txt \
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements.txt)" = "2160000702f0e8071afb7c29a2e8f00ad36f8e3d60eb3bee4ef36656fde0711a  -" \
+    test "$(sha256sum </run/requirements/packages.txt)" = "2160000702f0e8071afb7c29a2e8f00ad36f8e3d60eb3bee4ef36656fde0711a  -" \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
         --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
-        --find-links /run/wheels --requirement /run/requirements.txt \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
 ENV PYTHONPATH=/sqshforge \
@@ -54,13 +57,24 @@ ENV PYTHONPATH=/sqshforge \
 LABEL org.opencontainers.image.title="sqshforge cpu-mamba" \
     org.opencontainers.image.description="Mamba pre-training on CPU, for any Linux machine" \
     org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
 CMD ["/bin/bash"]
-# The order is that of change: an edit of training/ makes only the last copy run again.
-COPY meta/ /sqshforge/meta/
+# The order is that of change: an edit of training/ makes only what follows it run again.
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
+    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
+COPY meta/provenance.json /sqshforge/meta/
 # What the image was built from, so that an unchanged target is not built again.
 ARG INPUTS=unknown
-LABEL io.sqshforge.inputs=${INPUTS}
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL io.sqshforge.inputs=${INPUTS} \
+    org.opencontainers.image.revision=${REVISION} \
+    org.opencontainers.image.created=${CREATED}

@@ -1,0 +1,83 @@
+"""A build context: what an engine is given beside the Dockerfile, laid out in a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+# Folders of the context carry this time (2020-01-01), and files one in the half year after it that
+# follows from their content: an equal context is equal, and BuildKit, which looks at sizes and
+# times alone, sees every edit.
+TIME = 1_577_836_800
+SPREAD = 1 << 24  # seconds
+# What a Dockerfile may mount must be there, if only empty.
+FOLDERS = ("apt", "archives", "launch", "patches", "requirements", "sdists", "sources", "wheels")
+
+
+@dataclass(frozen=True)
+class Context:
+    """A build context: small files by their content, large ones by where they lie.
+
+    `loose` files are not what decides whether an image is up to date: they tell of one build.
+    """
+
+    files: Mapping[str, bytes]
+    loose: Mapping[str, bytes] = field(default_factory=dict)
+    large: Mapping[str, Path] = field(default_factory=dict)
+
+    def holding(self, large: Mapping[str, Path]) -> Context:
+        """The same with large files: places in the context, and the files that belong there."""
+        return replace(self, large=large)
+
+    def digest(self) -> str:
+        """Changes whenever what the image is built from changes.
+
+        Large files do not count: which of them get in is decided by sums in the small ones.
+        """
+        total = hashlib.sha256()
+        for name in sorted(self.files):
+            total.update(f"{name}\0{len(self.files[name])}\0".encode())
+            total.update(self.files[name])
+        return f"sha256:{total.hexdigest()}"
+
+    def write(self, folder: Path) -> None:
+        """Lay the context out in a folder; nothing else is left in it.
+
+        Large files are hard links where the file system allows it, copies elsewhere.
+        """
+        staging = folder.with_name(f".{folder.name}.tmp")
+        shutil.rmtree(staging, ignore_errors=True)
+        for name in FOLDERS:
+            (staging / name).mkdir(parents=True)
+        for name, content in {**self.files, **self.loose}.items():
+            path = staging / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+            path.chmod(0o755 if content.startswith(b"#!") else 0o644)
+            time = TIME + int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % SPREAD
+            os.utime(path, (time, time))
+        for name, source in self.large.items():
+            _link(source, staging / name)
+        for path in sorted(staging.rglob("*"), reverse=True):
+            if path.is_dir():
+                path.chmod(0o755)
+                os.utime(path, (TIME, TIME))
+        shutil.rmtree(folder, ignore_errors=True)
+        staging.rename(folder)
+
+
+def _link(source: Path, place: Path) -> None:
+    """A file, or a folder of files, at its place in the context."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        for path in source.iterdir():
+            _link(path, place / path.name)
+        return
+    try:
+        os.link(source.resolve(), place)
+    except OSError:
+        shutil.copyfile(source, place)

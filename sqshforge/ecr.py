@@ -1,0 +1,195 @@
+"""AWS's private image registry: who an image's host belongs to, the login, what a refusal means.
+
+A login holds for one host, which is one account in one region: it must be the image's own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
+from sqshforge.programs import Programs, Result
+
+# What docs/iam/ecr-pull.json allows: the first for the login, the rest for the pull.
+ACTIONS = (
+    "ecr:GetAuthorizationToken",
+    "ecr:BatchCheckLayerAvailability",
+    "ecr:BatchGetImage",
+    "ecr:GetDownloadUrlForLayer",
+)
+PATIENCE = 120.0  # seconds; aws itself tries a silent network for minutes
+HOST = re.compile(
+    r"(?P<account>[^./]*)\.dkr\.ecr(-fips)?\.(?P<region>[a-z][a-z0-9-]+)\.amazonaws\.com(\.cn)?"
+)
+DENIED = r"not authorized to perform:? (?P<action>[\w:-]+)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A repository of a private registry, such as 1234.dkr.ecr.us-west-2.amazonaws.com/NAME."""
+
+    account: str
+    region: str
+    host: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meaning:
+    """What some words of aws, of an engine or of the registry mean, and the way out."""
+
+    words: str
+    what: str
+    mend: str
+    error: type[SqshforgeError] = WorkError
+
+    def of(self, repository: Repository, said: str) -> SqshforgeError | None:
+        found = re.search(self.words, said, re.IGNORECASE)
+        if found is None:
+            return None
+        facts = {**vars(repository), **found.groupdict()}
+        where = said[said.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
+        return self.error(self.what.format(**facts), where=where, mend=self.mend.format(**facts))
+
+
+LOGIN = (
+    "aws ecr get-login-password --region {region}"
+    " | docker login --username AWS --password-stdin {host} (or buildah, or skopeo)"
+)
+# Of each tuple the first that fits is meant: a refusal's words often contain a later one's.
+BOTH = (
+    Meaning(
+        words=DENIED
+        + ".*(explicit deny|no permissions boundary|(control|session|endpoint) policy)",
+        what="a policy above this AWS role forbids {action} on {host}",
+        mend="ask the account's administrator: no policy that is attached to the role lifts it",
+    ),
+    Meaning(
+        words=DENIED + ".*no resource-based policy",
+        what="{host} does not open {name} to this AWS role: {action} is missing there",
+        mend="check account, region and name of the image: its owner decides, not the role",
+    ),
+    Meaning(
+        words=rf"not authorized to perform:? (?P<action>{'|'.join(ACTIONS)})\b",
+        what="the AWS role lacks the permission {action} for {host}/{name}",
+        mend="attach docs/iam/ecr-pull.json to the role (docs/ecr.md tells how)",
+    ),
+    Meaning(
+        words=DENIED,
+        what="the AWS role lacks the permission {action}",
+        mend="allow it in the role's policy (docs/ecr.md)",
+    ),
+    Meaning(
+        words="Could not connect to the endpoint|timeout on endpoint|no answer within"
+        "|dial tcp|i/o timeout|Client\\.Timeout",
+        what="the registry in {region} cannot be reached",
+        mend="is {region} a region? Else see to the network and HTTPS_PROXY (docs/ecr.md)",
+    ),
+)
+ASKING = (  # aws for the password
+    Meaning(
+        words="ExpiredToken|RequestExpired|(token|session)\\b.* expired",
+        what="the token of the AWS credentials has expired",
+        mend="aws sso login, or a new session of the role; if it is new: is the clock right?",
+    ),
+    Meaning(
+        words="UnrecognizedClient|InvalidClientTokenId|IncompleteSignature"
+        "|InvalidSignature|SignatureDoesNotMatch",
+        what="AWS does not accept the credentials in the region {region}",
+        mend="see with aws sts get-caller-identity whose they are; is the clock right?",
+    ),
+    Meaning(
+        words="Unable to locate credentials|Partial credentials|config profile .*not be found"
+        "|Error loading SSO Token",
+        error=MissingError,
+        what="there are no AWS credentials to log in at {host} with",
+        mend="aws configure, aws sso login, AWS_PROFILE, or an instance role (docs/ecr.md)",
+    ),
+)
+PULLING = (
+    Meaning(
+        words="authorization token has expired",
+        what="the login at {host} has expired: it lasts 12 hours",
+        mend=LOGIN,
+    ),
+    Meaning(
+        words="manifest unknown|name unknown|(Repository|Image)NotFoundException|: not found",
+        error=RequestError,
+        what="{host} has no such image of {name}: its tag moved, or it is not in {region}",
+        mend="choose another tag or region: --set tag=TAG, --set region=REGION (docs/ecr.md)",
+    ),
+    Meaning(
+        words="no basic auth credentials|unauthorized|authentication required",
+        error=MissingError,
+        what="the engine has no login at {host}: it must be for this very account and region",
+        mend=LOGIN,
+    ),
+)
+
+
+def parse(reference: str) -> Repository | None:
+    """The private repository that an image's name points into; None where it is in no such one.
+
+    Raises `RequestError` for a host that looks like one and begins with no account id.
+    """
+    host, _, rest = reference.partition("/")
+    found = HOST.fullmatch(host)
+    name = re.split("[:@]", rest, maxsplit=1)[0]
+    if found is None or not name:
+        return None
+    if not re.fullmatch("[0-9]{12}", found["account"]):
+        raise RequestError(
+            f"{found['account']!r} is no AWS account: it has 12 digits",
+            where=reference,
+            mend="see to the image's name, or to parameters.account of the recipe",
+        )
+    return Repository(account=found["account"], region=found["region"], host=host, name=name)
+
+
+def login(repository: Repository, program: Path | str, programs: Programs) -> None:
+    """Log an engine (docker, buildah or skopeo) in at the repository's own host.
+
+    The password goes from aws to the engine's standard input and is shown nowhere.
+    Raises `MissingError` without aws or without credentials, `WorkError` where AWS or the engine
+    refuses.
+    """
+    aws = programs.which("aws")
+    if aws is None:
+        raise MissingError(
+            f"the program aws is not installed (it gives the password for {repository.host})",
+            mend="apt-get install awscli, or pip install awscli",
+        )
+    argv: list[str | Path] = [aws, "ecr", "get-login-password", "--region", repository.region]
+    asked = programs.attempt(argv, timeout=PATIENCE)
+    password = asked.out.strip()
+    if asked.code != 0 or not password:
+        raise _refused(repository, asked, asked.err, (*BOTH, *ASKING))
+    argv = [program, "login", "--username", "AWS", "--password-stdin", repository.host]
+    done = programs.attempt(argv, stdin=password.encode(), timeout=PATIENCE)
+    if done.code != 0:
+        said = (done.err or done.out).replace(password, "[password]")
+        raise _refused(repository, done, said, BOTH)
+
+
+def explain(repository: Repository, said: str) -> SqshforgeError | None:
+    """What the words of a failed pull mean; None where they are none that we know."""
+    return _first((*BOTH, *PULLING), repository, said)
+
+
+def _first(meanings: Sequence[Meaning], repository: Repository, said: str) -> SqshforgeError | None:
+    errors = (meaning.of(repository, said) for meaning in meanings)
+    return next((error for error in errors if error is not None), None)
+
+
+def _refused(
+    repository: Repository, result: Result, said: str, meanings: Sequence[Meaning]
+) -> SqshforgeError:
+    """The error for a login that failed; of words that we do not know the last line is shown."""
+    name = Path(result.argv[0]).name
+    last = said.strip().rpartition("\n")[2] or f"exit code {result.code}, without a word"
+    return _first(meanings, repository, said) or WorkError(
+        f"{name} cannot log in at {repository.host}", where=last, mend="docs/ecr.md"
+    )

@@ -1,0 +1,109 @@
+"""One file over https or from a folder: what was cut off is gone on with, and its sum proves it."""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+import time
+import urllib.error
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+from typing import IO
+
+from sqshforge.errors import MissingError, WorkError
+from sqshforge.machine import Pip, ca_bundle, sha256
+from sqshforge.progress import Tracker
+
+TRIES = 4
+PAUSE = 2.0  # seconds before a try, times the tries before it
+PATIENCE = 60.0  # seconds without a byte
+PIECE = 1 << 20
+RANGE_BEYOND_END = 416  # the part that is there was all of it
+
+
+def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Tracker) -> str:
+    """Fetch a file to `place`, and return its sha256, which is `wanted` where one is given.
+
+    A file that is there already with that sum is not fetched again. What was cut off lies beside
+    it and is gone on with. Raises `MissingError` where the host does not give it, `WorkError`
+    where the sum is another.
+    """
+    if place.is_file():
+        total = sha256(place)
+        if wanted in (None, total):
+            return total
+        raise _wrong(place, wanted, total, str(place))
+    place.parent.mkdir(parents=True, exist_ok=True)
+    part = place.with_name(f"{place.name}.part")
+    _fetch(url, part, pip, tracker)
+    total = sha256(part)
+    if wanted not in (None, total):
+        part.unlink()
+        raise _wrong(place, wanted, total, url)
+    part.rename(place)
+    return total
+
+
+def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
+    """Bring the part to its whole length; cut connections are taken up again."""
+    bundle = ca_bundle(pip)
+    context = ssl.create_default_context(cafile=str(bundle) if bundle else None)
+    for tried in range(1, TRIES + 1):
+        try:
+            with part.open("ab") as file, _answer(url, file.tell(), context) as answer:
+                _append(answer, file, tracker)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code == RANGE_BEYOND_END:
+                return
+            raise _absent(url, f"the host answers {error.code} {error.reason}") from None
+        except (OSError, HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            # What is not there at all will not be there in a moment either.
+            if tried == TRIES or not part.stat().st_size:
+                with contextlib.suppress(OSError):
+                    part.unlink()
+                raise _absent(url, str(reason)) from None
+        time.sleep(PAUSE * tried)
+
+
+def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
+    request = urllib.request.Request(url, headers={"User-Agent": "sqshforge"})
+    if start:
+        request.add_header("Range", f"bytes={start}-")
+    # The addresses are those of recipes, which may be http, https or file.
+    answer: IO[bytes] = urllib.request.urlopen(request, timeout=PATIENCE, context=context)
+    return answer
+
+
+def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
+    status = getattr(answer, "status", None)
+    if status != 206:  # no partial content: all of it comes, from the start
+        file.truncate(0)
+        file.seek(0)
+    length = int(getattr(answer, "headers", {}).get("Content-Length") or 0)
+    start = file.tell()
+    tracker.set(start, start + length if length else None)
+    while piece := answer.read(PIECE):
+        file.write(piece)
+        tracker.advance(len(piece))
+    if length and file.tell() < start + length:
+        raise OSError(f"the connection was cut after {file.tell()} bytes")
+
+
+def _absent(url: str, why: str) -> MissingError:
+    return MissingError(
+        f"cannot be fetched: {why}",
+        where=url,
+        mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+    )
+
+
+def _wrong(place: Path, wanted: str | None, found: str, where: str) -> WorkError:
+    return WorkError(
+        f"{place.name} has another checksum than the lock says:\n"
+        f"    locked  {wanted}\n    found   {found}",
+        where=where,
+        mend="do not use it: ask who changed it; if the change is meant, sqshforge lock",
+    )

@@ -1,0 +1,125 @@
+"""The files of locked Python packages: where each index has them, and which one fits a platform."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlparse
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
+
+from sqshforge.errors import MissingError, WorkError
+from sqshforge.lock.model import LockedPackage
+from sqshforge.machine import Pip, ca_bundle
+from sqshforge.programs import Programs
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NEWEST_GLIBC = 28  # manylinux_2_28, what locks are resolved for
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a package: where it is and what it must be."""
+
+    package: str
+    url: str
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return unquote(urlparse(self.url).path).rpartition("/")[2]
+
+
+def files(
+    packages: Sequence[LockedPackage], python: str, pip: Pip, programs: Programs
+) -> tuple[File, ...]:
+    """For each package the one file that a Python of that version on x86-64 Linux installs.
+
+    It is a wheel where there is one, else the source distribution; only files whose sums are in
+    the lock count. Raises `MissingError` where an index does not answer, `WorkError` where no file
+    of a package is left.
+    """
+    if not packages:
+        return ()
+    found = {one["name"]: one for one in _listed(packages, python, pip, programs)}
+    tags = {tag: rank for rank, tag in enumerate(_tags(python))}
+    return tuple(_fitting(package, found.get(package.name, {}), tags) for package in packages)
+
+
+def _fitting(package: LockedPackage, listed: Mapping[str, Any], tags: Mapping[Tag, int]) -> File:
+    """The best file of a package: the wheel whose tag comes first, else the source."""
+    allowed = {one.removeprefix("sha256:") for one in package.hashes}
+    best: tuple[int, File] | None = None
+    for entry in (*listed.get("wheels", ()), *filter(None, [listed.get("sdist")])):
+        url = entry.get("url") or Path(entry["path"]).resolve().as_uri()
+        file = File(package.name, url, entry["hashes"]["sha256"])
+        rank = _rank(file.name, tags)
+        if file.sha256 in allowed and rank is not None and (best is None or rank < best[0]):
+            best = rank, file
+    if best is None:
+        raise WorkError(
+            f"the index has no file of {package.name} {package.version} that the lock allows "
+            "for this platform",
+            where="recipes/locks",
+            mend="sqshforge lock, or pip's settings: docs/machines.md",
+        )
+    return best[1]
+
+
+def _rank(name: str, tags: Mapping[Tag, int]) -> int | None:
+    """How well a file fits, from 0; None for one that does not."""
+    if not name.endswith(".whl"):
+        return len(tags)
+    ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
+    return min(ranks, default=None)
+
+
+def _tags(python: str) -> Iterable[Tag]:
+    """What a CPython takes on x86-64 Linux with that glibc, the best first."""
+    version = tuple(int(part) for part in python.split("."))
+    named = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
+    platforms = []
+    for minor in range(NEWEST_GLIBC, 4, -1):
+        platforms.append(f"manylinux_2_{minor}_x86_64")
+        platforms += [f"{named[minor]}_x86_64"] if minor in named else []
+    platforms.append("linux_x86_64")
+    interpreter = f"cp{''.join(python.split('.'))}"
+    yield from cpython_tags(version, abis=[interpreter], platforms=platforms)
+    yield from compatible_tags(version, interpreter=interpreter, platforms=platforms)
+
+
+def _listed(
+    packages: Sequence[LockedPackage], python: str, pip: Pip, programs: Programs
+) -> list[dict[str, Any]]:
+    """What the indexes have of these versions, as uv lists it (PEP 751)."""
+    ways = [pip.without_local_indexes(), pip]
+    said = ""
+    for way in ways if ways[0] != pip else ways[1:]:
+        with tempfile.TemporaryDirectory(prefix="sqshforge-files-") as folder:
+            wanted, listing = Path(folder) / "wanted.in", Path(folder) / "pylock.toml"
+            wanted.write_text("".join(f"{one.name}=={one.version}\n" for one in packages))
+            argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps"]
+            argv += ["--no-config", "--no-header", "--format", "pylock.toml"]
+            argv += ["--output-file", str(listing)]
+            argv += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+            argv += way.for_uv()
+            ca = ca_bundle(way)
+            environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
+            asked = programs.attempt([*argv, str(wanted)], env=environment)
+            if asked.code == 0:
+                return list(tomllib.loads(listing.read_text()).get("packages", ()))
+            said = asked.err.strip()
+    raise MissingError(
+        "the package index does not have what the lock names:"
+        + "".join(f"\n    {line}" for line in said.splitlines()[:8]),
+        mend="check the network and pip's settings (docs/machines.md)",
+    )

@@ -1,0 +1,95 @@
+"""Git repositories: which commit a tag or branch is at, and that commit's files as one tar."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from sqshforge.errors import MissingError, WorkError
+from sqshforge.lock.model import LockedSource
+from sqshforge.programs import Programs, Result
+
+PATIENCE = 60.0  # seconds that a host may take to list its references
+# Nobody is there to type a password, and no setting of this user's may change the files.
+QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "0"}
+
+
+def commit_of(url: str, ref: str, programs: Programs) -> str | None:
+    """The commit behind a tag or branch; None where the host does not say."""
+    return _references(url, ref, programs).get("commit")
+
+
+def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -> tuple[Path, str]:
+    """The files of a source at its commit as a tar in `folder`, and that commit.
+
+    The commit is the lock's; where that has none, it is what the tag or branch is at now. The tar
+    of one commit is always the same. Raises `MissingError` where the host does not answer and
+    `WorkError` where the tag has moved away from the locked commit.
+    """
+    if source.commit:
+        place = folder / f"{source.name}-{source.commit}.tar"
+        if place.is_file():
+            return place, source.commit
+    programs.require("git", f"it fetches {source.name}")
+    seen = _references(url, source.ref, programs)
+    if not seen:
+        raise MissingError(
+            f"the source {source.name} cannot be fetched: its host does not know "
+            f"{source.ref}, or does not answer",
+            where=url,
+            mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+        )
+    commit = source.commit or seen["commit"]
+    if seen["kind"] == "tags" and seen["commit"] != commit:
+        raise WorkError(
+            f"the tag {source.ref} of {source.name} has moved:\n"
+            f"    locked  {commit}\n    now at  {seen['commit']}",
+            where=url,
+            mend="ask who moved it; if the change is meant, sqshforge lock",
+        )
+    place = folder / f"{source.name}-{commit}.tar"
+    if not place.is_file():
+        _pack(url, source.ref, commit, place, programs)
+    return place, commit
+
+
+def _references(url: str, ref: str, programs: Programs) -> dict[str, str]:
+    """Whether a name is a tag or a branch of a repository, and its commit; empty for neither."""
+    names = [f"refs/tags/{ref}", f"refs/tags/{ref}^{{}}", f"refs/heads/{ref}"]
+    said = programs.attempt(["git", "ls-remote", url, *names], env=QUIET, timeout=PATIENCE)
+    if said.code != 0:
+        return {}
+    found = {name: commit for commit, name in re.findall(r"^(\w{40})\t(\S+)$", said.out, re.M)}
+    for name in (names[1], names[0], names[2]):  # an annotated tag's commit before the tag's own
+        if name in found:
+            return {"kind": name.split("/")[1], "commit": found[name]}
+    return {}
+
+
+def _pack(url: str, ref: str, commit: str, place: Path, programs: Programs) -> None:
+    """Fetch one commit into a repository beside the tar, and write its files."""
+    repository = place.with_suffix(".git")
+    place.parent.mkdir(parents=True, exist_ok=True)
+
+    def git(*words: str | Path) -> Result:
+        return programs.attempt(["git", "-C", repository, *words], env=QUIET)
+
+    programs.capture(["git", "init", "--quiet", "--bare", repository], env=QUIET)
+    # Not every host gives a commit by its own name; then the branch's history is searched for it.
+    if git("fetch", "--quiet", "--depth", "1", url, commit).code != 0:
+        fetched = git("fetch", "--quiet", url, ref)
+        if fetched.code != 0:
+            raise MissingError(
+                f"git cannot fetch {ref}: {fetched.err.strip()}",
+                where=url,
+                mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+            )
+    partial = place.with_name(f"{place.name}.part")
+    written = git("archive", "--format=tar", "--output", partial, commit)
+    if written.code != 0:
+        raise WorkError(
+            f"the commit {commit} is not in the history of {ref} any more",
+            where=url,
+            mend="a branch was rewritten: sqshforge lock takes its present commit",
+        )
+    partial.rename(place)

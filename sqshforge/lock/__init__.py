@@ -1,0 +1,32 @@
+"""Locks: what a recipe resolved to, with hashes, so that every build takes the same bytes."""
+
+from sqshforge.lock.model import (
+    Lock,
+    LockedImage,
+    LockedPackage,
+    changes,
+    earlier,
+    inputs,
+    load,
+    path_of,
+    read,
+    requirements,
+)
+from sqshforge.lock.packages import parse_compiled
+from sqshforge.lock.resolve import Asked, resolve
+
+__all__ = [
+    "Asked",
+    "Lock",
+    "LockedImage",
+    "LockedPackage",
+    "changes",
+    "earlier",
+    "inputs",
+    "load",
+    "parse_compiled",
+    "path_of",
+    "read",
+    "requirements",
+    "resolve",
+]

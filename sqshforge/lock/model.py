@@ -1,0 +1,222 @@
+"""Locks: what a recipe resolved to, with hashes, so that every build takes the same bytes.
+
+What could not be resolved where the lock was made is listed in `unlocked`, entry by entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from sqshforge.errors import RequestError
+from sqshforge.recipe import Recipe
+
+
+class Entry(BaseModel):
+    """A piece of a lock: immutable, and nothing in it that is not known."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LockedImage(Entry):
+    """An image and the digest that its tag had; none where no registry answered."""
+
+    image: str
+    digest: str | None
+
+
+class LockedPackage(Entry):
+    """One Python package: its version and the sums of the files that may be installed."""
+
+    name: str
+    version: str
+    hashes: tuple[str, ...]
+
+    def requirement(self) -> str:
+        """The package as a line of a requirements file, with its hashes."""
+        hashes = "".join(f" \\\n    --hash={one}" for one in self.hashes)
+        return f"{self.name}=={self.version}{hashes}\n"
+
+
+class LockedIndex(Entry):
+    """The packages that one index alone gives; without hashes where it did not answer."""
+
+    name: str
+    url: str
+    packages: tuple[LockedPackage, ...]
+
+
+class LockedPython(Entry):
+    """The whole closure of the recipe's Python packages for one interpreter and platform."""
+
+    version: str
+    platform: str
+    installer: LockedPackage
+    packages: tuple[LockedPackage, ...]
+    built: tuple[LockedPackage, ...] = ()  # hashes of source distributions
+    builders: tuple[LockedPackage, ...] = ()
+    bound: tuple[LockedIndex, ...] = ()
+
+    def installer_wheel(self) -> str:
+        """The file name of pip's wheel, which lies among the wheels of a build's context."""
+        return f"pip-{self.installer.version}-py3-none-any.whl"
+
+
+class LockedApt(Entry):
+    """The Debian packages that the recipe's need, as the suite had them."""
+
+    suite: str
+    packages: tuple[tuple[str, str], ...]  # name, version
+
+
+class LockedSource(Entry):
+    """A git repository and the commit that its tag or branch was at."""
+
+    name: str
+    git: str
+    ref: str
+    commit: str | None
+
+
+class LockedArchive(Entry):
+    """A file to download and its sum."""
+
+    name: str
+    url: str
+    sha256: str | None
+
+
+class LockedPatch(Entry):
+    """A patch, and the sum that the one file it changes has afterwards."""
+
+    file: str
+    sha256: str
+    of: str
+    path: str
+    after: str
+
+
+class Lock(Entry):
+    """Everything that a recipe resolved to."""
+
+    target: str
+    inputs: str  # digest of the recipe's pins, so that a lock of another recipe is noticed
+    base: LockedImage
+    compiler: LockedImage | None = None
+    apt: LockedApt | None = None
+    python: LockedPython
+    sources: tuple[LockedSource, ...] = ()
+    archives: tuple[LockedArchive, ...] = ()
+    patches: tuple[LockedPatch, ...] = ()
+    unlocked: tuple[str, ...] = ()
+
+    def text(self) -> str:
+        return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+    def sums(self) -> dict[str, frozenset[str]]:
+        """Package names to the sha256 sums of their files."""
+        python = self.python
+        return {
+            package.name: frozenset(one.removeprefix("sha256:") for one in package.hashes)
+            for package in (*python.packages, *python.builders, python.installer)
+        }
+
+
+def requirements(packages: Iterable[LockedPackage]) -> str:
+    """Packages as a requirements file for `pip install --require-hashes`."""
+    return "".join(package.requirement() for package in packages)
+
+
+def inputs(recipe: Recipe) -> str:
+    """A digest of what a lock is resolved from, and of nothing else in the recipe."""
+    bootstrap = recipe.base.bootstrap
+    pins = {
+        "platform": recipe.platform,
+        "base": [recipe.base.image, recipe.base.compiler, bootstrap and bootstrap.suite],
+        "parameters": dict(recipe.parameters),
+        "apt": recipe.apt,
+        "python": recipe.python.model_dump(mode="json"),
+        "triton": recipe.triton and recipe.triton.version,
+        "sources": {name: one.model_dump(mode="json") for name, one in recipe.sources.items()},
+        "archives": {name: one.model_dump(mode="json") for name, one in recipe.archives.items()},
+        "patches": dict(recipe.patches),
+    }
+    return "sha256:" + hashlib.sha256(json.dumps(pins, sort_keys=True).encode()).hexdigest()
+
+
+def path_of(target: str, recipes: Path) -> Path:
+    return recipes / "locks" / f"{target}.lock"
+
+
+def read(target: str, recipes: Path) -> Lock:
+    """A target's lock as it lies there; `RequestError` where it is absent or broken."""
+    path = path_of(target, recipes)
+    again = f"sqshforge lock {target}"
+    try:
+        return Lock.model_validate_json(path.read_text())
+    except FileNotFoundError:
+        raise RequestError("the target has no lock", where=str(path), mend=again) from None
+    except (ValidationError, UnicodeDecodeError) as error:
+        first = str(error).splitlines()[0]
+        raise RequestError(
+            f"the lock cannot be read: {first}", where=str(path), mend=again
+        ) from None
+
+
+def earlier(target: str, recipes: Path) -> Lock | None:
+    """The lock that a target has, to keep what still holds of it; None for none or a broken one."""
+    try:
+        return read(target, recipes)
+    except RequestError:
+        return None
+
+
+def changes(before: Lock | None, now: Lock) -> list[str]:
+    """What a new lock says otherwise, in a few words each.
+
+    Versions of Debian packages are noted and not pinned, so that they are no change.
+    """
+    if before is None:
+        return ["there was no lock"]
+    found = []
+    for key in type(now).model_fields:
+        old, new = getattr(before, key), getattr(now, key)
+        if key != "apt" and old != new:
+            found += _packages(before, now) if key == "python" else [f"{key} changed"]
+    return found
+
+
+def _packages(before: Lock, now: Lock) -> list[str]:
+    """Which Python packages changed."""
+
+    def versions(lock: Lock) -> dict[str, LockedPackage]:
+        python = lock.python
+        bound = (one for index in python.bound for one in index.packages)
+        every = (*python.packages, *python.built, *python.builders, python.installer, *bound)
+        return {one.name: one for one in every}
+
+    old, new = versions(before), versions(now)
+    named = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    return [f"{name}: {_version(old, name)} -> {_version(new, name)}" for name in named] or [
+        "python changed"
+    ]
+
+
+def _version(packages: Mapping[str, LockedPackage], name: str) -> str:
+    return packages[name].version if name in packages else "none"
+
+
+def load(recipe: Recipe, recipes: Path) -> Lock:
+    """The recipe's lock; `RequestError` where it is absent, broken or of other pins."""
+    lock = read(recipe.target, recipes)
+    if lock.inputs != inputs(recipe):
+        raise RequestError(
+            "the lock is out of date: the recipe's pins changed after it was made",
+            where=str(path_of(recipe.target, recipes)),
+            mend=f"sqshforge lock {recipe.target}",
+        )
+    return lock

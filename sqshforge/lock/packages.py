@@ -1,0 +1,214 @@
+"""Python packages resolved by uv, for the recipe's own Python and platform, with their hashes."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from sqshforge.errors import MissingError, WorkError
+from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
+from sqshforge.machine import Pip, ca_bundle
+from sqshforge.mirrors import Mirrors
+from sqshforge.programs import Programs, Result
+from sqshforge.recipe import Recipe, normalize
+
+UV_PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28"}
+
+
+@dataclass(frozen=True)
+class Found:
+    """Packages from the indexes of pip's configuration, those that are bound, and what is open."""
+
+    packages: tuple[LockedPackage, ...]
+    bound: tuple[LockedIndex, ...] = ()
+    unlocked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Asks uv, with the indexes and certificates that pip on this machine is configured with.
+
+    `known` are packages of an earlier lock: a version that still fits stays, so that a lock
+    changes with its recipe and not with every release of what the recipe does not name.
+    """
+
+    recipe: Recipe
+    pip: Pip
+    mirrors: Mirrors
+    programs: Programs
+    known: tuple[LockedPackage, ...] = ()
+
+    def resolve(self, wanted: Sequence[str]) -> tuple[LockedPackage, ...]:
+        """Requirements and all that they need in turn.
+
+        Indexes in folders of this machine are asked only where the others do not have everything:
+        they would hide the files, and so the hashes, that other machines are going to get.
+        Raises `WorkError` for what no index has.
+        """
+        if not wanted:
+            return ()
+        result = self._compile(wanted, self.pip.without_local_indexes())
+        if result.code != 0 and self.pip.without_local_indexes() != self.pip:
+            result = self._compile(wanted, self.pip)
+        if result.code != 0:
+            raise self._unresolved(result)
+        packages = parse_compiled(result.out)
+        bare = [package.name for package in packages if not package.hashes]
+        if bare:
+            raise MissingError(
+                f"the package index gives no hashes for: {', '.join(bare)}", where=self._where
+            )
+        self._refuse_strays(packages)
+        return packages
+
+    def everything(self) -> Found:
+        """All that the recipe's Python needs, with what one index alone may give.
+
+        Such an index is asked first, and a name that it has is taken from no other: others carry
+        placeholders under these names. Where it does not answer, its pins stay without hashes and
+        are told. Raises `WorkError` for what no index has, and where a bound name would come from
+        elsewhere.
+        """
+        wanted = self.recipe.packages()
+        indexes = self.recipe.python.indexes
+        if not indexes:
+            return Found(self.resolve(wanted))
+        urls = {name: self.mirrors.index(index.url) for name, index in indexes.items()}
+        pins = {name: index.pins() for name, index in indexes.items()}
+        result = self._compile(
+            [*wanted, *(pin for some in pins.values() for pin in some)],
+            self.pip.without_local_indexes(),
+            first=tuple(urls.values()),
+        )
+        if result.code == 0:
+            return self._divided(result.out, urls)
+        if not any(url in result.err for url in urls.values()):
+            raise self._unresolved(result)
+        locked = tuple(
+            LockedIndex(name=name, url=indexes[name].url, packages=tuple(map(_open, some)))
+            for name, some in pins.items()
+        )
+        unlocked = tuple(
+            f"{pin}: the index {name} ({urls[name]}) did not answer"
+            for name, some in pins.items()
+            for pin in some
+        )
+        return Found(self.resolve(wanted), locked, unlocked)
+
+    def _divided(self, said: str, urls: Mapping[str, str]) -> Found:
+        """Packages by the index that gives them."""
+        origins = parse_origins(said)
+        packages = parse_compiled(said)
+        of = {
+            name: tuple(one for one in packages if origins.get(one.name, "") == url.rstrip("/"))
+            for name, url in urls.items()
+        }
+        others = tuple(one for one in packages if not any(one in some for some in of.values()))
+        self._refuse_strays(others)
+        indexes = self.recipe.python.indexes
+        locked = tuple(
+            LockedIndex(name=name, url=indexes[name].url, packages=some)
+            for name, some in of.items()
+        )
+        return Found(others, locked)
+
+    def _refuse_strays(self, packages: Iterable[LockedPackage]) -> None:
+        """Nothing that is bound to an index may have come in by what others need."""
+        strays = sorted({package.name for package in packages} & self.recipe.python.bound())
+        if strays:
+            raise WorkError(
+                f"{', '.join(strays)} would come from an index that it is not bound to",
+                where=self._where,
+                mend="name a version of what needs it in python.indexes too, beside it",
+            )
+
+    def _unresolved(self, result: Result) -> WorkError:
+        return WorkError(
+            "the Python packages cannot be resolved:\n"
+            + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:12]),
+            where=self._where,
+            mend="name versions that pip on this machine can find; a CPU build of torch needs "
+            "PyTorch's own wheel index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS",
+        )
+
+    @property
+    def _where(self) -> str:
+        return f"recipes/{self.recipe.target}.yaml, python.packages"
+
+    def _compile(self, wanted: Sequence[str], pip: Pip, first: Sequence[str] = ()) -> Result:
+        """Let uv resolve; of the indexes in `first`, each keeps the names that it has."""
+        python = self.recipe.python
+        built = [normalize(one.package) for one in python.built]
+        argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
+        argv += ["--generate-hashes", "--no-annotate", "--no-header", "--emit-index-annotation"]
+        argv += ["--only-binary", ":all:"]
+        argv += [word for name in built for word in ("--no-binary", name)]
+        argv += ["--python-version", python.version]
+        argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
+        argv += [word for url in first for word in ("--index", url)]
+        argv += pip.for_uv("first-index" if first else "unsafe-best-match")
+        ca = ca_bundle(pip)
+        environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
+        with tempfile.TemporaryDirectory(prefix="sqshforge-lock-") as folder:
+            place = Path(folder)
+            (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
+            (place / "known.txt").write_text(requirements(self.known))
+            (place / "uv.toml").write_text(metadata(self.recipe))
+            argv += ["--config-file", str(place / "uv.toml")]
+            argv += ["--output-file", str(place / "known.txt"), str(place / "wanted.in")]
+            asked = self.programs.attempt(argv, env=environment)
+            return replace(asked, out=(place / "known.txt").read_text())
+
+
+def metadata(recipe: Recipe) -> str:
+    """What compiled packages need, as uv's configuration: their own metadata cannot be asked.
+
+    Their setup.py imports torch, which is not there while resolving.
+    """
+    tables = []
+    for one in recipe.python.built:
+        name, _, version = one.package.partition("==")
+        tables.append(
+            "[[dependency-metadata]]\n"
+            f"name = {json.dumps(normalize(name))}\n"
+            f"version = {json.dumps(version)}\n"
+            f"requires-dist = {json.dumps(list(one.needs))}\n"
+        )
+    return "\n".join(tables)
+
+
+def parse_compiled(text: str) -> tuple[LockedPackage, ...]:
+    """Read what `uv pip compile --generate-hashes` prints."""
+    joined = re.sub(r"\\\n\s*", "", text)
+    packages = []
+    for line in joined.splitlines():
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==(\S+)((?:\s*--hash=\S+)*)", line)
+        if match:
+            name, version, hashes = match.groups()
+            found = tuple(sorted(re.findall(r"--hash=(\S+)", hashes)))
+            packages.append(LockedPackage(name=normalize(name), version=version, hashes=found))
+    return tuple(sorted(packages, key=lambda package: package.name))
+
+
+def parse_origins(text: str) -> dict[str, str]:
+    """Which index each package comes from, by what `--emit-index-annotation` prints."""
+    found = {}
+    name = ""
+    for line in text.splitlines():
+        start = re.match(r"([A-Za-z0-9._-]+)(\[[^\]]*\])?==", line)
+        if start:
+            name = normalize(start[1])
+        origin = re.match(r"\s+# from (\S+)", line)
+        if origin:
+            found[name] = origin[1].rstrip("/")
+    return found
+
+
+def _open(pin: str) -> LockedPackage:
+    name, _, version = pin.partition("==")
+    return LockedPackage(name=normalize(name), version=version, hashes=())

@@ -1,0 +1,161 @@
+"""A recipe resolved: everything that it names, as exactly as this machine can find out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from sqshforge import fetch
+from sqshforge.errors import MissingError
+from sqshforge.lock import apt, patches
+from sqshforge.lock.model import (
+    Lock,
+    LockedApt,
+    LockedArchive,
+    LockedImage,
+    LockedPackage,
+    LockedPython,
+    LockedSource,
+    inputs,
+)
+from sqshforge.lock.packages import UV_PLATFORMS, Resolver
+from sqshforge.machine import Pip
+from sqshforge.mirrors import Mirrors
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.project import Project
+from sqshforge.recipe import Recipe, normalize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """Whom a lock is resolved with; `before` is the target's lock until now, if it has one."""
+
+    project: Project
+    pip: Pip
+    mirrors: Mirrors
+    programs: Programs
+    reporter: Reporter
+    before: Lock | None = None
+
+
+def resolve(recipe: Recipe, asked: Asked) -> Lock:
+    """Resolve all pins of a recipe.
+
+    What does not answer keeps the value that an earlier lock has for the very same pin; where
+    there is none, it is listed in `unlocked`. Raises `WorkError` where Python packages do not fit.
+    """
+    open_: list[str] = []
+    before = asked.before
+    images = [one for one in (before and before.base, before and before.compiler) if one]
+    base = _image(recipe, recipe.base.image, "base image", asked, images, open_)
+    compiler = recipe.base.compiler
+    return Lock(
+        target=recipe.target,
+        inputs=inputs(recipe),
+        base=base,
+        compiler=_image(recipe, compiler, "compiler image", asked, images, open_)
+        if compiler
+        else None,
+        apt=_apt(recipe, asked, open_),
+        python=_python(recipe, asked, open_),
+        sources=tuple(_source(recipe, name, asked, open_) for name in sorted(recipe.sources)),
+        archives=tuple(_archive(recipe, name, asked, open_) for name in sorted(recipe.archives)),
+        patches=patches.locked(recipe, asked.project.patches),
+        unlocked=tuple(open_),
+    )
+
+
+def _image(
+    recipe: Recipe,
+    image: str,
+    what: str,
+    asked: Asked,
+    before: Iterable[LockedImage],
+    open_: list[str],
+) -> LockedImage:
+    """The digest behind a tag, asked of the registry by skopeo."""
+    address = asked.mirrors.image(recipe.address(image))
+    if asked.programs.which("skopeo"):
+        argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{address}"]
+        said = asked.programs.attempt(argv, timeout=60)
+        if said.code == 0 and said.out.startswith("sha256:"):
+            return LockedImage(image=image, digest=said.out.strip())
+    known = next((one.digest for one in before if one.image == image), None)
+    if known is None:
+        open_.append(f"{what} {address}: no registry answered")
+    return LockedImage(image=image, digest=known)
+
+
+def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
+    bootstrap = recipe.base.bootstrap
+    if bootstrap is None:
+        if recipe.apt:
+            open_.append("apt packages: their versions are those that the base's archives have")
+        return None
+    found = apt.resolve(bootstrap.suite, recipe.apt, asked.programs)
+    before = asked.before.apt if asked.before else None
+    if found is None and before is not None and before.suite == bootstrap.suite:
+        found = before
+    if found is None and recipe.apt:
+        open_.append(f"apt packages: this machine has no archive of {bootstrap.suite}")
+    return found
+
+
+def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
+    python = recipe.python
+    known: tuple[LockedPackage, ...] = ()
+    if asked.before:
+        known = (*asked.before.python.packages, *asked.before.python.built)
+    resolver = Resolver(recipe, asked.pip, asked.mirrors, asked.programs, known)
+    found = resolver.everything()
+    built = {normalize(one.package) for one in python.built}
+    builders = Resolver(
+        recipe,
+        asked.pip,
+        asked.mirrors,
+        asked.programs,
+        asked.before.python.builders if asked.before else (),
+    )
+    open_ += found.unlocked
+    return LockedPython(
+        version=python.version,
+        platform=UV_PLATFORMS[recipe.platform],
+        installer=builders.resolve([python.installer])[0],
+        packages=tuple(one for one in found.packages if one.name not in built),
+        built=tuple(one for one in found.packages if one.name in built),
+        builders=builders.resolve(python.builders),
+        bound=found.bound,
+    )
+
+
+def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedSource:
+    source = recipe.sources[name]
+    commit = source.commit
+    if commit is None:
+        commit = fetch.commit_of(asked.mirrors.source(source.git), source.ref, asked.programs)
+    if commit is None and asked.before:
+        same = (name, source.git, source.ref)
+        earlier = (one for one in asked.before.sources if (one.name, one.git, one.ref) == same)
+        commit = next((one.commit for one in earlier), None)
+    if commit is None:
+        open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")
+    return LockedSource(name=name, git=source.git, ref=source.ref, commit=commit)
+
+
+def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedArchive:
+    """An archive's sum: the recipe's, an earlier lock's, else that of what its host gives now."""
+    archive = recipe.archives[name]
+    total = archive.sha256
+    if total is None and asked.before:
+        earlier = (o for o in asked.before.archives if (o.name, o.url) == (name, archive.url))
+        total = next((one.sha256 for one in earlier), None)
+    if total is None:
+        try:
+            place = asked.project.bundle(recipe.target) / "archives" / archive.file
+            address = asked.mirrors.source(archive.url)
+            with asked.reporter.track(f"archive {archive.file}") as tracker:
+                total = fetch.download(address, place, None, asked.pip, tracker)
+        except MissingError:
+            open_.append(f"archive {name}, {archive.url}: its host did not answer")
+    return LockedArchive(name=name, url=archive.url, sha256=total)

@@ -1,0 +1,184 @@
+"""What a build takes from outside: fetched where there is a network, else out of a bundle.
+
+A supply has one place, which is the same in a bundle and in a build's context.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import fetch
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.fetch import File
+from sqshforge.lock import Lock
+from sqshforge.machine import Pip, sha256
+from sqshforge.mirrors import Mirrors
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.recipe import Recipe, normalize
+from sqshforge.render import argument
+
+VARIABLE = "OFFLINE"
+MANIFEST = "bundle.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """One file from outside, at its place, with the sum that it was fetched with."""
+
+    place: str
+    path: Path
+    sha256: str
+    file: str = ""  # its place in a bundle, where that is another
+    argument: str = ""  # the build argument that brings the sum, where the lock has none
+    commit: str = ""  # of a source
+
+    def noted(self, folder: Path) -> dict[str, str]:
+        """The supply as the bundle in that folder notes it."""
+        facts = {key: value for key, value in vars(self).items() if key != "path"}
+        return {**facts, "file": str(self.path.relative_to(folder))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outside:
+    """How this machine reaches what is outside, and the target's folder for what came in."""
+
+    bundle: Path
+    pip: Pip
+    mirrors: Mirrors
+    programs: Programs
+    reporter: Reporter
+
+
+def offline() -> bool:
+    """Whether OFFLINE asks for builds without a network; `RequestError` for another word."""
+    word = os.environ.get(VARIABLE, "")
+    if word not in ("", "0", "1"):
+        raise RequestError(f"{VARIABLE} is {word!r}", mend=f"{VARIABLE}=1, or leave it unset")
+    return word == "1"
+
+
+def fetched(what: Recipe, lock: Lock, outside: Outside) -> list[Supply]:
+    """Sources, archives and source distributions, verified by the lock where it knows them.
+
+    Raises `MissingError` where a host does not answer, `WorkError` for a wrong sum or a moved tag.
+    """
+    return [
+        *_sources(what, lock, outside),
+        *_archives(lock, outside),
+        *_distributions(what, lock, outside),
+    ]
+
+
+def _sources(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
+    for source in lock.sources:
+        if source.name == "triton" and what.triton and what.triton.origin == "wheel":
+            continue
+        outside.reporter.say(f"source {source.name}: {source.git} at {source.ref}")
+        tar, commit = fetch.snapshot(
+            source,
+            outside.mirrors.source(source.git),
+            outside.bundle / "sources",
+            outside.programs,
+        )
+        yield Supply(
+            place=f"sources/{source.name}.tar",
+            path=tar,
+            sha256=sha256(tar),
+            argument=argument("SOURCE", source.name),
+            commit=commit,
+        )
+
+
+def _archives(lock: Lock, outside: Outside) -> Iterator[Supply]:
+    for archive in lock.archives:
+        place = f"archives/{archive.url.rpartition('/')[2]}"
+        path = outside.bundle / place
+        url = outside.mirrors.source(archive.url)
+        with outside.reporter.track(f"archive {path.name}") as tracker:
+            total = fetch.download(url, path, archive.sha256, outside.pip, tracker)
+        yield Supply(
+            place=place, path=path, sha256=total, argument=argument("ARCHIVE", archive.name)
+        )
+
+
+def _distributions(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
+    """The source distributions of what is compiled from them."""
+    elsewhere = {normalize(one.package) for one in what.python.built if one.source}
+    packages = [one for one in lock.python.built if one.name not in elsewhere]
+    for file in fetch.files(packages, what.python.version, outside.pip, outside.programs):
+        yield taken(file, f"sdists/{file.package}.tar.gz", outside)
+
+
+def taken(file: File, place: str, outside: Outside) -> Supply:
+    """A package's file at its place in the bundle; one that another target has is linked."""
+    path = outside.bundle / place
+    for other in outside.bundle.parent.glob(f"*/{place}"):
+        if not path.exists() and sha256(other) == file.sha256:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            os.link(other, path)
+    with outside.reporter.track(file.name) as tracker:
+        total = fetch.download(file.url, path, file.sha256, outside.pip, tracker)
+    return Supply(place=place, path=path, sha256=total)
+
+
+def of(path: Path, place: str) -> Supply:
+    """A file of this machine's own, at a place."""
+    return Supply(place=place, path=path, sha256=sha256(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """What a bundle holds: files, and the names that its images have in an engine."""
+
+    supplies: tuple[Supply, ...]
+    images: Mapping[str, str]
+
+
+def bundled(lock: Lock, folder: Path) -> Bundle:
+    """Everything out of a bundle, each file proven by its sum.
+
+    Raises `MissingError` where there is no bundle of this lock, `WorkError` for a changed file.
+    """
+    mend = f"on a machine with a network: sqshforge vendor {lock.target}"
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+    except (FileNotFoundError, ValueError):
+        raise MissingError(
+            f"there is no bundle of {lock.target} to build from", where=str(folder), mend=mend
+        ) from None
+    if manifest["lock"] != lock.inputs:
+        raise MissingError("the bundle is that of another lock", where=str(folder), mend=mend)
+    supplies = tuple(Supply(path=folder / one["file"], **one) for one in manifest["files"])
+    for one in supplies:
+        if not one.path.is_file():
+            raise MissingError(f"the bundle lacks {one.file}", where=str(folder), mend=mend)
+        if sha256(one.path) != one.sha256:
+            raise WorkError(
+                f"{one.file} has another checksum than when the bundle was made",
+                where=str(one.path),
+                mend=f"remove it, and {mend}",
+            )
+    return Bundle(supplies=supplies, images=manifest["images"])
+
+
+def record(lock: Lock, bundle: Bundle, folder: Path) -> Path:
+    """Note in a bundle what is in it; the note comes last, so that it is of a whole bundle."""
+    facts = {
+        "target": lock.target,
+        "lock": lock.inputs,
+        "images": dict(bundle.images),
+        "files": [one.noted(folder) for one in bundle.supplies],
+    }
+    partial = folder / f".{MANIFEST}.part"
+    partial.write_text(json.dumps(facts, indent=2) + "\n")
+    return partial.rename(folder / MANIFEST)
+
+
+def arguments(supplies: Iterable[Supply]) -> Mapping[str, str]:
+    """The build arguments that bring sums."""
+    return {one.argument: one.sha256 for one in supplies if one.argument}

@@ -1,0 +1,156 @@
+"""A bundle: everything that a target's build takes from outside, in one folder.
+
+Gathering goes on where it was stopped, and every file is proven by its sum.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import jinja2
+
+from sqshforge import base, build, fetch, lock, machine, supply
+from sqshforge.context import Context
+from sqshforge.engine import Build, Engine
+from sqshforge.errors import MissingError
+from sqshforge.mirrors import read as read_mirrors
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.project import Project
+from sqshforge.recipe import Recipe
+from sqshforge.supply import Bundle, Outside, Supply
+
+
+def gather(
+    what: Recipe, engine: Engine, project: Project, programs: Programs, reporter: Reporter
+) -> tuple[Path, Bundle]:
+    """Fill a target's bundle, and return its folder and what is in it.
+
+    Raises `MissingError` where something cannot be had, `WorkError` where a sum is wrong.
+    """
+    locked = lock.load(what, project.recipes)
+    if what.triton and what.triton.origin == "source":
+        raise MissingError(
+            "Triton's own build downloads LLVM and NVIDIA's assembler: it needs a network",
+            where=f"recipes/{what.target}.yaml, triton.from",
+            mend="triton: {from: wheel} takes the official wheel with the same patches",
+        )
+    folder = project.bundle(what.target)
+    folder.mkdir(parents=True, exist_ok=True)
+    outside = Outside(
+        bundle=folder,
+        pip=machine.pip(programs),
+        mirrors=read_mirrors(project.root),
+        programs=programs,
+        reporter=reporter,
+    )
+    supplies = [*supply.fetched(what, locked, outside), build.installer(locked, outside)]
+    supplies += _wheels(what, locked, outside)
+    images = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
+    supplies += _images(images, engine, outside)
+    supplies += _apt(what, images, supplies, engine, project, outside)
+    bundle = Bundle(supplies=tuple(supplies), images=images)
+    supply.record(locked, bundle, folder)
+    return folder, bundle
+
+
+def _wheels(what: Recipe, locked: lock.Lock, outside: Outside) -> Iterator[Supply]:
+    """Every wheel of the lock, from the indexes that the recipe binds them to."""
+    python = locked.python
+    found = fetch.files(
+        [*python.packages, *python.builders], python.version, outside.pip, outside.programs
+    )
+    for index in python.bound:
+        alone = machine.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
+        found += fetch.files(index.packages, python.version, alone, outside.programs)
+    for number, file in enumerate(found, 1):
+        outside.reporter.say(f"package {number} of {len(found)}: {file.name}")
+        yield supply.taken(file, f"wheels/{file.name}", outside)
+
+
+def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iterator[Supply]:
+    """The images that the build starts from; they are loaded and do not go into the context."""
+    for argument, name in images.items():
+        tar = outside.bundle / "base" / f"{argument}.tar"
+        if argument == "COMPILER" and name == images["BASE"]:
+            tar = outside.bundle / "base" / "BASE.tar"
+        if not tar.is_file():
+            outside.reporter.say(f"image {name}")
+            tar.parent.mkdir(exist_ok=True)
+            partial = tar.with_suffix(".part")
+            engine.save(name, partial)
+            partial.rename(tar)
+        yield Supply(place="", path=tar, sha256=machine.sha256(tar))
+
+
+def _apt(
+    what: Recipe,
+    images: Mapping[str, str],
+    supplies: list[Supply],
+    engine: Engine,
+    project: Project,
+    outside: Outside,
+) -> Iterator[Supply]:
+    """The Debian packages of each stage and the lists that prove them."""
+    stages = {
+        "system": (what.apt, images["BASE"]),
+        "compiler": (what.apt_build, images["COMPILER"]),
+    }
+    stages |= {name: (one.packages, images["BASE"]) for name, one in what.apt_sources.items()}
+    for stage, (packages, image) in stages.items():
+        if not packages:
+            continue
+        place = outside.bundle / "apt" / stage
+        if not place.is_dir():
+            _download(what, stage, packages, image, supplies, engine, project, place, outside)
+        for path in sorted(place.rglob("*")):
+            if path.is_file():
+                yield supply.of(path, str(path.relative_to(outside.bundle)))
+
+
+def _download(
+    what: Recipe,
+    stage: str,
+    packages: tuple[str, ...],
+    image: str,
+    supplies: list[Supply],
+    engine: Engine,
+    project: Project,
+    place: Path,
+    outside: Outside,
+) -> None:
+    """Let the image's own apt download a stage's packages, and copy them out."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(project.root / "images"),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    text = environment.get_template("vendor.Dockerfile.j2").render(
+        recipe=what,
+        stage=stage,
+        packages=packages,
+        base=image,
+        source=what.apt_sources.get(stage),
+    )
+    folder = project.build / what.target / "vendor"
+    archives = {one.place: one.path for one in supplies if one.place.startswith("archives/")}
+    Context(files={"Dockerfile": text.encode()}, large=archives).write(folder)
+    name = f"localhost/sqshforge-vendor:{what.target}-{stage}"
+    secrets = project.build / what.target / "vendor-secrets"
+    with (
+        build.secrets_of(outside.pip, False, secrets) as given,
+        outside.reporter.track(f"Debian packages of {stage}") as tracker,
+    ):
+        request = Build(
+            context=folder, name=name, args={"BASE": image, **machine.proxies()}, secrets=given
+        )
+        engine.build(request, tracker.note)
+    partial = place.with_name(f".{stage}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    for inside in ("lib/apt/lists", "cache/apt/archives"):
+        (partial / inside).mkdir(parents=True)
+        engine.copy_out(name, f"/var/{inside}", partial / inside)
+    partial.rename(place)

@@ -1,0 +1,216 @@
+# Llama, Mixtral and Mistral pre-training with FSDP on CUDA 12.1, for EFA clusters
+#
+# Rendered by `sqshforge render llama-fsdp` from images/cuda.Dockerfile.j2,
+# recipes/llama-fsdp.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> packages ──────────────> image
+#                          ┊ looked at             ↑ wheels, libraries
+#   compiled-on ──> compiler ──┬─> triton ─────────┤
+#                             ├─> nccl ───────────┤
+#                             └─> aws-ofi-nccl ───┘
+#
+# system    what apt and the EFA installer bring
+# packages  locked Python packages
+# compiler  the base's twin with CUDA's compiler; nothing of it stays but what is copied
+# image     what the other stages made + launchers + training code
+
+ARG BASE=nvidia/cuda:12.1.1-runtime-ubuntu22.04
+ARG COMPILER=nvidia/cuda:12.1.1-devel-ubuntu22.04
+
+FROM ${BASE} AS base
+FROM ${COMPILER} AS compiled-on
+
+FROM base AS system
+LABEL io.sqshforge.target=llama-fsdp
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        ca-certificates \
+        gcc \
+        libc6-dev \
+        libgomp1 \
+        procps \
+        python3 \
+        python3-dev \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+# What the base brings for other networks goes first: the installer puts its own in its place. The
+# three --skip and --no-verify flags are for images alone, where no card and no kernel is.
+ARG ARCHIVE_EFA
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" \
+    && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && apt-get update -qq \
+    && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
+        --skip-kmod --no-verify --skip-limit-conf \
+    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && ldconfig
+
+FROM system AS packages
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements/packages.txt)" = "d40794f5f41c6d4d4f35b6eacfdbb420e46ae9beabf6c8d9d5423d9347949ce5  -" \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
+
+FROM compiled-on AS compiler
+LABEL io.sqshforge.target=llama-fsdp
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/compiler.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/compiler ]; then cp -r /run/apt/compiler/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        autoconf \
+        automake \
+        ca-certificates \
+        cmake \
+        g++ \
+        git \
+        libhwloc-dev \
+        libtool \
+        make \
+        patch \
+        python3 \
+        python3-dev \
+        zlib1g-dev \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --target /opt/builders \
+        --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/builders.txt
+ENV PATH=/opt/builders/bin:$PATH \
+    PYTHONPATH=/opt/builders
+
+FROM compiler AS triton
+ARG MAX_JOBS=2
+ARG SOURCE_TRITON
+# Its setup.py fetches LLVM, pybind11 and NVIDIA's assembler, which needs a network. The patches
+# are in before anything is compiled, so that what is installed cannot be another copy.
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=patches,target=/run/patches \
+    --mount=type=secret,id=ca \
+    --mount=type=cache,id=triton-300a69dd1c50,target=/build \
+    test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" \
+    && if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
+    && tar --extract --directory /build --file /run/sources/triton.tar \
+    && test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" \
+    && patch --directory /build --strip 1 --forward --input /run/patches/triton-2.2.0/cache-private.patch \
+    && test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" \
+    && mkdir /wheels \
+    && HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
+        python3.10 setup.py bdist_wheel --dist-dir /wheels
+
+
+FROM compiler AS nccl
+ARG MAX_JOBS=2
+ARG SOURCE_NCCL
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=cache,id=nccl-80-86-90,target=/build \
+    test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" \
+    && mkdir -p "/build/${SOURCE_NCCL}" \
+    && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
+    && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
+        NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
+    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl
+
+FROM compiler AS aws-ofi-nccl
+ARG MAX_JOBS=2
+ARG SOURCE_AWS_OFI_NCCL
+# libfabric is what the EFA installer brought to the image; it is only linked against here.
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,from=system,source=/opt/amazon,target=/opt/amazon \
+    test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" \
+    && mkdir /tmp/plugin \
+    && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
+    && env --chdir /tmp/plugin ./autogen.sh \
+    && env --chdir /tmp/plugin ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
+        --with-libfabric=/opt/amazon/efa --with-mpi=/opt/amazon/openmpi --with-cuda=/usr/local/cuda \
+    && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
+    && rm -rf /tmp/plugin
+
+FROM packages AS image
+# Only what comes now is compiled to byte code: all else has it already.
+RUN --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=bind,from=triton,source=/wheels,target=/run/built/triton \
+    touch /tmp/before \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --no-index --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        /run/built/*/*.whl \
+    && find /usr/local/lib/python3.10/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
+COPY --from=nccl /opt/nccl/lib/ /opt/nccl/lib/
+# torch brings an NCCL of its own; this one, and not that, is loaded.
+ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
+COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/lib/ /opt/aws-ofi-nccl/lib/
+ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
+    LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    OMPI_MCA_btl="tcp,self" \
+    OMPI_MCA_btl_tcp_if_exclude="lo,docker0" \
+    OMPI_MCA_pml="^cm,ucx" \
+    OPAL_PREFIX="/opt/amazon/openmpi" \
+    PMIX_MCA_gds="hash" \
+    PYTORCH_VERSION="2.2.2"
+LABEL org.opencontainers.image.title="sqshforge llama-fsdp" \
+    org.opencontainers.image.description="Llama, Mixtral and Mistral pre-training with FSDP on CUDA 12.1, for EFA clusters" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="nvidia/cuda:12.1.1-runtime-ubuntu22.04"
+WORKDIR /sqshforge
+CMD ["/bin/bash"]
+# The order is that of change: an edit of training/ makes only what follows it run again.
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
+    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+COPY launch/ /sqshforge/launch/
+COPY training/ /sqshforge/training/
+COPY meta/provenance.json /sqshforge/meta/
+# What the image was built from, so that an unchanged target is not built again.
+ARG INPUTS=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL io.sqshforge.inputs=${INPUTS} \
+    org.opencontainers.image.revision=${REVISION} \
+    org.opencontainers.image.created=${CREATED}

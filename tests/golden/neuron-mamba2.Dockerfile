@@ -1,0 +1,130 @@
+# Mamba-2 pre-training on AWS Trainium, Neuron SDK 2.21
+#
+# Rendered by `sqshforge render neuron-mamba2` from images/neuron-mamba2.Dockerfile.j2,
+# recipes/neuron-mamba2.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> image
+#
+# system   what apt, the EFA installer and the Neuron archive bring; the driver is the host's
+# image    locked Python packages + those that Neuron's own index gives + launchers + training code
+
+ARG BASE=ubuntu:22.04
+
+FROM ${BASE} AS base
+
+FROM base AS system
+LABEL io.sqshforge.target=neuron-mamba2
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        ca-certificates \
+        gcc \
+        libc6-dev \
+        libgomp1 \
+        libxml2 \
+        procps \
+        python3 \
+        python3-dev \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+# What the base brings for other networks goes first: the installer puts its own in its place. The
+# three --skip and --no-verify flags are for images alone, where no card and no kernel is.
+ARG ARCHIVE_EFA
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" \
+    && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && apt-get update -qq \
+    && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
+        --skip-kmod --no-verify --skip-limit-conf \
+    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && ldconfig
+# The vendor's archive and its key; only packages that are signed with it are taken from there.
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
+    && echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com jammy main" \
+        > /etc/apt/sources.list.d/neuron.list
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/neuron.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/neuron ]; then cp -r /run/apt/neuron/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        aws-neuronx-collectives=2.23.135.0-3e70920f2 \
+        aws-neuronx-runtime-lib=2.23.112.0-9b5179492 \
+        aws-neuronx-tools=2.20.204.0 \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+
+FROM system AS image
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements/packages.txt)" = "e3288dc6f224d723474cb3796ee39a53d074d78076c6f2c55d631c0a107e729d  -" \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
+# --isolated: no index of the host's configuration is asked for these names.
+ARG INDEX_NEURON=https://pip.repos.neuron.amazonaws.com
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements/neuron.txt)" = "68f2a5ed4a1091e052e50c982e0b30e5d587268339c1991c1c00a92c115a2ec8  -" \
+    && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
+        --no-cache-dir --no-compile \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --index-url "${INDEX_NEURON}" --find-links /run/wheels \
+        --requirement /run/requirements/neuron.txt
+ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
+    LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTORCH_VERSION="2.5.1"
+LABEL org.opencontainers.image.title="sqshforge neuron-mamba2" \
+    org.opencontainers.image.description="Mamba-2 pre-training on AWS Trainium, Neuron SDK 2.21" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="ubuntu:22.04"
+WORKDIR /sqshforge
+CMD ["/bin/bash"]
+# The order is that of change: an edit of training/ makes only what follows it run again.
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
+    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+COPY launch/ /sqshforge/launch/
+COPY training/ /sqshforge/training/
+COPY meta/provenance.json /sqshforge/meta/
+# What the image was built from, so that an unchanged target is not built again.
+ARG INPUTS=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL io.sqshforge.inputs=${INPUTS} \
+    org.opencontainers.image.revision=${REVISION} \
+    org.opencontainers.image.created=${CREATED}

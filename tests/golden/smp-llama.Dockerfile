@@ -1,0 +1,58 @@
+# Llama pre-training with SageMaker Model Parallel v2
+#
+# Rendered by `sqshforge render smp-llama` from images/smp-llama.Dockerfile.j2,
+# recipes/smp-llama.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> image
+#
+# base    the vendor's image: Python, torch, SMP, EFA and NCCL are its own
+# image   the few packages it lacks + launchers + training code
+
+ARG BASE=658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121
+
+FROM ${BASE} AS base
+
+FROM base AS image
+LABEL io.sqshforge.target=smp-llama
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    test "$(sha256sum </run/requirements/packages.txt)" = "4d38355ae2f80970b6413d6931628417d0f91921bf60bc6d07ca84e6cdcdcc5d  -" \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTORCH_VERSION="2.2.0"
+LABEL org.opencontainers.image.title="sqshforge smp-llama" \
+    org.opencontainers.image.description="Llama pre-training with SageMaker Model Parallel v2" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    org.opencontainers.image.base.name="658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121"
+WORKDIR /sqshforge
+CMD ["/bin/bash"]
+# The order is that of change: an edit of training/ makes only what follows it run again.
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
+    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+COPY launch/ /sqshforge/launch/
+COPY training/ /sqshforge/training/
+COPY meta/provenance.json /sqshforge/meta/
+# What the image was built from, so that an unchanged target is not built again.
+ARG INPUTS=unknown
+ARG REVISION=unknown
+ARG CREATED=unknown
+LABEL io.sqshforge.inputs=${INPUTS} \
+    org.opencontainers.image.revision=${REVISION} \
+    org.opencontainers.image.created=${CREATED}
