@@ -1,10 +1,13 @@
 # One toolkit from recipe to running job. Each target is one call of the command line.
 TARGET ?= cpu-mamba
 SQSHFORGE := .venv/bin/sqshforge
-export ENGINE
+SET ?=
+# What the commands read themselves.
+export ENGINE OFFLINE MAX_JOBS
+settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test image sqsh smoke-test lock lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
@@ -12,20 +15,26 @@ help:  ## list every target in a line
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
-test: setup-test  ## fresh machine: set up and run every test
+test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	.venv/bin/pytest
 
-image: setup  ## build TARGET's image (ENGINE=docker|buildah)
-	@$(SQSHFORGE) build $(TARGET)
+test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
+	.venv/bin/pytest -m images tests/test_images.py
+
+image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE")
+	@$(SQSHFORGE) build $(TARGET) $(settings)
 
 sqsh: setup  ## pack TARGET to build/TARGET.sqsh, building first if needed
-	@$(SQSHFORGE) pack $(TARGET)
+	@$(SQSHFORGE) pack $(TARGET) $(settings)
 
 smoke-test: setup  ## prove TARGET's image from inside
-	@$(SQSHFORGE) smoke-test $(TARGET)
+	@$(SQSHFORGE) smoke-test $(TARGET) $(settings)
 
 lock: setup  ## resolve the pins of every recipe anew
-	@$(SQSHFORGE) targets | cut -d ' ' -f 1 | xargs -n 1 $(SQSHFORGE) lock
+	@$(SQSHFORGE) lock
+
+vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
+	@$(SQSHFORGE) vendor $(TARGET) $(settings)
 
 lint: setup-test  ## ruff, mypy, shellcheck, hadolint
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .

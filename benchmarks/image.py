@@ -88,26 +88,31 @@ def prepare(
         programs.capture([_docker(programs).client, "load", "--quiet", "--input", archive])
     else:
         reporter.say("base: building it (kept for the next time)")
-        _make(root, folder, programs, reporter, small=small)
+        _make(root, folder, below, programs, reporter, small=small)
         _save(archive, programs)
     files = {**context.files, "Dockerfile": f"FROM {BASE}\n{mark}{above}".encode()}
     return Bench(context=files, folder=folder / "context", programs=programs)
 
 
-def _make(root: Path, folder: Path, programs: Programs, reporter: Reporter, *, small: bool) -> None:
-    """Build the project's own target as far as /sqshforge, and packages on top of it."""
+def _make(
+    root: Path, folder: Path, below: str, programs: Programs, reporter: Reporter, *, small: bool
+) -> None:
+    """Build the project's own target as far as /sqshforge, and packages on top of it.
+
+    `below` is its Dockerfile as far as that.
+    """
     checkout = folder / "checkout"
-    for name in ("recipes", "images", "launch", "training"):
+    for name in ("recipes", "images", "launch", "patches", "training"):
         shutil.copytree(root / name, checkout / name)
     (checkout / "build").mkdir()
-    for name in ("bases", "wheels"):  # what these take to get serves other builds too
+    for name in ("bases", "vendor"):  # what these take to get serves other builds too
         (root / "build" / name).mkdir(parents=True, exist_ok=True)
         (checkout / "build" / name).symlink_to(root / "build" / name)
     template = checkout / "images" / f"{TARGET}.Dockerfile.j2"
-    end = "FROM system AS image" if small else "WORKDIR /sqshforge"
-    template.write_text(template.read_text().partition(end)[0])
+    template.write_text(below.partition("FROM system AS image")[0] if small else below)
     what = recipe.find(TARGET, checkout / "recipes")
-    made = build.build(what, _docker(programs), checkout, programs, reporter)
+    locked = lock.load(what, checkout / "recipes")
+    made = build.build(what, locked, _docker(programs), checkout, programs, reporter)
     if small:
         programs.capture([_docker(programs).client, "tag", made.name, BASE])
     else:

@@ -34,9 +34,9 @@ def main() -> int:
     programs = Programs()
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
         checkout = Path(folder)
-        for name in ("sqshforge", "recipes", "images", "launch", "training"):
+        for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
             shutil.copytree(ROOT / name, checkout / name)
-        for name in ("bases", "wheels"):
+        for name in ("bases", "vendor"):
             if (ROOT / "build" / name).is_dir():
                 shutil.copytree(ROOT / "build" / name, checkout / "build" / name)
         argv = [sys.executable, "-m", "sqshforge", "build", "cpu-mamba", "--engine", given.engine]

@@ -13,10 +13,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import base, epoch, fetch, lock, machine, render, supply
+from sqshforge import base, epoch, fetch, machine, render, supply
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
+from sqshforge.lock import Lock
 from sqshforge.lockfile import alone
 from sqshforge.mirrors import Mirrors
 from sqshforge.mirrors import read as read_mirrors
@@ -47,16 +48,20 @@ def name_of(target: str) -> str:
 
 
 def build(
-    what: Recipe, engine: Engine, root: Path, programs: Programs, reporter: Reporter
+    what: Recipe,
+    locked: Lock,
+    engine: Engine,
+    root: Path,
+    programs: Programs,
+    reporter: Reporter,
 ) -> Built:
-    """Build a recipe's image with an engine, from the checkout at `root`.
+    """Build a recipe's image by its lock with an engine, from the checkout at `root`.
 
     Raises `RequestError` for a lock or template that does not fit, `MissingError` where the disk
     is too small or something is not there, `WorkError` where the build fails.
     """
     started = time.monotonic()
     project = Project(root)
-    locked = lock.load(what, project.recipes)
     name = name_of(what.target)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.target}"
@@ -85,7 +90,7 @@ def build(
 
 def _build(
     what: Recipe,
-    locked: lock.Lock,
+    locked: Lock,
     engine: Engine,
     project: Project,
     inputs: str,
@@ -103,7 +108,8 @@ def _build(
         started_from = base.restored(held, engine)
         supplies = list(held.supplies)
     else:
-        supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
+        with supply.gathering(outside):
+            supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
         wheels = machine.local_wheels(pip, locked.sums())
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
@@ -183,7 +189,7 @@ def _revision(root: Path, programs: Programs) -> str:
     return commit.out.strip() + ("-modified" if state.out.strip() else "")
 
 
-def explained(error: WorkError, locked: lock.Lock) -> SqshforgeError:
+def explained(error: WorkError, locked: Lock) -> SqshforgeError:
     """A build's failure with what helps against it, where its words tell."""
     absent = re.search(r"No matching distribution found for (\S+)", error.what)
     if absent is not None:
@@ -195,7 +201,7 @@ def explained(error: WorkError, locked: lock.Lock) -> SqshforgeError:
     return _refused_patch(error.what, locked) or error
 
 
-def _refused_patch(said: str, locked: lock.Lock) -> WorkError | None:
+def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     """What the program patch says of a hunk that does not fit, with the commit it was tried on."""
     hunks = re.findall(r"Hunk #(\d+) FAILED at (\d+)", said)
     file = re.search(r"patching file (\S+)", said)
@@ -212,7 +218,7 @@ def _refused_patch(said: str, locked: lock.Lock) -> WorkError | None:
     )
 
 
-def installer(locked: lock.Lock, outside: Outside) -> Supply:
+def installer(locked: Lock, outside: Outside) -> Supply:
     """Pip's own wheel by the lock's hash, fetched once."""
     python = locked.python
     place = f"wheels/{python.installer_wheel()}"

@@ -80,13 +80,32 @@ engine_option = click.option(
 )
 
 
-def _steps(engine: str | None) -> Any:
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of a recipe."
+)
+
+
+def _steps(engine: str | None, settings: tuple[str, ...] = ()) -> Any:
     from sqshforge import project
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
     from sqshforge.steps import Steps
 
-    return Steps(project.find(), engine, Programs(), Reporter())
+    parameters = _pairs(settings, "--set")
+    return Steps(project.find(), engine, Programs(), Reporter(), parameters)
+
+
+def _pairs(words: tuple[str, ...], option: str) -> dict[str, str]:
+    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
+    pairs = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not name or not separator:
+            raise RequestError(
+                f"{word!r} is not NAME=VALUE", where=option, mend=f"{option} NAME=VALUE"
+            )
+        pairs[name] = value
+    return pairs
 
 
 @cli.command()
@@ -192,12 +211,13 @@ def lock(target: str | None, check: bool) -> None:
 
 @cli.command()
 @click.argument("target")
+@set_option
 @engine_option
-def vendor(target: str, engine: str | None) -> None:
+def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
     """Gather all that a build takes from outside, for OFFLINE=1."""
     from sqshforge.units import human
 
-    folder, bundle = _steps(engine).vendor(target)
+    folder, bundle = _steps(engine, settings).vendor(target)
     size = sum(one.path.stat().st_size for one in bundle.supplies)
     click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
     click.echo(f"next: make image TARGET={target} OFFLINE=1")
@@ -213,12 +233,13 @@ def schema() -> None:
 
 @cli.command()
 @click.argument("target")
+@set_option
 @engine_option
-def build(target: str, engine: str | None) -> None:
+def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
     """Build a target's image."""
     from sqshforge.units import duration, human
 
-    built = _steps(engine).build(target)
+    built = _steps(engine, settings).build(target)
     state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
     click.echo(f"{built.source}: {state}, {human(built.image.size)}")
     click.echo(f"next: make sqsh TARGET={target}")
@@ -233,6 +254,7 @@ def build(target: str, engine: str | None) -> None:
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
 @click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
 @click.option("--export", is_flag=True, help="Read docker's image by docker export: mount nothing.")
+@set_option
 @engine_option
 def pack(
     source: str,
@@ -243,6 +265,7 @@ def pack(
     xattrs: bool,
     no_cache: bool,
     export: bool,
+    settings: tuple[str, ...],
     engine: str | None,
 ) -> None:
     """Pack SOURCE as a squash file for enroot and pyxis.
@@ -271,7 +294,7 @@ def pack(
         image = sources.parse(source, programs, reporter, way)
         packed = squash.pack(image, output, options, programs, reporter, cache)
     else:
-        steps = _steps(engine)
+        steps = _steps(engine, settings)
         built = steps.build(source)
         rootless.enter(built.source, steps.programs)
         packed = steps.pack(built, output or steps.project.sqsh(source), options, cache, way)
@@ -330,17 +353,11 @@ def run(
     from sqshforge.runtime import start
     from sqshforge.runtime.mount import Mount
 
-    environment = {}
-    for one in variables:
-        name, separator, value = one.partition("=")
-        if not name or not separator:
-            raise RequestError(f"{one!r} is not NAME=VALUE", where="--env", mend="--env NAME=VALUE")
-        environment[name] = value
     start.run(
         image,
         command,
         mounts=[Mount.parse(one) for one in mounts],
-        environment=environment,
+        environment=_pairs(variables, "--env"),
         programs=Programs(),
     )
 
@@ -348,8 +365,11 @@ def run(
 @cli.command("smoke-test")
 @click.argument("subject", metavar="TARGET|FILE.sqsh")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@set_option
 @engine_option
-def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
+def smoke_test(
+    subject: str, as_json: bool, settings: tuple[str, ...], engine: str | None
+) -> NoReturn:
     """Prove that an image can do its job, inside it."""
     import json
     from dataclasses import asdict
@@ -363,7 +383,7 @@ def smoke_test(subject: str, as_json: bool, engine: str | None) -> NoReturn:
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
     else:
-        steps = _steps(engine)
+        steps = _steps(engine, settings)
         place = steps.project.sqsh(subject)
         options = squash.Options.of("shared")
         image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import engine, recipe, smoke, source, squash, supply, vendor
+from sqshforge import engine, lock, recipe, smoke, source, squash, supply, vendor
 from sqshforge.cache import Cache
+from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from sqshforge.project import Project
@@ -21,18 +23,33 @@ class Steps:
     engine_name: str | None
     programs: Programs
     reporter: Reporter
+    parameters: Mapping[str, str] = field(default_factory=dict)
 
     def build(self, target: str) -> building.Built:
         """Build a target's image with the engine that was asked for or that is there."""
-        what = recipe.find(target, self.project.recipes)
+        what, locked = self._wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
-        return building.build(what, chosen, self.project.root, self.programs, self.reporter)
+        return building.build(what, locked, chosen, self.project.root, self.programs, self.reporter)
+
+    def _wanted(self, target: str) -> tuple[recipe.Recipe, lock.Lock]:
+        """A target's recipe and lock, with the parameters that were set by hand.
+
+        Raises `RequestError` for a parameter that the recipe does not have.
+        """
+        what = recipe.find(target, self.project.recipes)
+        locked = lock.load(what, self.project.recipes)
+        try:
+            wanted = what.setting(self.parameters)
+        except ValueError as error:
+            where = f"--set, for recipes/{target}.yaml"
+            raise RequestError(str(error), where=where, mend="--set NAME=VALUE") from None
+        return wanted, lock.set_by_hand(locked, what, wanted)
 
     def vendor(self, target: str) -> tuple[Path, supply.Bundle]:
         """Fill the bundle that a target is built from where there is no network."""
-        what = recipe.find(target, self.project.recipes)
+        what, locked = self._wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
-        return vendor.gather(what, chosen, self.project, self.programs, self.reporter)
+        return vendor.gather(what, locked, chosen, self.project, self.programs, self.reporter)
 
     def pack(
         self,

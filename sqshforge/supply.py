@@ -5,6 +5,7 @@ A supply has one place, which is the same in a bundle and in a build's context.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from sqshforge import fetch
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.fetch import File
 from sqshforge.lock import Lock
+from sqshforge.lockfile import alone
 from sqshforge.machine import Pip, sha256
 from sqshforge.mirrors import Mirrors
 from sqshforge.programs import Programs
@@ -60,6 +62,15 @@ def offline() -> bool:
     if word not in ("", "0", "1"):
         raise RequestError(f"{VARIABLE} is {word!r}", mend=f"{VARIABLE}=1, or leave it unset")
     return word == "1"
+
+
+@contextlib.contextmanager
+def gathering(outside: Outside) -> Iterator[None]:
+    """Fill a bundle alone: others who would fetch the same wait, and then find it there."""
+    outside.bundle.mkdir(parents=True, exist_ok=True)
+    busy = f"waiting for another process that fills {outside.bundle}"
+    with alone(outside.bundle / ".lock", busy, outside.reporter):
+        yield
 
 
 def fetched(what: Recipe, lock: Lock, outside: Outside) -> list[Supply]:

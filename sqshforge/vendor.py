@@ -11,10 +11,11 @@ from pathlib import Path
 
 import jinja2
 
-from sqshforge import base, build, fetch, lock, machine, supply
+from sqshforge import base, build, fetch, machine, supply
 from sqshforge.context import Context
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
+from sqshforge.lock import Lock
 from sqshforge.mirrors import read as read_mirrors
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
@@ -24,13 +25,17 @@ from sqshforge.supply import Bundle, Outside, Supply
 
 
 def gather(
-    what: Recipe, engine: Engine, project: Project, programs: Programs, reporter: Reporter
+    what: Recipe,
+    locked: Lock,
+    engine: Engine,
+    project: Project,
+    programs: Programs,
+    reporter: Reporter,
 ) -> tuple[Path, Bundle]:
     """Fill a target's bundle, and return its folder and what is in it.
 
     Raises `MissingError` where something cannot be had, `WorkError` where a sum is wrong.
     """
-    locked = lock.load(what, project.recipes)
     if what.triton and what.triton.origin == "source":
         raise MissingError(
             "Triton's own build downloads LLVM and NVIDIA's assembler: it needs a network",
@@ -38,7 +43,6 @@ def gather(
             mend="triton: {from: wheel} takes the official wheel with the same patches",
         )
     folder = project.bundle(what.target)
-    folder.mkdir(parents=True, exist_ok=True)
     outside = Outside(
         bundle=folder,
         pip=machine.pip(programs),
@@ -46,17 +50,18 @@ def gather(
         programs=programs,
         reporter=reporter,
     )
-    supplies = [*supply.fetched(what, locked, outside), build.installer(locked, outside)]
-    supplies += _wheels(what, locked, outside)
-    images = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
-    supplies += _images(images, engine, outside)
-    supplies += _apt(what, images, supplies, engine, project, outside)
-    bundle = Bundle(supplies=tuple(supplies), images=images)
-    supply.record(locked, bundle, folder)
+    with supply.gathering(outside):
+        supplies = [*supply.fetched(what, locked, outside), build.installer(locked, outside)]
+        supplies += _wheels(what, locked, outside)
+        images = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
+        supplies += _images(images, engine, outside)
+        supplies += _apt(what, images, supplies, engine, project, outside)
+        bundle = Bundle(supplies=tuple(supplies), images=images)
+        supply.record(locked, bundle, folder)
     return folder, bundle
 
 
-def _wheels(what: Recipe, locked: lock.Lock, outside: Outside) -> Iterator[Supply]:
+def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
     found = fetch.files(

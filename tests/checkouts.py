@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import recipe
+from sqshforge import lock, recipe
 from sqshforge.engine import Engine
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter, Tracker
@@ -35,10 +35,10 @@ def copy(place: Path, lines: str | None = None) -> Path:
 
     With `lines`, its Dockerfile is only these between the base and the copies of our own files.
     """
-    for name in ("sqshforge", "recipes", "images", "launch", "training"):
+    for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     (place / "build").mkdir()
-    for name in ("bases", "wheels"):
+    for name in ("bases", "vendor"):
         (ROOT / "build" / name).mkdir(parents=True, exist_ok=True)
         (place / "build" / name).symlink_to(ROOT / "build" / name)
     if lines is not None:
@@ -84,7 +84,14 @@ class _Noting(Tracker):
 def build(engine: Engine, root: Path, reporter: Reporter | None = None) -> building.Built:
     """Build the target from a checkout."""
     what = recipe.find(TARGET, root / "recipes")
-    return building.build(what, engine, root, Programs(), reporter or Reporter(quiet=True))
+    return building.build(
+        what,
+        lock.load(what, root / "recipes"),
+        engine,
+        root,
+        Programs(),
+        reporter or Reporter(quiet=True),
+    )
 
 
 @contextlib.contextmanager

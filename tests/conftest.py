@@ -33,6 +33,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
     from sqshforge import build, engine, recipe, source, squash
+    from sqshforge import lock as locks
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
     path.parent.mkdir(exist_ok=True)
@@ -40,7 +41,9 @@ def packed_image() -> Iterator[Path]:
         fcntl.flock(lock, fcntl.LOCK_EX)  # one of several test processes does the work
         programs, reporter = Programs(), Reporter(quiet=True)
         what = recipe.find("cpu-mamba", ROOT / "recipes")
-        built = build.build(what, engine.choose("buildah", programs), ROOT, programs, reporter)
+        locked = locks.load(what, ROOT / "recipes")
+        chosen = engine.choose("buildah", programs)
+        built = build.build(what, locked, chosen, ROOT, programs, reporter)
         squash.pack(
             source.parse(built.source, programs),
             path,

@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from training import smoke_triton
 from training.errors import TrainingError
 from training.smoke_train import Rehearsal
 
@@ -63,9 +64,22 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
     with check("versions") as result:
         result.detail = check_versions(lock)
     smoke = recipe.get("smoke") or {}
-    for module in smoke.get("imports", ()):
+    for module in (*smoke.get("imports", ()), *compiled(lock)):
         with check(f"import {module}"):
             _run([sys.executable, "-c", f"import {module}"])
+    on_device = smoke.get("gpu_imports", ())
+    for module in on_device if has_accelerator() else ():
+        with check(f"import {module}"):
+            _run([sys.executable, "-c", f"import {module}"])
+    if on_device and not has_accelerator():
+        with check("imports on a device") as result:
+            result.detail = f"not tried, there is none here: {', '.join(on_device)}"
+    for patch in lock.get("patches") or ():
+        if patch["of"] == "triton":
+            with check(f"patch {patch['file']}") as result:
+                result.detail = smoke_triton.check_patch(patch["path"], patch["after"])
+            with check("triton cache") as result:
+                result.detail = smoke_triton.hammer()
     for name in recipe.get("launchers", ()):
         with check(f"launcher {name}") as result:
             result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")
@@ -92,7 +106,8 @@ def check_versions(lock: dict[str, Any]) -> str:
         or wanted.split(".") != platform.python_version().split(".")[: wanted.count(".") + 1]
     ):
         wrong.append(f"python {wanted or '(none)'} is locked, {platform.python_version()} runs")
-    packages = python.get("packages") or []
+    bound = [one for index in python.get("bound") or () for one in index["packages"]]
+    packages = [*(python.get("packages") or ()), *(python.get("built") or ()), *bound]
     for package in packages:
         name, version = package["name"], package["version"]
         try:
@@ -105,6 +120,17 @@ def check_versions(lock: dict[str, Any]) -> str:
     if wrong:
         raise TrainingError("; ".join(wrong))
     return f"Python {platform.python_version()}, {len(packages)} packages as locked"
+
+
+def compiled(lock: dict[str, Any]) -> list[str]:
+    """The modules of the packages that were compiled for the image; they load without a device."""
+    built = (lock.get("python") or {}).get("built") or ()
+    return [package["name"].replace("-", "_") for package in built]
+
+
+def has_accelerator() -> bool:
+    """Whether a device of NVIDIA's or a Neuron device can be seen."""
+    return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path("/dev").glob("neuron[0-9]*"))
 
 
 def check_launcher(path: Path) -> str:

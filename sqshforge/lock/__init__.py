@@ -11,6 +11,7 @@ from sqshforge.lock.model import (
     path_of,
     read,
     requirements,
+    set_by_hand,
 )
 from sqshforge.lock.packages import parse_compiled
 from sqshforge.lock.resolve import Asked, resolve
@@ -29,4 +30,5 @@ __all__ = [
     "read",
     "requirements",
     "resolve",
+    "set_by_hand",
 ]

@@ -210,6 +210,27 @@ def _version(packages: Mapping[str, LockedPackage], name: str) -> str:
     return packages[name].version if name in packages else "none"
 
 
+def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
+    """A recipe's lock for the same recipe with other parameters.
+
+    Another region or account serves the same image, so that its digest holds; another tag is
+    another image, and nothing is known of it.
+    """
+
+    def same(image: LockedImage) -> LockedImage:
+        tags = [one.address(image.image).rpartition(":")[2] for one in (recipe, wanted)]
+        return image if tags[0] == tags[1] else image.model_copy(update={"digest": None})
+
+    base = same(lock.base)
+    compiler = same(lock.compiler) if lock.compiler else None
+    if (base, compiler) == (lock.base, lock.compiler):
+        return lock
+    entry = f"base image {wanted.address(lock.base.image)}: its tag was set by hand"
+    others = [one for one in lock.unlocked if not one.startswith(("base image", "compiler image"))]
+    changed = {"base": base, "compiler": compiler, "unlocked": (entry, *others)}
+    return lock.model_copy(update=changed)
+
+
 def load(recipe: Recipe, recipes: Path) -> Lock:
     """The recipe's lock; `RequestError` where it is absent, broken or of other pins."""
     lock = read(recipe.target, recipes)

@@ -299,6 +299,14 @@ class Recipe(Part):
             raise ValueError(f"{image} names {', '.join(unknown)}, which parameters do not give")
         return re.sub(r"{(\w+)}", lambda found: self.parameters[found[1]], image)
 
+    def setting(self, values: Mapping[str, str]) -> Recipe:
+        """The same recipe with other parameters; `ValueError` for a name that it does not have."""
+        unknown = sorted(set(values) - set(self.parameters))
+        if unknown:
+            known = ", ".join(sorted(self.parameters)) or "it has none"
+            raise ValueError(f"no parameter {', '.join(unknown)}; parameters: {known}")
+        return self.model_copy(update={"parameters": {**self.parameters, **values}})
+
     def packages(self) -> list[str]:
         """All requirements that the image's Python must satisfy, Triton's own among them."""
         own = [f"triton=={self.triton.version}"] if self.triton else []

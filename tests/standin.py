@@ -1,0 +1,103 @@
+"""Stand-ins for the base images that only vendors' registries give: Ubuntu 22.04 from its packages.
+
+The recipes of the heavy targets are built on it by way of a mirror. What needs a vendor's host
+(CUDA's compiler, git tags, EFA's installer) is taken out by recipes that extend the real ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+
+from sqshforge.programs import Programs
+
+ARCHIVE = "http://archive.ubuntu.com/ubuntu"
+KEYRING = f"{ARCHIVE}/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"
+KEYRING_SHA256 = "0d0e7ed6b112f5d03eabf3c7eb01ebdacf9c57714b279e90495cfc58c8c4520f"
+IMAGE = "localhost/sqshforge-standin:jammy"
+
+# What stands in the way without vendors' hosts, taken away.
+CUDA = {
+    "triton": {"from": "wheel"},
+    "sources": None,
+    "archives": None,
+    "patches": {"causal-conv1d": None, "mamba": None},
+    "python": {"built": None},
+    "smoke": {"gpu_imports": None},
+}
+RECIPES: Mapping[str, Mapping[str, object]] = {
+    "cuda-mamba": CUDA,
+    "composer-mamba": CUDA,
+    "llama-fsdp": CUDA,
+    "neuron-mamba2": {"apt_sources": None, "archives": None, "python": {"indexes": None}},
+    # Its base has Python and torch: the stand-in of cuda-mamba takes its place.
+    "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python3.10/**/*.py"}}},
+}
+MIRRORS = {
+    "nvidia/cuda:12.1.1-runtime-ubuntu22.04": IMAGE,
+    "nvidia/cuda:12.1.1-devel-ubuntu22.04": IMAGE,
+    "ubuntu:22.04": IMAGE,
+    "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:"
+    "2.2.0-gpu-py310-cu121": "localhost/sqshforge-standin-cuda-mamba:latest",
+}
+
+
+def name_of(target: str) -> str:
+    return f"standin-{target}"
+
+
+def prepare(root: Path) -> None:
+    """Let a copy of the checkout have the stand-ins' recipes, locks to start from, and mirrors."""
+    for target, changes in RECIPES.items():
+        name = name_of(target)
+        data = {
+            "target": name,
+            "extends": target,
+            "title": f"{target} on a stand-in for its base",
+            **changes,
+        }
+        (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
+        locks = root / "recipes" / "locks"
+        (locks / f"{name}.lock").write_bytes((locks / f"{target}.lock").read_bytes())
+    (root / "mirrors.yaml").write_text(yaml.safe_dump({"images": MIRRORS}))
+
+
+def base(cache: Path) -> None:
+    """Make Ubuntu 22.04 an image of buildah's; its tar is kept for the next time."""
+    tar = cache / "standin-jammy.tar"
+    if not tar.is_file():
+        _bootstrap(cache, tar)
+    programs = Programs()
+    container = programs.capture(["buildah", "from", "scratch"]).strip()
+    try:
+        programs.capture(["buildah", "add", "--quiet", container, tar, "/"])
+        programs.capture(["buildah", "commit", "--quiet", container, IMAGE])
+    finally:
+        programs.capture(["buildah", "rm", container])
+
+
+def _bootstrap(cache: Path, tar: Path) -> None:
+    package = cache / "ubuntu-keyring.deb"
+    with urllib.request.urlopen(KEYRING, timeout=60) as answer:
+        content = answer.read()
+    assert hashlib.sha256(content).hexdigest() == KEYRING_SHA256
+    package.write_bytes(content)
+    keys = cache / "ubuntu-keyring"
+    subprocess.run(["dpkg-deb", "--extract", package, keys], check=True)
+    key = keys / "usr/share/keyrings/ubuntu-archive-keyring.gpg"
+    lines = [
+        f"deb [signed-by={key}] {ARCHIVE} {suite} main universe"
+        for suite in ("jammy", "jammy-updates", "jammy-security")
+    ]
+    partial = tar.with_suffix(".part.tar")
+    # The image has Ubuntu's own keyring, and no path of this machine.
+    forget = 'sed -i "s/\\[signed-by=[^]]*\\] //" "$1/etc/apt/sources.list"'
+    argv = ["mmdebstrap", "--variant=minbase", "--include=apt,ca-certificates"]
+    argv += [f"--customize-hook={forget}", "jammy", str(partial), *lines]
+    subprocess.run(argv, check=True, capture_output=True, timeout=600)
+    partial.rename(tar)
