@@ -77,10 +77,9 @@ def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
 
 def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iterator[Supply]:
     """The images that the build starts from; they are loaded and do not go into the context."""
-    for argument, name in images.items():
+    first = {name: argument for argument, name in reversed(tuple(images.items()))}
+    for name, argument in first.items():
         tar = outside.bundle / "base" / f"{argument}.tar"
-        if argument == "COMPILER" and name == images["BASE"]:
-            tar = outside.bundle / "base" / "BASE.tar"
         if not tar.is_file():
             outside.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
