@@ -68,7 +68,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "686e8fcd158bb3fac8a5e9bedd193a3336f5209cf3a8ad7ca4a6ac08d2d3a6e8  -" \
+    test "$(sha256sum </run/requirements/packages.txt)" = "b75baee54443f6d4b3b28f0e5222d1686a490b38f5817fa254a250be44e47974  -" \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

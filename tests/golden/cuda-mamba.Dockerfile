@@ -68,7 +68,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "426130352b52da9407c835a5b07ccf0f6103be8a8f7c20b28cb44f4734a136e5  -" \
+    test "$(sha256sum </run/requirements/packages.txt)" = "0782d8ab04427b46adaae1172d2cc63765d79eb7fae308bc1699baeff3ac5dc2  -" \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

@@ -66,7 +66,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "d40794f5f41c6d4d4f35b6eacfdbb420e46ae9beabf6c8d9d5423d9347949ce5  -" \
+    test "$(sha256sum </run/requirements/packages.txt)" = "1f078e67ef72cbd1ba7a958c2eb6665008b7f92e80d92f851441d19bad1812a7  -" \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
