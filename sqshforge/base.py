@@ -67,11 +67,15 @@ def prepare(what: Recipe, lock: Lock, foundry: Foundry) -> dict[str, str]:
 
 def restored(bundle: Bundle, engine: Engine) -> dict[str, str]:
     """The same out of a bundle: its images are loaded where the engine does not have them."""
-    for argument, name in bundle.images.items():
+    for name in bundle.images.values():
         if engine.image(name) is None:
-            tar = "BASE" if name == bundle.images["BASE"] else argument
-            engine.restore(next(o.path for o in bundle.supplies if o.file == f"base/{tar}.tar"))
+            engine.restore(next(o.path for o in bundle.supplies if o.file == file_of(name)))
     return dict(bundle.images)
+
+
+def file_of(name: str) -> str:
+    """The place of an image in a bundle."""
+    return f"base/{name.rpartition(':')[2]}.tar"
 
 
 def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:

@@ -122,6 +122,7 @@ def _build(
         "created": created,
         "base": started_from["BASE"],
         "sources": {one.place: one.commit for one in supplies if one.commit},
+        "fetched": {one.place: f"sha256:{one.sha256}" for one in supplies if one.argument},
         "offline": offline,
     }
     context = render.context(what, locked, project.root, known)
@@ -129,7 +130,7 @@ def _build(
     context.holding({one.place: one.path for one in supplies if one.place}).write(folder)
     place = project.build / what.target / "secrets"
     with (
-        secrets_of(pip, offline, place) as secrets,
+        secrets_of(pip, offline, place, _indexes(what, mirrors)) as secrets,
         reporter.track(f"build {what.target}") as tracker,
     ):
         request = Build(
@@ -139,7 +140,6 @@ def _build(
             args={
                 **started_from,
                 **supply.arguments(supplies),
-                **_indexes(what, mirrors),
                 **({} if offline else machine.proxies()),
                 **jobs(what),
                 "INPUTS": inputs,
@@ -171,9 +171,10 @@ def jobs(what: Recipe) -> dict[str, str]:
     return {"MAX_JOBS": str(max(1, min(processors, memory // (JOB * threads))))}
 
 
-def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, str]:
+def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, bytes]:
+    """The addresses of indexes that packages are bound to, which may hold a password."""
     return {
-        render.argument("INDEX", name): mirrors.index(index.url)
+        f"index-{name}": mirrors.index(index.url).encode()
         for name, index in what.python.indexes.items()
     }
 
@@ -231,7 +232,9 @@ def installer(locked: Lock, outside: Outside) -> Supply:
 
 
 @contextlib.contextmanager
-def secrets_of(pip: machine.Pip, offline: bool, folder: Path) -> Iterator[Mapping[str, Path]]:
+def secrets_of(
+    pip: machine.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
+) -> Iterator[Mapping[str, Path]]:
     """The machine's own settings as files that a build sees and an image never keeps.
 
     They lie in a private folder that is gone afterwards; if a build was killed, the next one
@@ -242,6 +245,7 @@ def secrets_of(pip: machine.Pip, offline: bool, folder: Path) -> Iterator[Mappin
         "pip": b"[global]\nno-index = true\n" if offline else pip.remote().encode(),
         "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",
         "ca": ca.read_bytes() if ca else b"",
+        **more,
     }
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700, parents=True)

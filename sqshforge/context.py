@@ -15,7 +15,10 @@ from pathlib import Path
 TIME = 1_577_836_800
 SPREAD = 1 << 24  # seconds
 # What a Dockerfile may mount must be there, if only empty.
-FOLDERS = ("apt", "archives", "launch", "patches", "requirements", "sdists", "sources", "wheels")
+FOLDERS = (
+    *("apt", "archives", "launch", "patches", "requirements", "sdists", "sources"),
+    *("triton-cache", "wheels"),
+)
 
 
 @dataclass(frozen=True)

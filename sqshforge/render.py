@@ -109,11 +109,12 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
         **_launchers(what, root),
     }
-    for folder in ("training", "images/inside"):
+    folders = {"training": "training", "inside": "images/inside"}
+    folders |= {"triton-cache": f"warm/{what.target}"}
+    for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
-                place = path.relative_to(root / folder)
-                files[f"{Path(folder).name}/{place}"] = path.read_bytes()
+                files[f"{place}/{path.relative_to(root / folder)}"] = path.read_bytes()
     return Context(files=files, loose={PROVENANCE: _provenance(what, lock, files, provenance)})
 
 

@@ -162,7 +162,7 @@ def bundled(lock: Lock, folder: Path) -> Bundle:
         raise MissingError(
             f"there is no bundle of {lock.target} to build from", where=str(folder), mend=mend
         ) from None
-    if manifest["lock"] != lock.inputs:
+    if manifest["lock"] != lock.digest():
         raise MissingError("the bundle is that of another lock", where=str(folder), mend=mend)
     supplies = tuple(Supply(path=folder / one["file"], **one) for one in manifest["files"])
     for one in supplies:
@@ -181,7 +181,7 @@ def record(lock: Lock, bundle: Bundle, folder: Path) -> Path:
     """Note in a bundle what is in it; the note comes last, so that it is of a whole bundle."""
     facts = {
         "target": lock.target,
-        "lock": lock.inputs,
+        "lock": lock.digest(),
         "images": dict(bundle.images),
         "files": [one.noted(folder) for one in bundle.supplies],
     }

@@ -5,6 +5,7 @@ Gathering goes on where it was stopped, and every file is proven by its sum.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -77,9 +78,8 @@ def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
 
 def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iterator[Supply]:
     """The images that the build starts from; they are loaded and do not go into the context."""
-    first = {name: argument for argument, name in reversed(tuple(images.items()))}
-    for name, argument in first.items():
-        tar = outside.bundle / "base" / f"{argument}.tar"
+    for name in dict.fromkeys(images.values()):
+        tar = outside.bundle / base.file_of(name)
         if not tar.is_file():
             outside.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
@@ -107,8 +107,13 @@ def _apt(
         if not packages:
             continue
         place = outside.bundle / "apt" / stage
-        if not place.is_dir():
+        made_of = json.dumps([*packages, image])
+        note = place.with_name(f"{stage}.json")
+        if not (place.is_dir() and note.is_file() and note.read_text() == made_of):
+            note.unlink(missing_ok=True)
+            shutil.rmtree(place, ignore_errors=True)
             _download(what, stage, packages, image, supplies, engine, project, place, outside)
+            note.write_text(made_of)
         for path in sorted(place.rglob("*")):
             if path.is_file():
                 yield supply.of(path, str(path.relative_to(outside.bundle)))
@@ -145,7 +150,7 @@ def _download(
     name = f"localhost/sqshforge-vendor:{what.target}-{stage}"
     secrets = project.build / what.target / "vendor-secrets"
     with (
-        build.secrets_of(outside.pip, False, secrets) as given,
+        build.secrets_of(outside.pip, False, secrets, {}) as given,
         outside.reporter.track(f"Debian packages of {stage}") as tracker,
     ):
         request = Build(

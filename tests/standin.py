@@ -38,7 +38,7 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
     "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python3.10/**/*.py"}}},
 }
 MIRRORS = {
-    "nvidia/cuda:12.1.1-runtime-ubuntu22.04": IMAGE,
+    "nvidia/cuda:12.1.1-base-ubuntu22.04": IMAGE,
     "nvidia/cuda:12.1.1-devel-ubuntu22.04": IMAGE,
     "ubuntu:22.04": IMAGE,
     "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:"

@@ -18,9 +18,10 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from training.errors import RequestError, TrainingError
-from training.job import agent
+from training.job import agent, kernels
 from training.job.node import look
 from training.job.plan import GIVEN, Job, Plan, make_plan, read_job
 
@@ -68,13 +69,24 @@ def _check_flags(plan: Plan) -> None:
 
 
 def _start(plan: Plan) -> int:
+    """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     os.environ.update({one.name: one.value for one in plan.variables})
+    own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     try:
-        return agent.run(plan.torchrun)
+        for folder in own:
+            _tell(kernels.begin(Path(folder), os.environ))
+        code = agent.run(plan.torchrun)
+        for folder in own if plan.job.node_rank == 0 else ():
+            _tell(kernels.keep(Path(folder), os.environ))
+        return code
     finally:
-        for one in plan.variables:
-            if one.name == "TRITON_CACHE_DIR" and one.why != GIVEN:
-                shutil.rmtree(one.value, ignore_errors=True)
+        for folder in own:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _tell(text: str) -> None:
+    if text:
+        print(f"training.launch: {text}", flush=True)
 
 
 if __name__ == "__main__":

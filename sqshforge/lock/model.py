@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -60,6 +60,14 @@ class LockedPython(Entry):
     built: tuple[LockedPackage, ...] = ()  # hashes of source distributions
     builders: tuple[LockedPackage, ...] = ()
     bound: tuple[LockedIndex, ...] = ()
+
+    def of_indexes(self) -> tuple[LockedPackage, ...]:
+        """The packages that are bound to an index."""
+        return tuple(one for index in self.bound for one in index.packages)
+
+    def is_whole(self) -> bool:
+        """Whether every index answered that packages are bound to."""
+        return all(one.hashes for one in self.of_indexes())
 
     def installer_wheel(self) -> str:
         """The file name of pip's wheel, which lies among the wheels of a build's context."""
@@ -116,6 +124,10 @@ class Lock(Entry):
 
     def text(self) -> str:
         return json.dumps(self.model_dump(mode="json"), indent=2) + "\n"
+
+    def digest(self) -> str:
+        """Changes whenever anything in the lock does."""
+        return f"sha256:{hashlib.sha256(self.text().encode()).hexdigest()}"
 
     def sums(self) -> dict[str, frozenset[str]]:
         """Package names to the sha256 sums of their files."""
@@ -195,19 +207,18 @@ def _packages(before: Lock, now: Lock) -> list[str]:
 
     def versions(lock: Lock) -> dict[str, LockedPackage]:
         python = lock.python
-        bound = (one for index in python.bound for one in index.packages)
-        every = (*python.packages, *python.built, *python.builders, python.installer, *bound)
-        return {one.name: one for one in every}
+        every = (*python.packages, *python.built, *python.builders, python.installer)
+        return {one.name: one for one in (*every, *python.of_indexes())}
 
     old, new = versions(before), versions(now)
     named = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    return [f"{name}: {_version(old, name)} -> {_version(new, name)}" for name in named] or [
-        "python changed"
-    ]
+    return [_change(name, old.get(name), new.get(name)) for name in named] or ["python changed"]
 
 
-def _version(packages: Mapping[str, LockedPackage], name: str) -> str:
-    return packages[name].version if name in packages else "none"
+def _change(name: str, old: LockedPackage | None, new: LockedPackage | None) -> str:
+    if old and new and old.version == new.version:
+        return f"{name}: {new.version} with other files"
+    return f"{name}: {old.version if old else 'none'} -> {new.version if new else 'none'}"
 
 
 def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
@@ -218,17 +229,22 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
     """
 
     def same(image: LockedImage) -> LockedImage:
-        tags = [one.address(image.image).rpartition(":")[2] for one in (recipe, wanted)]
-        return image if tags[0] == tags[1] else image.model_copy(update={"digest": None})
+        kept = _tag(recipe, image.image) == _tag(wanted, image.image)
+        return image if kept else image.model_copy(update={"digest": None})
 
     base = same(lock.base)
     compiler = same(lock.compiler) if lock.compiler else None
-    if (base, compiler) == (lock.base, lock.compiler):
+    images = [image.image for image in (lock.base, lock.compiler) if image]
+    if all(_tag(recipe, image) == _tag(wanted, image) for image in images):
         return lock
     entry = f"base image {wanted.address(lock.base.image)}: its tag was set by hand"
     others = [one for one in lock.unlocked if not one.startswith(("base image", "compiler image"))]
     changed = {"base": base, "compiler": compiler, "unlocked": (entry, *others)}
     return lock.model_copy(update=changed)
+
+
+def _tag(recipe: Recipe, image: str) -> str:
+    return recipe.address(image).rpartition(":")[2]
 
 
 def load(recipe: Recipe, recipes: Path) -> Lock:

@@ -5,20 +5,20 @@
 #
 # Stages:
 #
-#   base ──> system ──> packages ──────────────> image
-#                          ┊ looked at             ↑ wheels, libraries
-#   compiled-on ──> compiler ──┬─> triton ─────────┤
-#                             ├─> causal-conv1d     ┤
-#                             ├─> mamba-ssm         ┤
-#                             ├─> nccl ───────────┤
-#                             └─> aws-ofi-nccl ───┘
+#   base ──> system ──> packages ───────────────> image
+#                          ┊ looked at              ↑ wheels, libraries
+#   compiled-on ──> compiler ──┬─> triton ──────────┤
+#                              ├─> causal-conv1d ───┤
+#                              ├─> mamba-ssm ───────┤
+#                              ├─> nccl ────────────┤
+#                              └─> aws-ofi-nccl ────┘  links against system's libfabric
 #
 # system    what apt and the EFA installer bring
 # packages  locked Python packages
 # compiler  the base's twin with CUDA's compiler; nothing of it stays but what is copied
 # image     what the other stages made + launchers + training code
 
-ARG BASE=nvidia/cuda:12.1.1-runtime-ubuntu22.04
+ARG BASE=nvidia/cuda:12.1.1-base-ubuntu22.04
 ARG COMPILER=nvidia/cuda:12.1.1-devel-ubuntu22.04
 
 FROM ${BASE} AS base
@@ -36,25 +36,35 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
         ca-certificates \
+        environment-modules \
         gcc \
         libc6-dev \
         libgomp1 \
+        libhwloc15 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
+        pciutils \
         procps \
         python3 \
         python3-dev \
+        tcl \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# What the base brings for other networks goes first: the installer puts its own in its place. The
-# three --skip and --no-verify flags are for images alone, where no card and no kernel is.
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
-    test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.30.0.tar.gz" >&2; exit 1; }; } \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
-    && apt-get update -qq \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
         --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 
@@ -68,7 +78,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "0782d8ab04427b46adaae1172d2cc63765d79eb7fae308bc1699baeff3ac5dc2  -" \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "0782d8ab04427b46adaae1172d2cc63765d79eb7fae308bc1699baeff3ac5dc2  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -107,7 +117,7 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" \
+    { test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -126,12 +136,12 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=secret,id=ca \
     --mount=type=cache,id=triton-300a69dd1c50,target=/build \
-    test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" \
+    { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
     && if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
     && tar --extract --directory /build --file /run/sources/triton.tar \
-    && test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" \
+    && { test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" || { echo "wrong checksum: /run/patches/triton-2.2.0/cache-private.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/triton-2.2.0/cache-private.patch \
-    && test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" \
+    && { test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" || { echo "wrong checksum: /build/python/triton/runtime/cache.py" >&2; exit 1; }; } \
     && mkdir /wheels \
     && HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
         python3.10 setup.py bdist_wheel --dist-dir /wheels
@@ -146,12 +156,12 @@ RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
     --mount=type=cache,id=causal-conv1d-6908469719ed,target=/build \
-    test "$(sha256sum </run/source/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" \
+    { test "$(sha256sum </run/source/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" || { echo "wrong checksum: /run/source/causal-conv1d.tar" >&2; exit 1; }; } \
     && tar --extract --strip-components 0 --directory /build \
         --file /run/source/causal-conv1d.tar \
-    && test "$(sha256sum </run/patches/causal-conv1d-1.2.0.post1/architectures.patch)" = "b4b7c8c79fb7da61c88542e46487a6fe18f41dc7525c5d92549dddb2d1edc766  -" \
+    && { test "$(sha256sum </run/patches/causal-conv1d-1.2.0.post1/architectures.patch)" = "b4b7c8c79fb7da61c88542e46487a6fe18f41dc7525c5d92549dddb2d1edc766  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/causal-conv1d-1.2.0.post1/architectures.patch \
-    && test "$(sha256sum </build/setup.py)" = "be4358e849e19d29845e80cc220be537e717418b61cf6cc024cd16273b5810f7  -" \
+    && { test "$(sha256sum </build/setup.py)" = "be4358e849e19d29845e80cc220be537e717418b61cf6cc024cd16273b5810f7  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && mkdir /wheels \
@@ -166,12 +176,12 @@ RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
     --mount=type=cache,id=mamba-ssm-781ca9ef7f56,target=/build \
-    test "$(sha256sum </run/source/mamba.tar)" = "${SOURCE_MAMBA}  -" \
+    { test "$(sha256sum </run/source/mamba.tar)" = "${SOURCE_MAMBA}  -" || { echo "wrong checksum: /run/source/mamba.tar" >&2; exit 1; }; } \
     && tar --extract --strip-components 0 --directory /build \
         --file /run/source/mamba.tar \
-    && test "$(sha256sum </run/patches/mamba-ssm-1.2.0.post1/architectures.patch)" = "2bf8b8bc710bd95f28c04e1ffcadc4f84710a727e85d68d605a77521b61a092b  -" \
+    && { test "$(sha256sum </run/patches/mamba-ssm-1.2.0.post1/architectures.patch)" = "2bf8b8bc710bd95f28c04e1ffcadc4f84710a727e85d68d605a77521b61a092b  -" || { echo "wrong checksum: /run/patches/mamba-ssm-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/mamba-ssm-1.2.0.post1/architectures.patch \
-    && test "$(sha256sum </build/setup.py)" = "8417e292e916e01d84c528196d6a021dd172faa2147e876627858da42222dcbe  -" \
+    && { test "$(sha256sum </build/setup.py)" = "8417e292e916e01d84c528196d6a021dd172faa2147e876627858da42222dcbe  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && mkdir /wheels \
@@ -182,24 +192,26 @@ ARG MAX_JOBS=2
 ARG SOURCE_NCCL
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=cache,id=nccl-80-86-90,target=/build \
-    test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" \
+    { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
     && mkdir -p "/build/${SOURCE_NCCL}" \
     && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
     && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
         NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
-    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl
+    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl \
+    && rm -f /opt/nccl/lib/*.a
 
 FROM compiler AS aws-ofi-nccl
 ARG MAX_JOBS=2
 ARG SOURCE_AWS_OFI_NCCL
-# libfabric is what the EFA installer brought to the image; it is only linked against here.
+# libfabric is what the EFA installer brought to the image; it is only linked against here, and
+# what it needs in turn is not in this stage.
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,from=system,source=/opt/amazon,target=/opt/amazon \
-    test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" \
+    { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
     && mkdir /tmp/plugin \
     && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
     && env --chdir /tmp/plugin ./autogen.sh \
-    && env --chdir /tmp/plugin ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
+    && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
         --with-libfabric=/opt/amazon/efa --with-mpi=/opt/amazon/openmpi --with-cuda=/usr/local/cuda \
     && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
     && rm -rf /tmp/plugin
@@ -238,16 +250,20 @@ LABEL org.opencontainers.image.title="sqshforge cuda-mamba" \
     org.opencontainers.image.description="Mamba pre-training on CUDA 12.1 with FSDP, for EFA clusters" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.licenses="Apache-2.0" \
-    org.opencontainers.image.base.name="nvidia/cuda:12.1.1-runtime-ubuntu22.04"
+    org.opencontainers.image.base.name="nvidia/cuda:12.1.1-base-ubuntu22.04"
 WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
 CMD ["/bin/bash"]
 # The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
-    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Kernels that Triton has compiled before, from warm/cuda-mamba/; mostly none.
+COPY triton-cache/ /sqshforge/triton-cache/
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
 COPY meta/provenance.json /sqshforge/meta/

@@ -5,10 +5,10 @@
 #
 # Stages:
 #
-#   base ──> system ──┬─> packages ──────────────────> image
-#                     │      ┊ looked at                 ↑ wheels
-#                     └─> compiler ──┬─> causal-conv1d   ──┤
-#                                    └─> mamba-ssm       ──┘
+#   base ──> system ──┬─> packages ────────────────> image
+#                     │      ┊ looked at               ↑ wheels
+#                     └─> compiler ─┬─> causal-conv1d ─┤
+#                                   └─> mamba-ssm ─────┘
 #
 # system    what apt brings
 # packages  locked Python packages, CUDA's libraries among them
@@ -49,7 +49,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "7972d744772fd117fa9826826ba5d47a77f9f5d0ac45f50102566f908c2964ce  -" \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "7972d744772fd117fa9826826ba5d47a77f9f5d0ac45f50102566f908c2964ce  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -77,7 +77,7 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/builders.txt)" = "9eaa2fd567146d9ef55d82c61babc64bd8b74e3335b4a3bbdb2153b12a348440  -" \
+    { test "$(sha256sum </run/requirements/builders.txt)" = "9eaa2fd567146d9ef55d82c61babc64bd8b74e3335b4a3bbdb2153b12a348440  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -100,12 +100,12 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
     --mount=type=cache,id=causal-conv1d-eabb98e5cb2a,target=/build \
-    test "$(sha256sum </run/source/causal-conv1d.tar.gz)" = "3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b  -" \
+    { test "$(sha256sum </run/source/causal-conv1d.tar.gz)" = "3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b  -" || { echo "wrong checksum: /run/source/causal-conv1d.tar.gz" >&2; exit 1; }; } \
     && tar --extract --strip-components 1 --directory /build \
         --file /run/source/causal-conv1d.tar.gz \
-    && test "$(sha256sum </run/patches/causal-conv1d-1.7.0/architectures.patch)" = "08f2ca1da5220ad0cad21c88ab07f98ab5a83a454d3e945bf93558d4c016b0f4  -" \
+    && { test "$(sha256sum </run/patches/causal-conv1d-1.7.0/architectures.patch)" = "08f2ca1da5220ad0cad21c88ab07f98ab5a83a454d3e945bf93558d4c016b0f4  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.7.0/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/causal-conv1d-1.7.0/architectures.patch \
-    && test "$(sha256sum </build/setup.py)" = "2b271c89667f1bbbfd00fd669b88f21249f6b1c355708af0f2d5dfd9d43cd448  -" \
+    && { test "$(sha256sum </build/setup.py)" = "2b271c89667f1bbbfd00fd669b88f21249f6b1c355708af0f2d5dfd9d43cd448  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && mkdir /wheels \
@@ -119,12 +119,12 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
     --mount=type=cache,id=mamba-ssm-90229a2fd627,target=/build \
-    test "$(sha256sum </run/source/mamba-ssm.tar.gz)" = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028  -" \
+    { test "$(sha256sum </run/source/mamba-ssm.tar.gz)" = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028  -" || { echo "wrong checksum: /run/source/mamba-ssm.tar.gz" >&2; exit 1; }; } \
     && tar --extract --strip-components 1 --directory /build \
         --file /run/source/mamba-ssm.tar.gz \
-    && test "$(sha256sum </run/patches/mamba-ssm-2.3.2.post1/architectures.patch)" = "fc2997f15f3eea9252f56136540d3ae7e889a9e861b9103a1dce0dc1f7a9a013  -" \
+    && { test "$(sha256sum </run/patches/mamba-ssm-2.3.2.post1/architectures.patch)" = "fc2997f15f3eea9252f56136540d3ae7e889a9e861b9103a1dce0dc1f7a9a013  -" || { echo "wrong checksum: /run/patches/mamba-ssm-2.3.2.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/mamba-ssm-2.3.2.post1/architectures.patch \
-    && test "$(sha256sum </build/setup.py)" = "9bef53bc99c00ab70d70e1f044f2fa6a58fd919ffe99f0dfbf38d0143e9d2647  -" \
+    && { test "$(sha256sum </build/setup.py)" = "9bef53bc99c00ab70d70e1f044f2fa6a58fd919ffe99f0dfbf38d0143e9d2647  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && mkdir /wheels \
@@ -154,14 +154,18 @@ LABEL org.opencontainers.image.title="sqshforge cuda13-mamba" \
     org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
 CMD ["/bin/bash"]
 # The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
-    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Kernels that Triton has compiled before, from warm/cuda13-mamba/; mostly none.
+COPY triton-cache/ /sqshforge/triton-cache/
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
 COPY meta/provenance.json /sqshforge/meta/

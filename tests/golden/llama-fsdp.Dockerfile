@@ -5,18 +5,18 @@
 #
 # Stages:
 #
-#   base ──> system ──> packages ──────────────> image
-#                          ┊ looked at             ↑ wheels, libraries
-#   compiled-on ──> compiler ──┬─> triton ─────────┤
-#                             ├─> nccl ───────────┤
-#                             └─> aws-ofi-nccl ───┘
+#   base ──> system ──> packages ───────────────> image
+#                          ┊ looked at              ↑ wheels, libraries
+#   compiled-on ──> compiler ──┬─> triton ──────────┤
+#                              ├─> nccl ────────────┤
+#                              └─> aws-ofi-nccl ────┘  links against system's libfabric
 #
 # system    what apt and the EFA installer bring
 # packages  locked Python packages
 # compiler  the base's twin with CUDA's compiler; nothing of it stays but what is copied
 # image     what the other stages made + launchers + training code
 
-ARG BASE=nvidia/cuda:12.1.1-runtime-ubuntu22.04
+ARG BASE=nvidia/cuda:12.1.1-base-ubuntu22.04
 ARG COMPILER=nvidia/cuda:12.1.1-devel-ubuntu22.04
 
 FROM ${BASE} AS base
@@ -34,25 +34,35 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
         ca-certificates \
+        environment-modules \
         gcc \
         libc6-dev \
         libgomp1 \
+        libhwloc15 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
+        pciutils \
         procps \
         python3 \
         python3-dev \
+        tcl \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# What the base brings for other networks goes first: the installer puts its own in its place. The
-# three --skip and --no-verify flags are for images alone, where no card and no kernel is.
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
-    test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.30.0.tar.gz" >&2; exit 1; }; } \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
-    && apt-get update -qq \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
         --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 
@@ -66,7 +76,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "1f078e67ef72cbd1ba7a958c2eb6665008b7f92e80d92f851441d19bad1812a7  -" \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "1f078e67ef72cbd1ba7a958c2eb6665008b7f92e80d92f851441d19bad1812a7  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -105,7 +115,7 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" \
+    { test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -124,12 +134,12 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=secret,id=ca \
     --mount=type=cache,id=triton-300a69dd1c50,target=/build \
-    test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" \
+    { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
     && if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
     && tar --extract --directory /build --file /run/sources/triton.tar \
-    && test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" \
+    && { test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" || { echo "wrong checksum: /run/patches/triton-2.2.0/cache-private.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/triton-2.2.0/cache-private.patch \
-    && test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" \
+    && { test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" || { echo "wrong checksum: /build/python/triton/runtime/cache.py" >&2; exit 1; }; } \
     && mkdir /wheels \
     && HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
         python3.10 setup.py bdist_wheel --dist-dir /wheels
@@ -140,24 +150,26 @@ ARG MAX_JOBS=2
 ARG SOURCE_NCCL
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=cache,id=nccl-80-86-90,target=/build \
-    test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" \
+    { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
     && mkdir -p "/build/${SOURCE_NCCL}" \
     && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
     && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
         NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
-    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl
+    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl \
+    && rm -f /opt/nccl/lib/*.a
 
 FROM compiler AS aws-ofi-nccl
 ARG MAX_JOBS=2
 ARG SOURCE_AWS_OFI_NCCL
-# libfabric is what the EFA installer brought to the image; it is only linked against here.
+# libfabric is what the EFA installer brought to the image; it is only linked against here, and
+# what it needs in turn is not in this stage.
 RUN --mount=type=bind,source=sources,target=/run/sources \
     --mount=type=bind,from=system,source=/opt/amazon,target=/opt/amazon \
-    test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" \
+    { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
     && mkdir /tmp/plugin \
     && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
     && env --chdir /tmp/plugin ./autogen.sh \
-    && env --chdir /tmp/plugin ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
+    && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
         --with-libfabric=/opt/amazon/efa --with-mpi=/opt/amazon/openmpi --with-cuda=/usr/local/cuda \
     && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
     && rm -rf /tmp/plugin
@@ -194,16 +206,20 @@ LABEL org.opencontainers.image.title="sqshforge llama-fsdp" \
     org.opencontainers.image.description="Llama, Mixtral and Mistral pre-training with FSDP on CUDA 12.1, for EFA clusters" \
     org.opencontainers.image.version="0.1.0" \
     org.opencontainers.image.licenses="Apache-2.0" \
-    org.opencontainers.image.base.name="nvidia/cuda:12.1.1-runtime-ubuntu22.04"
+    org.opencontainers.image.base.name="nvidia/cuda:12.1.1-base-ubuntu22.04"
 WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
 CMD ["/bin/bash"]
 # The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
-    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Kernels that Triton has compiled before, from warm/llama-fsdp/; mostly none.
+COPY triton-cache/ /sqshforge/triton-cache/
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
 COPY meta/provenance.json /sqshforge/meta/

@@ -26,26 +26,35 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
         ca-certificates \
+        environment-modules \
         gcc \
         libc6-dev \
         libgomp1 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
         libxml2 \
+        pciutils \
         procps \
         python3 \
         python3-dev \
+        tcl \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
-# What the base brings for other networks goes first: the installer puts its own in its place. The
-# three --skip and --no-verify flags are for images alone, where no card and no kernel is.
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
-    test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.30.0.tar.gz" >&2; exit 1; }; } \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
-    && apt-get update -qq \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
         --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 # The vendor's archive and its key; only packages that are signed with it are taken from there.
@@ -77,7 +86,7 @@ FROM system AS image
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/packages.txt)" = "e3288dc6f224d723474cb3796ee39a53d074d78076c6f2c55d631c0a107e729d  -" \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "1ffff71aae22156d3c862a972515a913a6b260e21f8153a557cf5a05d52c0686  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -86,17 +95,17 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
-# --isolated: no index of the host's configuration is asked for these names.
-ARG INDEX_NEURON=https://pip.repos.neuron.amazonaws.com
+# --isolated: no index of the host's configuration is asked for these names. A mirror's address may
+# hold a password, so that it comes as a secret.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
-    --mount=type=secret,id=ca \
-    test "$(sha256sum </run/requirements/neuron.txt)" = "68f2a5ed4a1091e052e50c982e0b30e5d587268339c1991c1c00a92c115a2ec8  -" \
+    --mount=type=secret,id=ca --mount=type=secret,id=index-neuron \
+    { test "$(sha256sum </run/requirements/neuron.txt)" = "68f2a5ed4a1091e052e50c982e0b30e5d587268339c1991c1c00a92c115a2ec8  -" || { echo "wrong checksum: /run/requirements/neuron.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
         --no-cache-dir --no-compile \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
-        --index-url "${INDEX_NEURON}" --find-links /run/wheels \
+        --index-url "$(cat /run/secrets/index-neuron || echo https://pip.repos.neuron.amazonaws.com)" --find-links /run/wheels \
         --requirement /run/requirements/neuron.txt
 ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
@@ -110,13 +119,15 @@ LABEL org.opencontainers.image.title="sqshforge neuron-mamba2" \
     org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="ubuntu:22.04"
 WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
 CMD ["/bin/bash"]
 # The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH
 RUN --mount=type=bind,source=inside,target=/run/inside \
-    test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" \
-    && test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
