@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import base, epoch, fetch, machine, render, supply
+from sqshforge import __version__, base, epoch, fetch, machine, render, supply
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
@@ -148,6 +148,7 @@ def _build(
             },
             secrets=secrets,
             network="none" if offline else "host",
+            annotations=_annotations(what, locked, revision, created),
         )
         try:
             engine.build(request, tracker.note)
@@ -177,6 +178,22 @@ def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, bytes]:
         f"index-{name}": mirrors.index(index.url).encode()
         for name, index in what.python.indexes.items()
     }
+
+
+def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dict[str, str]:
+    """What the manifest says of the image, by the keys of the OCI image specification."""
+    base_name = what.address(locked.base.image)
+    said = {
+        "title": f"sqshforge {what.target}",
+        "description": what.title,
+        "version": __version__,
+        "revision": revision,
+        "created": created,
+        "licenses": "Apache-2.0",
+        "base.name": base_name,
+        **({"base.digest": locked.base.digest} if locked.base.digest else {}),
+    }
+    return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
 
 
 def _revision(root: Path, programs: Programs) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -47,26 +47,41 @@ def read(root: Path, environment: Mapping[str, str] = os.environ) -> Mirrors:
     """The mirrors of this machine; `RequestError` for a file or a variable that is none."""
     named = environment.get(FILE)
     path = Path(named) if named else root / "mirrors.yaml"
-    data: dict[str, Any] = {}
-    if path.is_file():
-        try:
-            data = yaml.safe_load(path.read_text()) or {}
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise _wrong(str(error).splitlines()[0], str(path)) from None
-    elif named:
+    if named and not path.exists():
         raise RequestError("the file of mirrors is not there", where=f"{FILE}={named}")
-    if not isinstance(data, dict):
-        raise _wrong("it is no mapping of images, indexes and sources", str(path))
+    tables = _written(path).model_dump() if path.exists() else {}
     for kind in KINDS:
         variable = f"{FILE}_{kind.upper()}"
         if variable in environment:
-            data[kind] = {**(data.get(kind) or {}), **_pairs(environment[variable], variable)}
+            tables[kind] = {**tables.get(kind, {}), **_pairs(environment[variable], variable)}
+    return Mirrors.model_validate(tables)
+
+
+def _written(path: Path) -> Mirrors:
+    """What a file says; a kind without a word after it has no mirrors."""
     try:
-        return Mirrors.model_validate(data)
+        data = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise _wrong(str(error), str(path)) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}, line {mark.line + 1}" if mark else str(path)
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise _wrong(problem, place) from None
+    if not isinstance(data, dict):
+        raise _wrong("it is no mapping of images, indexes and sources", str(path))
+    try:
+        return Mirrors.model_validate({key: {} if v is None else v for key, v in data.items()})
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"])
         raise _wrong(f"{place}: {first['msg']}", str(path)) from None
+
+
+def bare(address: str) -> str:
+    """An address without the password that a mirror's may have: what can be shown."""
+    parts = urlsplit(address)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _pairs(text: str, variable: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from sqshforge.errors import MissingError, WorkError
 
 # The Debian and Ubuntu package of each program that we call, for the message that mends.
 PACKAGES = {
+    "aws": "awscli",
     "buildah": "buildah",
     "docker": "docker.io",
     "fuse-overlayfs": "fuse-overlayfs",

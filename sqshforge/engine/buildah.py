@@ -91,10 +91,12 @@ class Buildah:
             "--layers",
             "--force-rm",
             "--format",
-            "docker",
+            "oci",
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
         argv += ["--isolation", "chroot", *build.options(network="host")]
+        for key, value in sorted(build.annotations.items()):
+            argv += ["--annotation", f"{key}={value}"]
         argv += [*_timestamp(build.epoch), build.context]
         before = self._containers()
         try:

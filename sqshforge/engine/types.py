@@ -29,6 +29,7 @@ class Build:
     args: Mapping[str, str] = field(default_factory=dict)
     secrets: Mapping[str, Path] = field(default_factory=dict)
     network: str = "host"  # or "none"
+    annotations: Mapping[str, str] = field(default_factory=dict)  # where the engine keeps any
 
     def options(self, network: str | None = None) -> list[str]:
         """The words that docker and buildah share; buildah has its own way to be alone."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import base64
 import ssl
 import time
 import urllib.error
@@ -10,9 +10,11 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
+from urllib.parse import unquote, urlsplit
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.machine import Pip, ca_bundle, sha256
+from sqshforge.mirrors import bare
 from sqshforge.progress import Tracker
 
 TRIES = 4
@@ -26,8 +28,8 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
     """Fetch a file to `place`, and return its sha256, which is `wanted` where one is given.
 
     A file that is there already with that sum is not fetched again. What was cut off lies beside
-    it and is gone on with. Raises `MissingError` where the host does not give it, `WorkError`
-    where the sum is another.
+    it and is gone on with where a sum can prove the whole. Raises `MissingError` where the host
+    does not give it, `WorkError` where the sum is another.
     """
     if place.is_file():
         total = sha256(place)
@@ -36,13 +38,29 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
         raise _wrong(place, wanted, total, str(place))
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(f"{place.name}.part")
-    _fetch(url, part, pip, tracker)
-    total = sha256(part)
+    if wanted is None:
+        part.unlink(missing_ok=True)
+    was_there = part.is_file()
+    total = _fetched(url, part, pip, tracker)
+    if was_there and total != wanted:  # perhaps of another file, or damaged
+        part.unlink()
+        total = _fetched(url, part, pip, tracker)
     if wanted not in (None, total):
         part.unlink()
-        raise _wrong(place, wanted, total, url)
+        raise _wrong(place, wanted, total, bare(url))
     part.rename(place)
     return total
+
+
+def _fetched(url: str, part: Path, pip: Pip, tracker: Tracker) -> str:
+    """The sum of the part at its whole length; no part without a byte stays."""
+    try:
+        _fetch(url, part, pip, tracker)
+    except MissingError:
+        if not part.stat().st_size:
+            part.unlink()
+        raise
+    return sha256(part)
 
 
 def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
@@ -62,14 +80,17 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
             reason = getattr(error, "reason", None) or error
             # What is not there at all will not be there in a moment either.
             if tried == TRIES or not part.stat().st_size:
-                with contextlib.suppress(OSError):
-                    part.unlink()
                 raise _absent(url, str(reason)) from None
         time.sleep(PAUSE * tried)
 
 
 def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
-    request = urllib.request.Request(url, headers={"User-Agent": "sqshforge"})
+    request = urllib.request.Request(bare(url), headers={"User-Agent": "sqshforge"})
+    parts = urlsplit(url)
+    if parts.username:
+        pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        secret = base64.b64encode(pair.encode()).decode()
+        request.add_unredirected_header("Authorization", f"Basic {secret}")
     if start:
         request.add_header("Range", f"bytes={start}-")
     # The addresses are those of recipes, which may be http, https or file.
@@ -95,7 +116,7 @@ def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
 def _absent(url: str, why: str) -> MissingError:
     return MissingError(
         f"cannot be fetched: {why}",
-        where=url,
+        where=bare(url),
         mend="check the network and the proxy, or name a mirror (docs/offline.md)",
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -16,6 +16,7 @@ from packaging.utils import parse_wheel_filename
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.lock.model import LockedPackage
 from sqshforge.machine import Pip, ca_bundle
+from sqshforge.mirrors import bare
 from sqshforge.programs import Programs
 
 if sys.version_info >= (3, 11):
@@ -52,7 +53,17 @@ def files(
         return ()
     found = {one["name"]: one for one in _listed(packages, python, pip, programs)}
     tags = {tag: rank for rank, tag in enumerate(_tags(python))}
-    return tuple(_fitting(package, found.get(package.name, {}), tags) for package in packages)
+    fitting = (_fitting(package, found.get(package.name, {}), tags) for package in packages)
+    return tuple(replace(file, url=_with_password(file.url, pip)) for file in fitting)
+
+
+def _with_password(url: str, pip: Pip) -> str:
+    """A file's address with the password that pip has for the index on the same host."""
+    parts = urlparse(url)
+    for index in filter(None, (pip.index, *pip.extra_indexes)):
+        if urlparse(bare(index)).netloc == parts.netloc:
+            return parts._replace(netloc=urlparse(index).netloc).geturl()
+    return url
 
 
 def _fitting(package: LockedPackage, listed: Mapping[str, Any], tags: Mapping[Tag, int]) -> File:
@@ -110,7 +121,9 @@ def _listed(
             argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps"]
             argv += ["--no-config", "--no-header", "--format", "pylock.toml"]
             argv += ["--output-file", str(listing)]
-            argv += ["--python-version", python, "--python-platform", "x86_64-manylinux_2_28"]
+            # Nothing is built with it; uv would download the Python of that version.
+            argv += ["--python", sys.executable, "--python-version", python]
+            argv += ["--python-platform", "x86_64-manylinux_2_28"]
             argv += way.for_uv()
             ca = ca_bundle(way)
             environment = {"SSL_CERT_FILE": str(ca)} if ca else {}

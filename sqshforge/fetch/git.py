@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.lock.model import LockedSource
+from sqshforge.mirrors import bare
 from sqshforge.programs import Programs, Result
 
 PATIENCE = 60.0  # seconds that a host may take to list its references
-# Nobody is there to type a password, and no setting of this user's may change the files.
-QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_COUNT": "0"}
+# Nobody is there to type a password, and a host that sends nothing for a minute is given up.
+QUIET = {
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_HTTP_LOW_SPEED_LIMIT": "1",
+    "GIT_HTTP_LOW_SPEED_TIME": "60",
+}
+# No setting of this user's or machine's may change the files.
+PLAIN = {"HOME": "/nonexistent", "XDG_CONFIG_HOME": "/nonexistent"}
+PLAIN |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_COUNT": "0"}
+PLAIN |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
 def commit_of(url: str, ref: str, programs: Programs) -> str | None:
@@ -36,7 +46,7 @@ def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -
         raise MissingError(
             f"the source {source.name} cannot be fetched: its host does not know "
             f"{source.ref}, or does not answer",
-            where=url,
+            where=bare(url),
             mend="check the network and the proxy, or name a mirror (docs/offline.md)",
         )
     commit = source.commit or seen["commit"]
@@ -44,7 +54,7 @@ def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -
         raise WorkError(
             f"the tag {source.ref} of {source.name} has moved:\n"
             f"    locked  {commit}\n    now at  {seen['commit']}",
-            where=url,
+            where=bare(url),
             mend="ask who moved it; if the change is meant, sqshforge lock",
         )
     place = folder / f"{source.name}-{commit}.tar"
@@ -70,6 +80,7 @@ def _pack(url: str, ref: str, commit: str, place: Path, programs: Programs) -> N
     """Fetch one commit into a repository beside the tar, and write its files."""
     repository = place.with_suffix(".git")
     place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(repository, ignore_errors=True)  # what an interrupted fetch left is of no use
 
     def git(*words: str | Path) -> Result:
         return programs.attempt(["git", "-C", repository, *words], env=QUIET)
@@ -81,15 +92,19 @@ def _pack(url: str, ref: str, commit: str, place: Path, programs: Programs) -> N
         if fetched.code != 0:
             raise MissingError(
                 f"git cannot fetch {ref}: {fetched.err.strip()}",
-                where=url,
+                where=bare(url),
                 mend="check the network and the proxy, or name a mirror (docs/offline.md)",
             )
-    partial = place.with_name(f"{place.name}.part")
-    written = git("archive", "--format=tar", "--output", partial, commit)
-    if written.code != 0:
+    if git("cat-file", "-e", f"{commit}^{{commit}}").code != 0:
         raise WorkError(
             f"the commit {commit} is not in the history of {ref} any more",
-            where=url,
+            where=bare(url),
             mend="a branch was rewritten: sqshforge lock takes its present commit",
         )
+    # Files may be stamped with what is known of their commit: that is the same with its history.
+    (repository / "shallow").write_text(f"{commit}\n")
+    partial = place.with_name(f"{place.name}.part")
+    archive = ("archive", "--format=tar", "--output", partial, commit)
+    programs.capture(["git", "-C", repository, *archive], env=PLAIN)
     partial.rename(place)
+    shutil.rmtree(repository)

@@ -13,11 +13,13 @@ from pathlib import Path
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
 from sqshforge.machine import Pip, ca_bundle
-from sqshforge.mirrors import Mirrors
+from sqshforge.mirrors import Mirrors, bare
 from sqshforge.programs import Programs, Result
 from sqshforge.recipe import Recipe, normalize
 
 UV_PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28"}
+# What uv says of an index that it could not ask.
+SILENT = re.compile("Failed to fetch|could not be queried|401 Unauthorized|403 Forbidden")
 
 
 @dataclass(frozen=True)
@@ -87,14 +89,14 @@ class Resolver:
         )
         if result.code == 0:
             return self._divided(result.out, urls)
-        if not any(url in result.err for url in urls.values()):
+        if not any(_is_silent(url, result.err) for url in urls.values()):
             raise self._unresolved(result)
         locked = tuple(
             LockedIndex(name=name, url=indexes[name].url, packages=tuple(map(_open, some)))
             for name, some in pins.items()
         )
         unlocked = tuple(
-            f"{pin}: the index {name} ({urls[name]}) did not answer"
+            f"{pin}: the index {name} ({indexes[name].url}) did not answer"
             for name, some in pins.items()
             for pin in some
         )
@@ -105,7 +107,7 @@ class Resolver:
         origins = parse_origins(said)
         packages = parse_compiled(said)
         of = {
-            name: tuple(one for one in packages if origins.get(one.name, "") == url.rstrip("/"))
+            name: tuple(one for one in packages if origins.get(one.name, "") == _address(url))
             for name, url in urls.items()
         }
         others = tuple(one for one in packages if not any(one in some for some in of.values()))
@@ -148,7 +150,8 @@ class Resolver:
         argv += ["--generate-hashes", "--no-annotate", "--no-header", "--emit-index-annotation"]
         argv += ["--only-binary", ":all:"]
         argv += [word for name in built for word in ("--no-binary", name)]
-        argv += ["--python-version", python.version]
+        # Nothing is built with it; uv would download the Python of that version.
+        argv += ["--python", sys.executable, "--python-version", python.version]
         argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
         argv += [word for url in first for word in ("--index", url)]
         argv += pip.for_uv("first-index" if first else "unsafe-best-match")
@@ -205,8 +208,18 @@ def parse_origins(text: str) -> dict[str, str]:
             name = normalize(start[1])
         origin = re.match(r"\s+# from (\S+)", line)
         if origin:
-            found[name] = origin[1].rstrip("/")
+            found[name] = _address(origin[1])
     return found
+
+
+def _is_silent(url: str, said: str) -> bool:
+    """Whether uv says that an index could not be asked; that it lacks something is no silence."""
+    return any(SILENT.search(line) for line in said.splitlines() if _address(url) in line)
+
+
+def _address(url: str) -> str:
+    """An index's address as uv names it."""
+    return bare(url).rstrip("/")
 
 
 def _open(pin: str) -> LockedPackage:

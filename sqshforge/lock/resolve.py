@@ -75,9 +75,10 @@ def _image(
     open_: list[str],
 ) -> LockedImage:
     """The digest behind a tag, asked of the registry by skopeo."""
-    address = asked.mirrors.image(recipe.address(image))
+    address = recipe.address(image)
     if asked.programs.which("skopeo"):
-        argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{address}"]
+        mirror = asked.mirrors.image(address)
+        argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{mirror}"]
         said = asked.programs.attempt(argv, timeout=60)
         if said.code == 0 and said.out.startswith("sha256:"):
             return LockedImage(image=image, digest=said.out.strip())
@@ -104,18 +105,21 @@ def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
 
 def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
     python = recipe.python
+    before = asked.before
     known: tuple[LockedPackage, ...] = ()
-    if asked.before:
-        known = (*asked.before.python.packages, *asked.before.python.built)
+    if before:
+        known = (*before.python.packages, *before.python.built, *before.python.of_indexes())
     resolver = Resolver(recipe, asked.pip, asked.mirrors, asked.programs, known)
     found = resolver.everything()
+    if found.unlocked and before and before.inputs == inputs(recipe) and before.python.is_whole():
+        return before.python
     built = {normalize(one.package) for one in python.built}
     builders = Resolver(
         recipe,
         asked.pip,
         asked.mirrors,
         asked.programs,
-        asked.before.python.builders if asked.before else (),
+        before.python.builders if before else (),
     )
     open_ += found.unlocked
     return LockedPython(
