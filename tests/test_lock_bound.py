@@ -207,6 +207,7 @@ def test_the_image_gets_them_from_that_index_alone(root: Path) -> None:
     text = render.dockerfile(what, locked, root / "images")
     (install,) = (one for one in text.split("\nRUN ") if "requirements/neuron.txt" in one)
     assert "/pip --isolated install" in install
+    assert "PIP_CONFIG_FILE=/dev/null" in install
     assert install.count("index-url") == 1
     assert what.python.indexes["neuron"].url in install
     assert "id=pip" not in install  # the secret with the host's own indexes

@@ -74,6 +74,9 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
     if on_device and not has_accelerator():
         with check("imports on a device") as result:
             result.detail = f"not tried, there is none here: {', '.join(on_device)}"
+    if "mamba_ssm" in compiled(lock) and has_accelerator():
+        with check("kernels") as result:
+            result.detail = _run([sys.executable, "-m", "training.smoke_kernels"])
     for patch in lock.get("patches") or ():
         if patch["of"] == "triton":
             with check(f"patch {patch['file']}") as result:
@@ -147,12 +150,13 @@ def _recipe(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text()) or {}
 
 
-def _run(command: list[str]) -> None:
-    """Run a command. Raises TrainingError with the end of what it said."""
+def _run(command: list[str]) -> str:
+    """Run a command; the last line that it printed. Raises TrainingError with its complaint."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     if done.returncode:
         said = (done.stderr or done.stdout).strip().splitlines()
         raise TrainingError(said[-1] if said else f"exit code {done.returncode}")
+    return (done.stdout.strip().splitlines() or [""])[-1]
 
 
 def table(checks: list[Check]) -> str:

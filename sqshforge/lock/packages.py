@@ -129,7 +129,14 @@ class Resolver:
                 mend="name a version of what needs it in python.indexes too, beside it",
             )
 
-    def _unresolved(self, result: Result) -> WorkError:
+    def _unresolved(self, result: Result) -> WorkError | MissingError:
+        if SILENT.search(result.err):
+            return MissingError(
+                "the package index does not answer:\n"
+                + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:4]),
+                where=self._where,
+                mend="check the network, the proxy and pip's settings (docs/machines.md)",
+            )
         return WorkError(
             "the Python packages cannot be resolved:\n"
             + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:12]),

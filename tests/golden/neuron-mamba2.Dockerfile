@@ -95,14 +95,15 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
-# --isolated: no index of the host's configuration is asked for these names. A mirror's address may
-# hold a password, so that it comes as a secret.
+# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
+# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=ca --mount=type=secret,id=index-neuron \
     { test "$(sha256sum </run/requirements/neuron.txt)" = "68f2a5ed4a1091e052e50c982e0b30e5d587268339c1991c1c00a92c115a2ec8  -" || { echo "wrong checksum: /run/requirements/neuron.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
-    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
+    && PIP_CONFIG_FILE=/dev/null \
+        python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
         --no-cache-dir --no-compile \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --index-url "$(cat /run/secrets/index-neuron || echo https://pip.repos.neuron.amazonaws.com)" --find-links /run/wheels \
