@@ -191,7 +191,7 @@ def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dic
         "created": created,
         "licenses": "Apache-2.0",
         "base.name": base_name,
-        **({"base.digest": locked.base.digest} if locked.base.digest else {}),
+        "base.digest": locked.base.digest or "",  # not that of what buildah starts from
     }
     return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
 

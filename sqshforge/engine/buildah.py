@@ -7,7 +7,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -94,16 +94,29 @@ class Buildah:
             "oci",
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
-        argv += ["--isolation", "chroot", *build.options(network="host")]
-        for key, value in sorted(build.annotations.items()):
-            argv += ["--annotation", f"{key}={value}"]
+        plain = f"{build.name.rpartition(':')[0]}:plain"
+        argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
         argv += [*_timestamp(build.epoch), build.context]
         before = self._containers()
         try:
             self.programs.follow(argv, on_line)
+            self._annotate(plain, build)
         except BaseException:
             self._remove_leftovers(before)
             raise
+
+    def _annotate(self, plain: str, build: Build) -> None:
+        """Give an image its annotations and its name, without another layer.
+
+        A build with annotations would find nothing in its cache.
+        """
+        argv: list[str | Path] = [self.program, "build", "--quiet", "--format", "oci"]
+        argv += ["--layers", "--force-rm"]  # its container would stay otherwise
+        argv += ["--isolation", "chroot", "--tag", build.name, *_timestamp(build.epoch)]
+        for key, value in sorted(build.annotations.items()):
+            argv += ["--annotation", f"{key}={value}"]
+        self.programs.capture([*argv, "--file", "-", "."], stdin=f"FROM {plain}\n".encode())
+        self.programs.capture([self.program, "rmi", plain])
 
     def _alone(self, build: Build) -> list[str | Path]:
         """What goes before a build that must not reach any network.
