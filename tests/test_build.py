@@ -97,7 +97,7 @@ def test_the_image_carries_what_it_should(case: Case) -> None:
         "for path in sorted(Path('/sqshforge').rglob('*')): print(path.relative_to('/sqshforge'))"
     ).split()
     assert {"training/loop.py", "launch/mamba_fsdp.sbatch", "meta/recipe.yaml"} <= set(found)
-    assert {"meta/lock.json", "meta/provenance.json"} <= set(found)
+    assert {f"meta/{n}.json" for n in ("lock", "provenance", "sbom.spdx")} <= set(found)
     ours = {
         str(path.relative_to(case.root))
         for path in (case.root / "training").rglob("*")
@@ -170,7 +170,10 @@ def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
     reporter = checkouts.Listening()
     again = checkouts.build(case.engine, case.root, reporter)
     assert not again.up_to_date
-    assert reporter.executed() == ["COPY training/ /sqshforge/training/"], reporter.heard
+    assert reporter.executed() == [
+        "COPY training/ /sqshforge/training/",
+        "COPY meta/provenance.json /sqshforge/meta/",
+    ], reporter.heard
     assert again.seconds < 20
     expected = (case.root / "training" / "edited.py").read_text()
     assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected
@@ -179,4 +182,4 @@ def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
 def test_the_build_record_is_in_the_image(case: Case) -> None:
     told = json.loads(case.run("print(open('/sqshforge/meta/provenance.json').read())"))
     assert told["target"] == "cpu-mamba"
-    assert "requirements.txt" in told["inputs"]
+    assert "requirements/packages.txt" in told["inputs"]

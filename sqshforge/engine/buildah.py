@@ -108,7 +108,8 @@ class Buildah:
     def _annotate(self, plain: str, build: Build) -> None:
         """Give an image its annotations and its name, without another layer.
 
-        A build with annotations would find nothing in its cache.
+        A build with annotations would find nothing in its cache. The image without them stays:
+        with it would go all steps that the next build goes on from.
         """
         argv: list[str | Path] = [self.program, "build", "--quiet", "--format", "oci"]
         argv += ["--layers", "--force-rm"]  # its container would stay otherwise
@@ -116,7 +117,6 @@ class Buildah:
         for key, value in sorted(build.annotations.items()):
             argv += ["--annotation", f"{key}={value}"]
         self.programs.capture([*argv, "--file", "-", "."], stdin=f"FROM {plain}\n".encode())
-        self.programs.capture([self.program, "rmi", plain])
 
     def _alone(self, build: Build) -> list[str | Path]:
         """What goes before a build that must not reach any network.
