@@ -27,7 +27,13 @@ ARG BASE
 FROM ${BASE} AS image
 LABEL io.sqshforge.target={{ recipe.target }}
 """
-TAIL = '{% include "fragments/training.j2" %}\n'
+# What fragments/training.j2 does, less the bill of materials, which takes a Python in the image.
+TAIL = """COPY meta/ /sqshforge/meta/
+COPY launch/ /sqshforge/launch/
+COPY training/ /sqshforge/training/
+ARG INPUTS=unknown
+LABEL io.sqshforge.inputs=${INPUTS}
+"""
 
 
 def copy(place: Path, lines: str | None = None) -> Path:

@@ -68,7 +68,9 @@ def test_a_build_that_fails_tells_why(engine: Engine, tmp_path: Path) -> None:
 
 
 def test_a_package_that_does_not_exist_is_named(engine: Engine, tmp_path: Path) -> None:
-    root = checkouts.copy(tmp_path / "x", '{{ apt.install(["sqshforge-no-such-package"]) }}')
+    root = checkouts.copy(
+        tmp_path / "x", '{{ apt.install(["sqshforge-no-such-package"], "system") }}'
+    )
     with checkouts.command(root, "--engine", engine.name) as process:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (1, "")
