@@ -14,8 +14,12 @@ except ImportError:  # torch < 2.5
 
 
 def _fsdp2() -> Any:
-    """Find the module that has `fully_shard` of FSDP2; None where torch has FSDP1 only."""
-    for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
+    """Find the module that has `fully_shard` of FSDP2; None where torch has FSDP1 only.
+
+    Before torch 2.6 it is in a private place, and works with CUDA's streams alone.
+    """
+    private = ["torch.distributed._composable.fsdp"] if torch.cuda.is_available() else []
+    for name in ("torch.distributed.fsdp", *private):
         try:
             module = importlib.import_module(name)
         except ImportError:
@@ -27,7 +31,7 @@ def _fsdp2() -> Any:
 
 
 fsdp2: Any = _fsdp2()
-"""`fully_shard`, `MixedPrecisionPolicy`; None before torch 2.4."""
+"""`fully_shard`, `MixedPrecisionPolicy`; None before torch 2.4, and before 2.6 without CUDA."""
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:
