@@ -142,6 +142,7 @@ def _build(
                 **supply.arguments(supplies),
                 **({} if offline else machine.proxies()),
                 **jobs(what),
+                **({} if made_at is None else {epoch.VARIABLE: str(made_at)}),
                 "INPUTS": inputs,
                 "REVISION": revision,
                 "CREATED": created,

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.engine.types import Build, Image
-from sqshforge.epoch import VARIABLE
 from sqshforge.errors import MissingError
 from sqshforge.programs import Programs
 
@@ -108,8 +107,6 @@ class Docker:
             "--progress",
             "plain",
             *build.options(),
-            # BuildKit knows it from 0.11 on (docker 23): then the image's own times follow it.
-            *([] if build.epoch is None else ["--build-arg", f"{VARIABLE}={build.epoch}"]),
             build.context,
         ]
         self.programs.follow(argv, lambda line: on_line(step(line)), env=BUILDKIT)

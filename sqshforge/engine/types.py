@@ -20,7 +20,8 @@ class Image:
 class Build:
     """One build: a context with its Dockerfile, and what it gets from outside.
 
-    `epoch`, in seconds, is the time that all in the image is to bear; None for the real ones.
+    `epoch`, in seconds, is the time that all in the image is to bear; None for the real ones. The
+    same stands in `args`, by which BuildKit knows it from 0.11 on (docker 23).
     """
 
     context: Path

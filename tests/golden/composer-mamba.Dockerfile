@@ -257,7 +257,7 @@ ENTRYPOINT []
 CMD ["/bin/bash"]
 # The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
-ARG SOURCE_DATE_EPOCH
+ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
