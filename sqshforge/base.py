@@ -110,11 +110,12 @@ def _pulled(reference: str, foundry: Foundry) -> tuple[str | None, str]:
     engine = foundry.engine
     mirrored = foundry.mirrors.image(reference)
     name = _name(mirrored)
-    if engine.image(name) is not None:
-        return name, ""
-    # A mirror may be an image that the engine has, under a name that no registry knows.
+    # A mirror may be an image that the engine has, under a name that no registry knows; what that
+    # names now is what counts.
     if mirrored != reference and engine.image(mirrored) is not None:
         engine.tag(mirrored, name)
+        return name, ""
+    if engine.image(name) is not None:
         return name, ""
     repository = ecr.parse(mirrored)
     if repository is not None:
