@@ -126,9 +126,10 @@ def _distributions(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Suppl
 
 
 def taken(file: File, place: str, outside: Outside) -> Supply:
-    """A package's file at its place in the bundle; one that another target has is linked."""
-    path = outside.bundle / place
-    for other in outside.bundle.parent.glob(f"*/{place}"):
+    """A package's file, under its own name in the bundle; one that another target has is linked."""
+    kept = Path(place).with_name(file.name)
+    path = outside.bundle / kept
+    for other in outside.bundle.parent.glob(f"*/{kept}"):
         if not path.exists() and sha256(other) == file.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(other, path)
