@@ -107,4 +107,5 @@ def test_an_image_that_an_engine_does_not_have(docker: str) -> None:
 @pytest.mark.parametrize("name", engine.NAMES)
 def test_a_registry_that_does_not_answer(name: str, docker: str) -> None:
     chosen = engine.choose(name, Programs())
-    assert "connection refused" in (chosen.pull("localhost:1/no/such:1", "localhost/sqshforge-none:latest") or "")
+    said = chosen.pull("localhost:1/no/such:1", "localhost/sqshforge-none:latest")
+    assert said is not None and "connection refused" in said
