@@ -1,0 +1,38 @@
+"""The commands that make images and what they are made of: vendor, build."""
+
+from __future__ import annotations
+
+import click
+
+from sqshforge.commands.options import engine_option, set_option, steps_of
+
+
+@click.command()
+@click.argument("target")
+@set_option
+@engine_option
+def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+    """Gather all that a build takes from outside, for OFFLINE=1."""
+    from sqshforge.units import human
+
+    folder, bundle = steps_of(engine, settings).vendor(target)
+    size = sum(one.path.stat().st_size for one in bundle.supplies)
+    click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
+    click.echo(f"next: make image TARGET={target} OFFLINE=1")
+
+
+@click.command()
+@click.argument("target")
+@set_option
+@engine_option
+def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+    """Build a target's image."""
+    from sqshforge.units import duration, human
+
+    built = steps_of(engine, settings).build(target)
+    state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
+    click.echo(f"{built.source}: {state}, {human(built.image.size)}")
+    click.echo(f"next: make sqsh TARGET={target}")
+
+
+COMMANDS = (vendor, build)

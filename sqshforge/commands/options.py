@@ -1,0 +1,47 @@
+"""What several commands take."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from sqshforge.errors import RequestError
+
+if TYPE_CHECKING:
+    from sqshforge.steps import Steps
+
+engine_option = click.option(
+    "--engine",
+    envvar="ENGINE",
+    default=None,
+    help="docker or buildah [default: docker if a daemon answers, else buildah]",
+)
+
+set_option = click.option(
+    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of a recipe."
+)
+
+
+def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
+    """The steps of this checkout with what a command was given."""
+    from sqshforge import project
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+    from sqshforge.steps import Steps
+
+    parameters = pairs_of(settings, "--set")
+    return Steps(project.find(), engine, Programs(), Reporter(), parameters)
+
+
+def pairs_of(words: tuple[str, ...], option: str) -> dict[str, str]:
+    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
+    pairs = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not name or not separator:
+            raise RequestError(
+                f"{word!r} is not NAME=VALUE", where=option, mend=f"{option} NAME=VALUE"
+            )
+        pairs[name] = value
+    return pairs

@@ -1,0 +1,121 @@
+"""The commands that read recipes and lock their pins: targets, show, render, lock, schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sqshforge.errors import RequestError, SqshforgeError
+
+
+@click.command()
+def targets() -> None:
+    """List all targets."""
+    from sqshforge import project, recipe
+
+    recipes = project.find().recipes
+    names = recipe.targets(recipes)
+    for name in names:
+        click.echo(f"{name:{max(map(len, names))}}  {recipe.find(name, recipes).title}")
+
+
+@click.command()
+@click.argument("target")
+def show(target: str) -> None:
+    """Show what a target's image is made of."""
+    from sqshforge import lock, project, recipe
+
+    recipes = project.find().recipes
+    what = recipe.find(target, recipes)
+    locked = lock.load(what, recipes)
+    base = what.base.bootstrap
+    click.echo(f"{what.target}: {what.title}")
+    click.echo(f"accelerator  {what.accelerator}")
+    click.echo(
+        f"base         {what.base.image}" + (f", or {base.suite} by packages" if base else "")
+    )
+    click.echo(f"Debian       {' '.join(what.apt)}")
+    click.echo(f"Python       {what.python.version}")
+    for package in locked.python.packages:
+        click.echo(f"               {package.name} {package.version}")
+    click.echo(f"launchers    {' '.join(what.launchers)}")
+    for entry in locked.unlocked:
+        click.echo(f"not locked   {entry}")
+    click.echo(f"\nnext: make image TARGET={target}")
+
+
+@click.command()
+@click.argument("target")
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
+def render(target: str, output: Path) -> None:
+    """Write a target's Dockerfile and build context to DIR."""
+    from sqshforge import lock, project, recipe
+    from sqshforge import render as rendering
+
+    home = project.find()
+    what = recipe.find(target, home.recipes)
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise RequestError(
+            "the output folder is not empty", where=str(output), mend="name a new or empty folder"
+        )
+    context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
+    context.write(output.absolute())
+    click.echo(f"{output / 'Dockerfile'}\nnext: make image TARGET={target}")
+
+
+@click.command()
+@click.argument("target", required=False)
+@click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
+def lock(target: str | None, check: bool) -> None:
+    """Resolve the pins of a recipe, or of all, to versions and hashes."""
+    from sqshforge import lock as locks
+    from sqshforge import machine, mirrors, project, recipe
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+
+    home = project.find()
+    programs = Programs()
+    drifted = []
+    for name in [target] if target else recipe.targets(home.recipes):
+        what = recipe.find(name, home.recipes)
+        path = locks.path_of(name, home.recipes)
+        before = locks.earlier(name, home.recipes)
+        asked = locks.Asked(
+            project=home,
+            pip=machine.pip(programs),
+            mirrors=mirrors.read(home.root),
+            programs=programs,
+            reporter=Reporter(),
+            before=before,
+        )
+        locked = locks.resolve(what, asked)
+        for entry in locked.unlocked:
+            click.echo(f"{name}: not locked: {entry}", err=True)
+        changes = locks.changes(before, locked)
+        for change in changes:
+            click.echo(f"{name}: {change}", err=True)
+        if changes and check:
+            drifted.append(name)
+        elif not check:
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(locked.text())
+        click.echo(f"{path}: {('drifted' if check else 'written') if changes else 'up to date'}")
+    if drifted:
+        raise SqshforgeError(
+            f"locks have drifted: {', '.join(drifted)}",
+            where=str(home.recipes / "locks"),
+            mend="; ".join(f"sqshforge lock {name}" for name in drifted),
+        )
+    click.echo(f"next: make image TARGET={target or 'cpu-mamba'}")
+
+
+@click.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes (recipes/schema.json is a copy for editors)."""
+    from sqshforge import recipe
+
+    click.echo(recipe.schema(), nl=False)
+
+
+COMMANDS = (targets, show, render, lock, schema)

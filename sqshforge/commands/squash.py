@@ -1,0 +1,131 @@
+"""The commands that make squash files and start them: pack, smoke-test, run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from sqshforge.commands.options import engine_option, pairs_of, set_option, steps_of
+from sqshforge.errors import RequestError
+
+
+@click.command()
+@click.argument("source")
+@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.option("--profile", default="shared", help="fast, shared or archive [default: shared]")
+@click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
+@click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
+@click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
+@click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
+@click.option("--export", is_flag=True, help="Read docker's image by docker export: mount nothing.")
+@set_option
+@engine_option
+def pack(
+    source: str,
+    output: Path | None,
+    profile: str,
+    jobs: int | None,
+    force: bool,
+    xattrs: bool,
+    no_cache: bool,
+    export: bool,
+    settings: tuple[str, ...],
+    engine: str | None,
+) -> None:
+    """Pack SOURCE as a squash file for enroot and pyxis.
+
+    SOURCE is a target (built first if needed), dockerd://NAME[:TAG], buildah://NAME[:TAG],
+    oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
+    docker://HOST/NAME[:TAG] (a registry, read through skopeo).
+    """
+    from sqshforge import rootless, squash
+    from sqshforge import source as sources
+    from sqshforge.cache import Cache
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+    from sqshforge.units import duration, human
+
+    options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
+    cache = None if no_cache else Cache.of_user()
+    # Extended attributes are not what they are in the namespace that comes with what is lent.
+    way = sources.Way.EXPORTED if export else sources.Way.OWN if xattrs else sources.Way.LENT
+    if sources.is_address(source):
+        if output is None:
+            raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
+        programs = Programs()
+        rootless.enter(source, programs)
+        reporter = Reporter()
+        image = sources.parse(source, programs, reporter, way)
+        packed = squash.pack(image, output, options, programs, reporter, cache)
+    else:
+        steps = steps_of(engine, settings)
+        built = steps.build(source)
+        rootless.enter(built.source, steps.programs)
+        packed = steps.pack(built, output or steps.project.sqsh(source), options, cache, way)
+    state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
+    click.echo(f"{packed.path}: {state}, {human(packed.size)}")
+    click.echo(f"next: sqshforge smoke-test {packed.path}")
+
+
+@click.command("smoke-test")
+@click.argument("subject", metavar="TARGET|FILE.sqsh")
+@click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
+@set_option
+@engine_option
+def smoke_test(
+    subject: str, as_json: bool, settings: tuple[str, ...], engine: str | None
+) -> NoReturn:
+    """Prove that an image can do its job, inside it."""
+    import json
+    from dataclasses import asdict
+
+    from sqshforge import smoke, squash
+    from sqshforge.cache import Cache
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+    from sqshforge.terminal import show_table
+
+    if "/" in subject or subject.endswith(".sqsh"):
+        image = Path(subject)
+    else:
+        steps = steps_of(engine, settings)
+        place = steps.project.sqsh(subject)
+        options = squash.Options.of("shared")
+        image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
+    outcome = smoke.run(image, Programs(), Reporter())
+    if as_json:
+        click.echo(json.dumps(asdict(outcome), indent=2))
+    else:
+        show_table(outcome.table())
+        click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
+        if outcome.ok:
+            click.echo("next: sbatch --nodes=2 launch/mamba_fsdp.sbatch")
+    sys.exit(0 if outcome.ok else 1)
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("image", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.option("--mount", "mounts", multiple=True, metavar="SRC:DST", help="Bind a host path.")
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def run(
+    image: Path, mounts: tuple[str, ...], variables: tuple[str, ...], command: tuple[str, ...]
+) -> NoReturn:
+    """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
+    from sqshforge.programs import Programs
+    from sqshforge.runtime import start
+    from sqshforge.runtime.mount import Mount
+
+    start.run(
+        image,
+        command,
+        mounts=[Mount.parse(one) for one in mounts],
+        environment=pairs_of(variables, "--env"),
+        programs=Programs(),
+    )
+
+
+COMMANDS = (pack, smoke_test, run)
