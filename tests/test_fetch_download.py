@@ -189,10 +189,21 @@ def test_a_file_that_is_there_is_not_asked_for(host: Web, tmp_path: Path) -> Non
     assert download(host.url + PATH, tmp_path / NAME, None) == SUM
 
 
-def test_a_file_that_is_there_and_another_is_told_and_left_alone(host: Web, tmp_path: Path) -> None:
-    (tmp_path / NAME).write_bytes(b"mine")
-    with pytest.raises(WorkError, match="another checksum") as caught:
+def test_a_file_of_an_earlier_lock_is_replaced(host: Web, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"of an earlier lock")
+    assert download(host.url + PATH, tmp_path / NAME) == SUM
+    assert (tmp_path / NAME).read_bytes() == DATA
+    assert left(tmp_path) == [NAME]
+
+
+@pytest.mark.parametrize("damage", ["gone", "wrong"])
+def test_a_file_stays_until_a_better_one_has_come(damage: str, host: Web, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(b"of an earlier lock")
+    host.files[PATH] = b"something else"
+    if damage == "gone":
+        host.stop()
+    with pytest.raises(MissingError if damage == "gone" else WorkError) as caught:
         download(host.url + PATH, tmp_path / NAME)
-    assert caught.value.where == str(tmp_path / NAME)
-    assert (tmp_path / NAME).read_bytes() == b"mine"
-    assert host.asked == []
+    assert caught.value.where == host.url + PATH
+    assert (tmp_path / NAME).read_bytes() == b"of an earlier lock"
+    assert left(tmp_path) == [NAME]

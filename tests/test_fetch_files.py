@@ -114,7 +114,7 @@ def test_an_index_that_does_not_answer_is_told(new_index: NewIndex) -> None:
     index.web.stop()
     with pytest.raises(MissingError, match="the package index does not have") as caught:
         chosen(index.pip, locked(wheel("tool")))
-    assert index.url in caught.value.what
+    assert caught.value.where == index.url
     assert caught.value.exit_code == 3
 
 

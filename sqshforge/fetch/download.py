@@ -27,15 +27,15 @@ RANGE_BEYOND_END = 416  # the part that is there was all of it
 def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Tracker) -> str:
     """Fetch a file to `place`, and return its sha256, which is `wanted` where one is given.
 
-    A file that is there already with that sum is not fetched again. What was cut off lies beside
-    it and is gone on with where a sum can prove the whole. Raises `MissingError` where the host
-    does not give it, `WorkError` where the sum is another.
+    A file that is there already with that sum is not fetched again; one with another, of an
+    earlier lock or damaged, stays until the right one has come. What was cut off lies beside it
+    and is gone on with where a sum can prove the whole. Raises `MissingError` where the host does
+    not give it, `WorkError` where the sum is another.
     """
     if place.is_file():
         total = sha256(place)
         if wanted in (None, total):
             return total
-        raise _wrong(place, wanted, total, str(place))
     place.parent.mkdir(parents=True, exist_ok=True)
     part = place.with_name(f"{place.name}.part")
     if wanted is None:
@@ -47,7 +47,7 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
         total = _fetched(url, part, pip, tracker)
     if wanted not in (None, total):
         part.unlink()
-        raise _wrong(place, wanted, total, bare(url))
+        raise _wrong(place.name, wanted, total, bare(url))
     part.rename(place)
     return total
 
@@ -121,9 +121,9 @@ def _absent(url: str, why: str) -> MissingError:
     )
 
 
-def _wrong(place: Path, wanted: str | None, found: str, where: str) -> WorkError:
+def _wrong(name: str, wanted: str | None, found: str, where: str) -> WorkError:
     return WorkError(
-        f"{place.name} has another checksum than the lock says:\n"
+        f"{name} has another checksum than the lock says:\n"
         f"    locked  {wanted}\n    found   {found}",
         where=where,
         mend="do not use it: ask who changed it; if the change is meant, sqshforge lock",

@@ -134,5 +134,6 @@ def _listed(
     raise MissingError(
         "the package index does not have what the lock names:"
         + "".join(f"\n    {line}" for line in said.splitlines()[:8]),
-        mend="check the network and pip's settings (docs/machines.md)",
+        where=bare(pip.index) if pip.index else "",
+        mend="check the network, pip's settings (docs/machines.md) and mirrors (docs/offline.md)",
     )

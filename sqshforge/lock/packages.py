@@ -60,10 +60,10 @@ class Resolver:
         if result.code != 0:
             raise self._unresolved(result)
         packages = parse_compiled(result.out)
-        bare = [package.name for package in packages if not package.hashes]
-        if bare:
+        without = [package.name for package in packages if not package.hashes]
+        if without:
             raise MissingError(
-                f"the package index gives no hashes for: {', '.join(bare)}", where=self._where
+                f"the package index gives no hashes for: {', '.join(without)}", where=self._where
             )
         self._refuse_strays(packages)
         return packages
@@ -141,8 +141,20 @@ class Resolver:
             "the Python packages cannot be resolved:\n"
             + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:12]),
             where=self._where,
-            mend="name versions that pip on this machine can find; a CPU build of torch needs "
-            "PyTorch's own wheel index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS",
+            mend=self._ways_to_packages(),
+        )
+
+    def _ways_to_packages(self) -> str:
+        indexes = self.recipe.python.indexes.values()
+        if indexes:
+            addresses = ", ".join(bare(self.mirrors.index(index.url)) for index in indexes)
+            return (
+                f"name versions that {addresses} has, or another mirror of it (docs/offline.md); "
+                "other packages are from pip's own indexes (docs/machines.md)"
+            )
+        return (
+            "name versions that pip on this machine can find; a CPU build of torch needs "
+            "PyTorch's own wheel index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS"
         )
 
     @property
