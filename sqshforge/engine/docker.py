@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.engine.types import Build, Image
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, WorkError
 from sqshforge.programs import Programs
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
 BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own
+CUT = re.compile(r"rpc error: code = (Internal|Unavailable) desc = .*EOF")
+"""What BuildKit says when it lost a connection of its own; seen with 20.10, in a build that was
+started just after another one was ended."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,15 @@ class Docker:
             *build.options(),
             build.context,
         ]
+        try:
+            self._follow(argv, on_line)
+        except WorkError as error:
+            if CUT.search(error.what) is None:
+                raise
+            on_line("docker lost a connection of its own: once more")
+            self._follow(argv, on_line)  # goes on from the steps that are done
+
+    def _follow(self, argv: list[str | Path], on_line: Callable[[str], None]) -> None:
         self.programs.follow(argv, lambda line: on_line(step(line)), env=BUILDKIT)
 
     def source(self, name: str) -> str:

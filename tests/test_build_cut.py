@@ -1,0 +1,51 @@
+"""A docker daemon whose own connections are cut in the middle of a build."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sqshforge.engine import Build
+from sqshforge.engine.docker import Docker
+from sqshforge.errors import WorkError
+from sqshforge.programs import Programs
+
+CUT = "rpc error: code = Internal desc = unexpected EOF"
+
+
+def build(folder: Path, words: list[str]) -> list[str]:
+    """Build with a client that says these words, one a call, and then succeeds; what is told."""
+    client = folder / "docker"
+    for number, said in enumerate(words):
+        (folder / f"say{number}").write_text(said)
+    client.write_text(
+        f'#!/bin/sh\ncd "{folder}"\nn=$(ls called* 2>&- | wc -l)\ntouch "called$n"\n'
+        'test -e "say$n" || exit 0\ncat "say$n"\nexit 1\n'
+    )
+    client.chmod(0o755)
+    told: list[str] = []
+    Docker(client, Programs()).build(Build(context=folder, name="x"), told.append)
+    return told
+
+
+def calls(folder: Path) -> int:
+    return len(list(folder.glob("called*")))
+
+
+def test_the_build_is_tried_once_more(tmp_path: Path) -> None:
+    assert "once more" in build(tmp_path, [CUT])[-1]
+    assert calls(tmp_path) == 2
+
+
+def test_it_is_not_tried_for_ever(tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match="unexpected EOF"):
+        build(tmp_path, [CUT] * 3)
+    assert calls(tmp_path) == 2
+
+
+@pytest.mark.parametrize("said", ["exit code: 7", "gzip: stdin: unexpected EOF"])
+def test_a_step_that_fails_is_not_tried_again(said: str, tmp_path: Path) -> None:
+    with pytest.raises(WorkError, match=said):
+        build(tmp_path, [said])
+    assert calls(tmp_path) == 1
