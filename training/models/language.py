@@ -1,0 +1,127 @@
+"""What all language models are: an embedding, a stack of blocks, a norm, an output embedding.
+
+Shapes: b batch size, l length, m d_model, v vocabulary size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from training.models.sizes import Sizes
+from training.ops.loss import next_token_cross_entropy
+
+State = dict[str, Tensor]
+"""What one block remembers of the tokens before, for generation; the block says what."""
+
+
+class Block(nn.Module):
+    """One layer: the unit of sharding, recomputation and compilation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recompute = False  # keep only the input, compute the rest again in the backward pass
+
+    def forward(self, hidden: Tensor, *context: Any) -> Tensor:
+        """(b, l, m) -> (b, l, m); `context` is what the model gives all its blocks."""
+        if self.recompute and torch.is_grad_enabled():
+            return checkpoint(self.inner, hidden, *context, use_reentrant=False)  # (b, l, m)
+        return self.inner(hidden, *context)  # (b, l, m)
+
+    def inner(self, hidden: Tensor, *context: Any) -> Tensor:
+        """Compute `forward`; this is what is recomputed and compiled."""
+        raise NotImplementedError
+
+    def start(self, batch: int, length: int) -> State:
+        """Make the state before the first token, for a text of at most `length` tokens."""
+        raise NotImplementedError
+
+    def advance(self, hidden: Tensor, state: State) -> Tensor:
+        """Compute `inner` for the tokens that come next, and bring the state up to date.
+
+        (b, l, m) -> (b, l, m), for any l >= 1.
+        """
+        raise NotImplementedError
+
+
+class LanguageModel(nn.Module):
+    """A model that gives each position the logits of the token that follows."""
+
+    tied: ClassVar[dict[str, str]] = {}
+    """Second names of parameters -> the first, where the embeddings are one."""
+
+    config: Sizes
+
+    @property
+    def blocks(self) -> list[Block]:
+        raise NotImplementedError
+
+    @property
+    def output(self) -> Tensor:
+        """The output embedding, (v, m)."""
+        raise NotImplementedError
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """(b, l) -> (b, l, m)."""
+        raise NotImplementedError
+
+    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+        """What every block is given beside the stream: positions, masks."""
+        raise NotImplementedError
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        """The final norm, (b, l, m) -> (b, l, m)."""
+        raise NotImplementedError
+
+    def forward(
+        self, input_ids: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """Logits (b, l, v), or with targets (b, l) the mean loss (), without holding the logits.
+
+        mask (b, l): False where there is padding. Targets of -100 do not count.
+        """
+        hidden = self.embed(input_ids)  # (b, l, m)
+        context = self.context(hidden, mask)
+        for block in self.blocks:
+            hidden = block(hidden, *context)  # (b, l, m)
+        hidden = self.finish(hidden)  # (b, l, m)
+        if targets is None:
+            return hidden @ self.output.t()  # (b, l, v)
+        return next_token_cross_entropy(hidden, self.output, targets)  # ()
+
+    def start(self, batch: int, length: int) -> list[State]:
+        """Make every block's state before the first token."""
+        return [block.start(batch, length) for block in self.blocks]
+
+    @torch.no_grad()
+    def advance(self, input_ids: Tensor, states: list[State]) -> Tensor:
+        """Logits (b, v) of the token after these; the states are brought up to date.
+
+        input_ids (b, l) with l >= 1 are the tokens after those that the states have seen.
+        """
+        hidden = self.embed(input_ids)  # (b, l, m)
+        for block, state in zip(self.blocks, states, strict=True):
+            hidden = block.advance(hidden, state)  # (b, l, m)
+        return self.finish(hidden[:, -1:])[:, 0] @ self.output.t()  # (b, v)
+
+    def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
+        """Make the first value of a parameter: a pure function of its name and the seed.
+
+        So each rank can make the part that it owns, whatever the number of ranks.
+        """
+        raise NotImplementedError
+
+
+def random_for(name: str, seed: int) -> torch.Generator:
+    """Make the source of a parameter's first value."""
+    digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def wide(x: Tensor) -> Tensor:
+    """Float32, or float64 where x is."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))

@@ -1,0 +1,233 @@
+"""The sizes of each model family, checked when they are made. Light: nothing here needs torch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from training.errors import RequestError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What every language model has; raises RequestError with all that does not fit."""
+
+    family: ClassVar[str] = ""
+
+    d_model: int
+    n_layer: int
+    vocab_size: int
+    norm_eps: float = 1e-5
+    initializer_range: float = 0.02
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        whole = {name: value for name, value in vars(self).items() if type(value) is int}
+        found = [f"{n}: must be at least 1, not {v}" for n, v in whole.items() if v < self.least(n)]
+        # Relations between sizes are only asked of sizes that are some.
+        found = found or self.faults()
+        if found:
+            raise RequestError.of(found)
+
+    def least(self, name: str) -> int:
+        """Give the least that a whole number may be."""
+        return 1
+
+    def faults(self) -> list[str]:
+        """List the sizes that do not go with each other."""
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(Sizes):
+    """Sizes of a Mamba-1 language model (Gu & Dao 2023, section 3.4 and appendix E.2)."""
+
+    family: ClassVar[str] = "mamba"
+
+    vocab_size: int = 50280  # GPT-NeoX's 50277 tokens, padded to a multiple of 8
+    tie_embeddings: bool = True
+    d_state: int = 16
+    d_conv: int = 4
+    expand: int = 2
+    bias: bool = False  # of the two outer projections
+    conv_bias: bool = True
+    residual_in_fp32: bool = True
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    dt_init_floor: float = 1e-4
+
+    @property
+    def d_inner(self) -> int:
+        return self.expand * self.d_model
+
+    @property
+    def dt_rank(self) -> int:
+        return math.ceil(self.d_model / 16)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(Sizes):
+    """Sizes of a Mamba-2 language model (Dao & Gu 2024, section 7)."""
+
+    family: ClassVar[str] = "mamba2"
+
+    vocab_size: int = 50288  # GPT-NeoX's 50277 tokens, padded to a multiple of 16
+    tie_embeddings: bool = True
+    d_state: int = 128
+    d_conv: int = 4
+    expand: int = 2
+    head_dim: int = 64
+    n_groups: int = 1  # heads of one group share B and C
+    chunk_size: int = 256
+    norm_across_groups: bool = False  # the gated norm's mean square: of all channels, or a group's
+    bias: bool = False  # of the two outer projections
+    conv_bias: bool = True
+    residual_in_fp32: bool = True
+    dt_min: float = 1e-3
+    dt_max: float = 1e-1
+    dt_init_floor: float = 1e-4
+
+    @property
+    def d_inner(self) -> int:
+        return self.expand * self.d_model
+
+    @property
+    def n_head(self) -> int:
+        return self.d_inner // self.head_dim
+
+    @property
+    def d_conv_in(self) -> int:
+        """Channels of the convolution: x, and B and C of every group."""
+        return self.d_inner + 2 * self.n_groups * self.d_state
+
+    def faults(self) -> list[str]:
+        if self.d_inner % self.head_dim:
+            return [f"head_dim: {self.head_dim} does not divide d_inner {self.d_inner}"]
+        if self.n_head % self.n_groups:
+            return [f"n_groups: {self.n_groups} does not divide the {self.n_head} heads"]
+        return []
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary angles are stretched beyond the context that a model was trained with.
+
+    kind: `linear` divides all positions by `factor` (Chen et al. 2023); `llama3` slows low
+    frequencies by `factor`, keeps high ones, and blends between (Llama 3.1's model card).
+    """
+
+    kind: str
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_context: int = 8192
+
+    def __post_init__(self) -> None:
+        found = []
+        if self.kind not in ("linear", "llama3"):
+            found.append(f"rope_scaling: must be linear or llama3, not {self.kind!r}")
+        if not self.factor >= 1:
+            found.append(f"rope_scaling: factor must be at least 1, is {self.factor}")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:
+            found.append("rope_scaling: low_freq_factor must be below high_freq_factor")
+        if found:
+            raise RequestError.of(found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LlamaConfig(Sizes):
+    """Sizes of a Llama language model (Touvron et al. 2023; Llama 3: Dubey et al. 2024)."""
+
+    family: ClassVar[str] = "llama"
+
+    vocab_size: int = 32000
+    n_head: int
+    n_kv_head: int  # fewer than n_head: grouped-query attention (Ainslie et al. 2023)
+    d_ff: int
+    head_dim: int = 0  # 0: d_model / n_head
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    context: int = 4096  # positions that it is meant for; told to others, no limit here
+
+    @property
+    def d_head(self) -> int:
+        return self.head_dim or self.d_model // self.n_head
+
+    def least(self, name: str) -> int:
+        return 0 if name == "head_dim" else 1
+
+    def faults(self) -> list[str]:
+        found = []
+        if not self.head_dim and self.d_model % self.n_head:
+            found.append(f"n_head: {self.n_head} does not divide d_model {self.d_model}")
+        elif self.d_head % 2:
+            found.append(f"n_head: rotary positions need an even head size, not {self.d_head}")
+        if self.n_head % self.n_kv_head:
+            found.append(f"n_kv_head: {self.n_kv_head} does not divide n_head {self.n_head}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class MistralConfig(LlamaConfig):
+    """A Llama whose positions see the last `window` positions only (Jiang et al. 2023)."""
+
+    family: ClassVar[str] = "mistral"
+
+    window: int = 4096  # 0: all positions before
+
+    def least(self, name: str) -> int:
+        return 0 if name == "window" else super().least(name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtralConfig(MistralConfig):
+    """A Mistral with experts in place of each MLP (Jiang et al. 2024, section 2)."""
+
+    family: ClassVar[str] = "mixtral"
+
+    window: int = 0
+    n_expert: int = 8
+    top_k: int = 2  # experts that see a token
+    balance_coefficient: float = 0.0  # of the load-balancing loss (Fedus et al. 2021, section 2.2)
+
+    def faults(self) -> list[str]:
+        found = super().faults()
+        if self.top_k > self.n_expert:
+            found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeoXConfig(Sizes):
+    """Sizes of a GPT-NeoX language model (Black et al. 2022, section 2)."""
+
+    family: ClassVar[str] = "gpt_neox"
+
+    vocab_size: int = 50432
+    n_head: int
+    d_ff: int
+    rotary_pct: float = 0.25  # of a head's channels that are rotated
+    rope_theta: float = 10000.0
+    parallel_residual: bool = True  # attention and MLP see the same input
+    attention_bias: bool = True
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    context: int = 2048
+
+    @property
+    def d_head(self) -> int:
+        return self.d_model // self.n_head
+
+    @property
+    def d_rotary(self) -> int:
+        return int(self.d_head * self.rotary_pct)
+
+    def faults(self) -> list[str]:
+        if self.d_model % self.n_head:
+            return [f"n_head: {self.n_head} does not divide d_model {self.d_model}"]
+        if self.d_rotary % 2:
+            return [f"rotary_pct: {self.d_rotary} of {self.d_head} channels is an odd number"]
+        return []
