@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.errors import RequestError, writing
-from training.models import MambaConfig
+from training.models import Sizes
 
 STRATEGIES = ("fsdp", "hsdp", "ddp")
 ENGINES = ("auto", "fsdp1", "fsdp2")
@@ -27,7 +27,7 @@ class ModelConfig:
     """Which model: its name, and the sizes that the name stands for."""
 
     name: str
-    sizes: MambaConfig
+    sizes: Sizes
 
 
 @dataclass(frozen=True, kw_only=True)

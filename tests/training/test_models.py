@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from training.errors import RequestError
-from training.models import MambaConfig, preset
+from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
 
 SMALL = MambaConfig(d_model=32, n_layer=2, vocab_size=64)
@@ -34,7 +34,7 @@ def filled(config: MambaConfig, seed: int = 1) -> Mamba:
 def test_parameter_counts_are_the_published_ones(size: str, count: int) -> None:
     for name in (f"state-spaces/mamba-{size}", f"state-spaces/mamba-{size}-hf"):
         with torch.device("meta"):
-            model = Mamba(preset(name))
+            model = build(preset(name))
         assert sum(parameter.numel() for parameter in model.parameters()) == count
 
 

@@ -1,4 +1,4 @@
-"""The operations against what they compute, written down naively."""
+"""Convolution, norm and loss against what they compute, written down naively."""
 
 import math
 from typing import Any
@@ -9,109 +9,40 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.ops import loss as loss_module
-from training.ops import scan
-from training.ops.conv import causal_conv1d
+from training.ops.conv import causal_conv1d, causal_conv1d_step
 from training.ops.loss import next_token_cross_entropy
-from training.ops.norm import RMSNorm
-
-
-def scan_inputs(b: int, l: int, d: int, n: int, dtype: torch.dtype, seed: int = 0) -> list[Tensor]:  # noqa: E741
-    random = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=random, dtype=dtype)
-
-    delta = F.softplus(normal(b, l, d))
-    A = -torch.exp(normal(d, n))  # noqa: N806
-    inputs = [normal(b, l, d), delta, A, normal(b, l, n), normal(b, l, n), normal(d)]
-    return [value.requires_grad_() for value in inputs]
-
-
-def recurrence(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:  # noqa: N803
-    """The definition: one step after the other."""
-    h = x.new_zeros(x.shape[0], *A.shape)
-    ys = []
-    for t in range(x.shape[1]):
-        decay = torch.exp(delta[:, t, :, None] * A)
-        h = decay * h + (delta[:, t] * x[:, t])[..., None] * B[:, t, None, :]
-        ys.append((h * C[:, t, None, :]).sum(-1) + D * x[:, t])
-    return torch.stack(ys, dim=1)
-
-
-@pytest.mark.parametrize("cut", [(32, 8), (256, 16), (6, 2), (7, 3), (1, 1)])
-@pytest.mark.parametrize("length", [1, 7, 8, 33, 100])
-def test_scan_equals_the_recurrence(monkeypatch: pytest.MonkeyPatch, cut: Any, length: int) -> None:
-    monkeypatch.setitem(scan.CUT, "cpu", cut)
-    inputs = scan_inputs(2, length, 3, 4, torch.float64)
-    weight = torch.randn(2, length, 3, dtype=torch.float64)
-    y, expected = scan.selective_scan(*inputs), recurrence(*inputs)
-    torch.testing.assert_close(y, expected, rtol=1e-10, atol=1e-10)
-    found = torch.autograd.grad((y * weight).sum(), inputs)
-    wanted = torch.autograd.grad((expected * weight).sum(), inputs)
-    for gradient, reference in zip(found, wanted, strict=True):
-        torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-9)
-
-
-def test_scan_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(scan.CUT, "cpu", (6, 2))
-    assert torch.autograd.gradcheck(scan.selective_scan, scan_inputs(1, 15, 2, 3, torch.float64))
-
-
-def test_scan_in_float32_is_close_to_float64() -> None:
-    inputs = scan_inputs(1, 300, 8, 16, torch.float64)
-    exact = recurrence(*inputs)
-    y = scan.selective_scan(*(value.float() for value in inputs))
-    assert y.dtype == torch.float32
-    torch.testing.assert_close(y.double(), exact, rtol=1e-4, atol=1e-4)
-
-
-def test_scan_in_bfloat16_computes_in_float32() -> None:
-    inputs = [value.detach().bfloat16() for value in scan_inputs(1, 64, 8, 16, torch.float32)]
-    y = scan.selective_scan(*inputs)
-    assert y.dtype == torch.bfloat16
-    exact = scan.selective_scan(*(value.float() for value in inputs))
-    torch.testing.assert_close(y, exact.bfloat16(), rtol=0, atol=0)
-
-
-def test_scan_survives_extreme_steps() -> None:
-    """Cumulative decays of e^-100000 and of 1: no overflow, no NaN, also in the gradients."""
-    for size in (0.0, 1e3):
-        inputs = scan_inputs(1, 100, 4, 4, torch.float32)
-        inputs[1] = torch.full_like(inputs[1], size).requires_grad_()
-        y = scan.selective_scan(*inputs)
-        gradients = torch.autograd.grad(y.sum(), inputs)
-        assert all(value.isfinite().all() for value in (y, *gradients))
-
-
-def test_scan_keeps_little_for_the_backward_pass() -> None:
-    """Kept per position: a few times d and n, not d times n."""
-    b, l, d, n = 1, 512, 32, 16  # noqa: E741
-    kept = []
-
-    def note(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        scan.selective_scan(*scan_inputs(b, l, d, n, torch.float32))
-    assert sum(kept) < b * l * d * n / 2
+from training.ops.norm import RMSNorm, rms_norm
 
 
 @pytest.mark.parametrize("length", [1, 3, 10])
-def test_conv_equals_torch(length: int) -> None:
-    d, taps = 5, 4
+@pytest.mark.parametrize("taps", [1, 2, 4])
+def test_conv_equals_torch(taps: int, length: int) -> None:
+    d = 5
     conv = torch.nn.Conv1d(d, d, taps, groups=d, padding=taps - 1, dtype=torch.float64)
     x = torch.randn(2, length, d, dtype=torch.float64)
     expected = conv(x.transpose(1, 2))[..., :length].transpose(1, 2)
     torch.testing.assert_close(causal_conv1d(x, conv.weight, conv.bias), expected)
     without = causal_conv1d(x, conv.weight, None)
     torch.testing.assert_close(without, expected - conv.bias)
+    gated = causal_conv1d(x, conv.weight, conv.bias, silu=True)
+    torch.testing.assert_close(gated, F.silu(expected))
 
 
-def test_conv_gradcheck() -> None:
-    shapes = ((1, 6, 3), (3, 1, 4), (3,))
+@pytest.mark.parametrize("silu", [True, False])
+def test_conv_gradcheck(silu: bool) -> None:
+    shapes = ((2, 6, 3), (3, 1, 4), (3,))
     inputs = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(causal_conv1d, inputs)
+    assert torch.autograd.gradcheck(lambda *given: causal_conv1d(*given, silu), inputs)
+    assert torch.autograd.gradcheck(lambda x, w: causal_conv1d(x, w, None, silu), inputs[:2])
+
+
+@pytest.mark.parametrize("parts", [[12], [1] * 12, [2, 7, 3]])
+def test_conv_goes_on_from_a_state(parts: list[int]) -> None:
+    x, weight, bias = (torch.randn(*s) for s in ((2, 12, 3), (3, 1, 4), (3,)))
+    state = torch.zeros(2, 3, 3)
+    ys = [causal_conv1d_step(part, state, weight, bias, silu=True) for part in x.split(parts, 1)]
+    torch.testing.assert_close(torch.cat(ys, 1), causal_conv1d(x, weight, bias, silu=True))
+    torch.testing.assert_close(state, x[:, -3:])
 
 
 def test_norm_is_float32_inside() -> None:
@@ -121,6 +52,14 @@ def test_norm_is_float32_inside() -> None:
     y = norm(x)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y, expected.bfloat16())
+
+
+def test_norm_gradcheck() -> None:
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    expected = x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-3) * weight
+    torch.testing.assert_close(rms_norm(x, weight, 1e-3), expected)
+    assert torch.autograd.gradcheck(lambda *given: rms_norm(*given, 1e-3), (x, weight))
 
 
 @pytest.mark.parametrize("logits", [1, 50, 10**9])
@@ -136,6 +75,23 @@ def test_loss_equals_cross_entropy(monkeypatch: pytest.MonkeyPatch, logits: Any)
     wanted = torch.autograd.grad(3 * expected, (hidden, weight))
     for gradient, reference in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(gradient, reference)
+
+
+def test_loss_leaves_out_what_does_not_count() -> None:
+    hidden = torch.randn(2, 13, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (2, 13))
+    targets[0, 5:] = -100
+    found = next_token_cross_entropy(hidden, weight, targets)
+    expected = F.cross_entropy((hidden @ weight.t()).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(found, expected)
+    gradients = torch.autograd.grad(found, (hidden, weight))
+    wanted = torch.autograd.grad(expected, (hidden, weight))
+    for gradient, reference in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, reference)
+    assert not gradients[0][0, 5:].any()
+    nothing = next_token_cross_entropy(hidden, weight, torch.full_like(targets, -100))
+    assert nothing.item() == 0
 
 
 def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

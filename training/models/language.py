@@ -6,7 +6,7 @@ Shapes: b batch size, l length, m d_model, v vocabulary size.
 from __future__ import annotations
 
 import hashlib
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,10 +51,21 @@ class Block(nn.Module):
 class LanguageModel(nn.Module):
     """A model that gives each position the logits of the token that follows."""
 
-    tied: ClassVar[dict[str, str]] = {}
-    """Second names of parameters -> the first, where the embeddings are one."""
-
     config: Sizes
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tied: dict[str, str] = {}
+        """Second names of parameters -> the first, where the embeddings are one."""
+
+    def tie(self, names: dict[str, str]) -> None:
+        """Let second names be the parameters of the first, where the sizes ask for it."""
+        if not self.config.tie_embeddings:
+            return
+        self.tied = names
+        for second, first in names.items():
+            owner, _, attribute = second.rpartition(".")
+            self.get_submodule(owner).register_parameter(attribute, self.get_parameter(first))
 
     @property
     def blocks(self) -> list[Block]:

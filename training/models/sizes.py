@@ -197,6 +197,8 @@ class MixtralConfig(MistralConfig):
         found = super().faults()
         if self.top_k > self.n_expert:
             found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
+        if self.mlp_bias:
+            found.append("mlp_bias: experts have none; leave it out")
         return found
 
 
@@ -228,6 +230,8 @@ class NeoXConfig(Sizes):
     def faults(self) -> list[str]:
         if self.d_model % self.n_head:
             return [f"n_head: {self.n_head} does not divide d_model {self.d_model}"]
+        if not 0 <= self.rotary_pct <= 1:
+            return [f"rotary_pct: must be from 0 to 1, not {self.rotary_pct}"]
         if self.d_rotary % 2:
             return [f"rotary_pct: {self.d_rotary} of {self.d_head} channels is an odd number"]
         return []

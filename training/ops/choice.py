@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from training.errors import RequestError
@@ -69,7 +70,7 @@ class Choice:
         if run is None:
             chosen = self._choose(like, forced)
             log.info("%s: %s on %s, %s", self.name, chosen.name, like.device.type, like.dtype)
-            run = self._chosen[key] = chosen.run
+            run = self._chosen[key] = _opaque(chosen.run) if _hidden else chosen.run
         return run
 
     def _choose(self, like: Tensor, forced: str) -> Implementation:
@@ -85,6 +86,22 @@ class Choice:
         if obstacle:
             raise RequestError(f"{VARIABLE}: {self.name}={wanted} cannot run: {obstacle}")
         return chosen
+
+
+_hidden = False
+
+
+def hide_from_compiler() -> None:
+    """Let torch.compile go around the implementations, whose loops it would unroll."""
+    global _hidden
+    if not _hidden:
+        _hidden = True
+        Choice.__call__ = _opaque(Choice.__call__)  # type: ignore[method-assign]
+
+
+def _opaque(function: Callable[..., Any]) -> Callable[..., Any]:
+    hidden: Callable[..., Any] = torch.compiler.disable(function)
+    return hidden
 
 
 @functools.lru_cache

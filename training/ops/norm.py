@@ -2,22 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from training.ops.choice import Choice, Implementation, on_gpu
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Compute x / rms(x) * weight over the last dimension; the result has the weight's dtype.
+
+    x (..., m) may be wider than the weight (m): a float32 residual stream, bfloat16 weights.
+    """
+    y: Tensor = CHOICE(x)(x, weight, eps)  # (..., m)
+    return y
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * weight over the last dimension; the result has the weight's dtype.
-
-    The input may be wider than the weight (a float32 residual stream, bfloat16 weights).
-    """
+    """`rms_norm` with its weight."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = nn.Parameter(torch.ones(size))  # (size,)
+        self.weight = nn.Parameter(torch.ones(size))  # (m,)
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # (..., size)
-        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)  # (..., 1)
-        return (wide * scale * self.weight).to(self.weight.dtype)  # (..., size)
+        """(..., m) -> (..., m)."""
+        return rms_norm(x, self.weight, self.eps)  # (..., m)
+
+
+class _Norm(torch.autograd.Function):
+    """Keeps the input, which the residual stream holds anyway, and one number a row."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore[override]
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))  # (..., m)
+        scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # (..., 1)
+        ctx.save_for_backward(x, weight, scale)
+        return (wide * scale).mul_(weight).to(weight.dtype)  # (..., m)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        x, weight, scale = ctx.saved_tensors
+        normal = x.to(scale.dtype) * scale  # (..., m)
+        dy = dy.to(scale.dtype)  # (..., m)
+        dweight = (dy * normal).flatten(0, -2).sum(0).to(weight.dtype)  # (m,)
+        dnormal = dy * weight  # (..., m)
+        along = (dnormal * normal).mean(-1, keepdim=True)  # (..., 1)
+        dx = dnormal.sub_(normal.mul_(along)).mul_(scale)  # (..., m)
+        return dx.to(x.dtype), dweight, None
+
+
+def _fast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """mamba-ssm's Triton kernel; it gives x's dtype, the weight's is wanted."""
+    from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
+
+    y: Tensor = rms_norm_fn(x, weight, None, eps=eps)  # (..., m)
+    return y.to(weight.dtype)  # (..., m)
+
+
+CHOICE = Choice(
+    "rms_norm",
+    [
+        Implementation(
+            name="mamba-ssm", run=_fast, module="mamba_ssm.ops.triton.layer_norm", unfit=on_gpu
+        ),
+        Implementation(name="torch", run=_Norm.apply),
+    ],
+)

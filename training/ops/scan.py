@@ -1,16 +1,18 @@
 """Selective scan: the linear recurrence at the heart of Mamba-1, memory linear in the length.
 
-Gu & Dao 2023, section 3.3.2 and algorithm 2:
+Gu & Dao 2023, section 3.3.2 and algorithm 2, with what stands around it in a block:
 
-    h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]        y[t] = C[t] h[t] + D x[t]
+    delta = softplus(dt + dt_bias)
+    h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
+    y[t] = (C[t] h[t] + D x[t]) * silu(z[t])
 
 Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N).
 
-How it is computed. The sequence is cut into chunks, and a chunk into S segments of K steps.
-All segments of a chunk advance together (K vectorised steps), then their ends are joined
-(S steps), so a chunk costs K + S steps instead of K * S. Every factor is exp(delta A) with
-delta >= 0 and A < 0, hence in (0, 1]: nothing can overflow, whatever the length. Only the state
-at each chunk's start is kept for the backward pass, which computes the chunk's states again.
+How the torch one computes it. The sequence is cut into chunks of c steps, and a chunk into S
+segments of K steps. All segments of a chunk advance together (K vectorised steps); where there
+are several, their ends are joined first (S steps). Every factor is exp(delta A) with delta >= 0
+and A < 0, hence in (0, 1]: nothing can overflow, whatever the length. Only the inputs and the
+state at each chunk's start are kept for the backward pass, which computes the rest again.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
@@ -19,152 +21,298 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-CUT = {"cpu": (32, 8), "cuda": (256, 16)}
-"""(steps of a chunk, steps K of a segment) by device: a chunk's states fit a CPU's cache, and are
-large enough for a GPU to be worth a kernel's start."""
+from training.ops.choice import Choice, Implementation, on_gpu
+
+CUT = {"cpu": (32, 32), "cuda": (256, 16)}
+"""(c, K) by device. On a CPU a chunk's states fit the cache, and a step of one segment is work
+enough; on a GPU few large steps are better than many small ones."""
 
 
-def selective_scan(x: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> Tensor:
-    """Compute y of the recurrence above for x, delta (b, l, d), A (d, n), B, C (b, l, n) and D (d).
+def selective_scan(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """Compute y of the equations above, for x, dt, z (b, l, d), A (d, n), B, C (b, l, n).
 
-    `delta` must be >= 0 (after softplus) and A < 0. The state starts at zero. Computed in float32
-    (float64 for float64 inputs) whatever the input's dtype; the result has the dtype of x.
+    D and dt_bias are (d); A must be < 0; without z there is no gate. The state starts at zero.
+    Computed in float32 (float64 for float64 inputs) whatever the input's dtype; the result has
+    the dtype of x.
     """
-    work = torch.promote_types(x.dtype, torch.float32)
-    y = _Scan.apply(
-        x.to(work),  # (b, l, d)
-        delta.to(work),  # (b, l, d)
-        A.to(work).t(),  # (n, d)
-        B.to(work),  # (b, l, n)
-        C.to(work),  # (b, l, n)
-        *CUT[x.device.type],
-    )  # (b, l, d)
-    return (y + D.to(work) * x.to(work)).to(x.dtype)  # (b, l, d)
+    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, z, dt_bias)  # (b, l, d)
+    return y
+
+
+@torch.no_grad()
+def selective_scan_from(
+    h: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """Compute the same from the state h (b, n, d), which becomes the state after the last step."""
+    chunk, segment = CUT[x.device.type]
+    inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias)
+    ys = []
+    for at in range(0, x.shape[1], chunk):
+        part = inputs.chunk(at, chunk)
+        _, states = _states(part, inputs.A, h, segment)  # (b, c, n, d)
+        ys.append(part.gated(_read(part.C, states), inputs.D))  # (b, c, d)
+        h.copy_(states[:, -1])  # (b, n, d)
+    return torch.cat(ys, dim=1).to(x.dtype)  # (b, l, d)
+
+
+class _Inputs:
+    """The inputs, wide, a chunk at a time: a bfloat16 sequence is never held in float32."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        z: Tensor | None,
+        dt_bias: Tensor | None,
+    ) -> None:
+        self.work = torch.promote_types(x.dtype, torch.float32)
+        self.x, self.dt, self.B, self.C, self.z = x, dt, B, C, z
+        self.A = A.to(self.work).t().contiguous()  # (n, d): the channels are contiguous
+        self.D = D.to(self.work)  # (d,)
+        self.dt_bias = None if dt_bias is None else dt_bias.to(self.work)  # (d,)
+
+    def chunk(self, at: int, length: int) -> _Chunk:
+        x, dt, B, C = (
+            one[:, at : at + length].to(self.work) for one in (self.x, self.dt, self.B, self.C)
+        )  # (b, c, d) twice, (b, c, n) twice
+        z = None if self.z is None else self.z[:, at : at + length].to(self.work)  # (b, c, d)
+        raw = dt if self.dt_bias is None else dt + self.dt_bias  # (b, c, d)
+        return _Chunk(x, raw, B, C, z)
+
+
+class _Chunk:
+    """A chunk's inputs: x, z, delta before and after softplus (b, c, d), B and C (b, c, n)."""
+
+    def __init__(self, x: Tensor, raw: Tensor, B: Tensor, C: Tensor, z: Tensor | None) -> None:
+        self.x, self.raw, self.B, self.C, self.z = x, raw, B, C, z
+        self.delta = F.softplus(raw)  # (b, c, d)
+
+    def gated(self, y: Tensor, D: Tensor) -> Tensor:
+        """Add what goes past the state, and close the gate; y (b, c, d) is used up."""
+        y = y.addcmul_(self.x, D)  # (b, c, d)
+        return y if self.z is None else y.mul_(F.silu(self.z))  # (b, c, d)
 
 
 class _Scan(torch.autograd.Function):
-    """The scan without the D term; A comes transposed so that the channels are contiguous."""
+    """The torch implementation."""
 
     @staticmethod
     def forward(  # type: ignore[override]
         ctx: Any,
         x: Tensor,
-        delta: Tensor,
+        dt: Tensor,
         A: Tensor,
         B: Tensor,
         C: Tensor,
-        chunk: int,
-        segment: int,
+        D: Tensor,
+        z: Tensor | None,
+        dt_bias: Tensor | None,
     ) -> Tensor:
-        length = x.shape[1]
-        h = x.new_zeros(x.shape[0], *A.shape)  # (b, n, d)
-        starts, ys = [], []
-        for at in range(0, length, chunk):
-            cut = slice(at, min(at + chunk, length))
+        chunk, segment = ctx.cut = CUT[x.device.type]
+        inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias)
+        h = torch.zeros_like(inputs.A).repeat(x.shape[0], 1, 1)  # (b, n, d)
+        y = torch.empty_like(x)  # (b, l, d)
+        starts = []
+        for at in range(0, x.shape[1], chunk):
+            part = inputs.chunk(at, chunk)
             starts.append(h)
-            _, states = _states(x[:, cut], delta[:, cut], A, B[:, cut], h, segment)  # (b, c, n, d)
-            ys.append((C[:, cut, None, :] @ states).squeeze(2))  # (b, c, d)
+            _, states = _states(part, inputs.A, h, segment)  # (b, c, n, d)
+            y[:, at : at + chunk] = part.gated(_read(part.C, states), inputs.D)  # (b, c, d)
             h = states[:, -1].clone()  # (b, n, d)
-        ctx.save_for_backward(x, delta, A, B, C, torch.stack(starts))  # starts: (l/chunk, b, n, d)
-        ctx.cut = chunk, segment
-        return torch.cat(ys, dim=1)  # (b, l, d)
+        ctx.save_for_backward(x, dt, A, B, C, D, z, dt_bias, torch.stack(starts))
+        return y  # (b, l, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        x, delta, A, B, C, starts = ctx.saved_tensors
+        *saved, starts = ctx.saved_tensors  # starts: (l/c, b, n, d)
         chunk, segment = ctx.cut
-        dx, ddelta = torch.empty_like(x), torch.empty_like(delta)  # (b, l, d)
+        x, dt, A, B, C, D, z, dt_bias = saved
+        inputs = _Inputs(*saved)
+        dx, ddt = torch.empty_like(x), torch.empty_like(dt)  # (b, l, d)
         dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, n)
-        dA = torch.zeros_like(A)  # (n, d)
+        dz = None if z is None else torch.empty_like(z)  # (b, l, d)
+        dA = torch.zeros_like(inputs.A)  # (n, d)
+        dD, dbias = torch.zeros_like(inputs.D), torch.zeros_like(inputs.D)  # (d,)
         # What the steps after the chunk pass back to its last state.
         inflow = torch.zeros_like(starts[0])  # (b, n, d)
         for index in reversed(range(len(starts))):
-            cut = slice(index * chunk, min((index + 1) * chunk, x.shape[1]))
-            xc, dc, dyc = x[:, cut], delta[:, cut], dy[:, cut]  # (b, c, d)
-            decay, h = _states(xc, dc, A, B[:, cut], starts[index], segment)  # (b, c, n, d)
+            at = index * chunk
+            cut = slice(at, at + chunk)
+            part = inputs.chunk(at, chunk)
+            decay, h = _states(part, inputs.A, starts[index], segment)  # (b, c, n, d)
+            dyc = dy[:, cut].to(inputs.work)  # (b, c, d)
+            if part.z is not None and dz is not None:
+                gate = torch.sigmoid(part.z)  # (b, c, d)
+                y = _read(part.C, h).addcmul_(part.x, inputs.D)  # (b, c, d)
+                # silu'(z) = s + z s (1 - s)
+                dz[:, cut] = dyc * y * gate * (1 + part.z * (1 - gate))  # (b, c, d)
+                dyc = dyc * part.z * gate  # (b, c, d)
+            dD += (dyc * part.x).sum(dim=(0, 1))  # (d,)
             dC[:, cut] = (h @ dyc[..., None]).squeeze(3)  # (b, c, n)
-            g = C[:, cut, :, None] * dyc[:, :, None, :]  # (b, c, n, d)
-            inflow = _accumulate_back(decay, g, inflow, segment)  # (b, n, d); g is now dL/dh
-            u = dc * xc  # (b, c, d)
-            du = (B[:, cut, None, :] @ g).squeeze(2)  # (b, c, d)
+            # g is dL/dh, and flow[t] what step t passes back to the state before it.
+            g, flow, inflow = _back(part.C, dyc, decay, inflow, segment)  # (b, c, n, d) twice
+            u = part.delta * part.x  # (b, c, d)
+            du = (part.B[:, :, None, :] @ g).squeeze(2)  # (b, c, d)
             dB[:, cut] = (g @ u[..., None]).squeeze(3)  # (b, c, n)
-            dx[:, cut] = du * dc  # (b, c, d)
-            # dL/d(delta A) = dL/dh[t] * exp(delta A) * h[t-1], in g's place.
-            g *= decay  # (b, c, n, d)
-            g[:, 1:] *= h[:, :-1]  # (b, c-1, n, d)
-            g[:, 0] *= starts[index]  # (b, n, d)
-            dA += (g * dc[:, :, None, :]).sum(dim=(0, 1))  # (n, d)
-            ddelta[:, cut] = du * xc + (g * A).sum(dim=2)  # (b, c, d)
-        return dx, ddelta, dA, dB, dC, None, None
+            dx[:, cut] = torch.addcmul(du * part.delta, dyc, inputs.D)  # (b, c, d)
+            # dL/d(delta A) = flow[t] h[t-1], in flow's place.
+            flow[:, 1:] *= h[:, :-1]  # (b, c - 1, n, d)
+            flow[:, 0] *= starts[index]  # (b, n, d)
+            ddelta = torch.mul(flow, inputs.A, out=g).sum(dim=2)  # (b, c, d)
+            ddelta += du * part.x  # (b, c, d)
+            draw = ddelta * torch.sigmoid(part.raw)  # (b, c, d): softplus' is the sigmoid
+            ddt[:, cut] = draw  # (b, c, d)
+            dbias += draw.sum(dim=(0, 1))  # (d,)
+            dA += flow.mul_(part.delta[:, :, None, :]).sum(dim=(0, 1))  # (n, d)
+        return (
+            dx,
+            ddt,
+            dA.t().to(A.dtype),
+            dB,
+            dC,
+            dD.to(D.dtype),
+            dz,
+            None if dt_bias is None else dbias.to(dt_bias.dtype),
+        )
 
 
-def _states(
-    x: Tensor, delta: Tensor, A: Tensor, B: Tensor, h: Tensor, segment: int
-) -> tuple[Tensor, Tensor]:
-    """Decays exp(delta A) and states h of one chunk, both (b, c, n, d), from the state before it.
+def _read(C: Tensor, states: Tensor) -> Tensor:
+    """C[t] h[t]: (b, c, n), (b, c, n, d) -> (b, c, d)."""
+    return (C[:, :, None, :] @ states).squeeze(2)  # (b, c, d)
 
-    x, delta (b, c, d), A (n, d), B (b, c, n), h (b, n, d).
+
+def _states(part: _Chunk, A: Tensor, h: Tensor, segment: int) -> tuple[Tensor, Tensor]:
+    """Decays exp(delta A) and states of one chunk, both (b, c, n, d), from the state before it.
+
+    A (n, d), h (b, n, d).
     """
-    decay = torch.exp(delta[:, :, None, :] * A)  # (b, c, n, d)
-    states = B[..., None] * (delta * x)[:, :, None, :]  # (b, c, n, d), so far only the inputs
-    whole, steps = _segments(x.shape[1], segment)
-    start = h
-    if whole:
-        d, s = _fold(decay, whole, segment), _fold(states, whole, segment)  # (b, S, K, n, d)
-        end, product = s[:, :, 0].clone(), d[:, :, 0].clone()  # (b, S, n, d)
-        for k in range(1, segment):
-            torch.addcmul(s[:, :, k], d[:, :, k], end, out=end)  # (b, S, n, d)
-            product *= d[:, :, k]  # (b, S, n, d)
-        begins = torch.empty_like(end)  # (b, S, n, d)
-        for i in range(whole):
-            begins[:, i] = start  # (b, n, d)
-            start = torch.addcmul(end[:, i], product[:, i], start)  # (b, n, d)
-        s[:, :, 0].addcmul_(d[:, :, 0], begins)  # (b, S, n, d)
-        for k in range(1, segment):
-            s[:, :, k].addcmul_(d[:, :, k], s[:, :, k - 1])  # (b, S, n, d)
-    for t in steps:
-        states[:, t].addcmul_(decay[:, t], states[:, t - 1] if t else start)  # (b, n, d)
+    decay = torch.exp_(part.delta[:, :, None, :] * A)  # (b, c, n, d)
+    u = part.delta * part.x  # (b, c, d)
+    states = part.B[..., None] * u[:, :, None, :]  # (b, c, n, d), so far only the inputs
+    d, s = _fold(decay, segment), _fold(states, segment)  # K times (b, S, n, d)
+    begins = h[:, None]  # (b, 1, n, d)
+    if d[0].shape[1] > 1:
+        begins = _joined(d, s, h)  # (b, S, n, d)
+    before = begins
+    for factor, state in zip(d, s, strict=True):  # (b, S, n, d) each
+        before = state.addcmul_(factor, before)  # (b, S, n, d)
     return decay, states
 
 
-def _accumulate_back(decay: Tensor, g: Tensor, inflow: Tensor, segment: int) -> Tensor:
-    """Turn g[t], the gradient of y reaching state t directly, into dL/dh[t], in place.
+def _joined(d: tuple[Tensor, ...], s: tuple[Tensor, ...], h: Tensor) -> Tensor:
+    """The state before each segment, (b, S, n, d); d, s are K times (b, S, n, d), h (b, n, d)."""
+    end, product = s[0].clone(), d[0].clone()  # (b, S, n, d)
+    for factor, state in zip(d[1:], s[1:], strict=True):  # (b, S, n, d) each
+        torch.addcmul(state, factor, end, out=end)  # (b, S, n, d)
+        product *= factor  # (b, S, n, d)
+    begins = torch.empty_like(end)  # (b, S, n, d)
+    for i in range(end.shape[1]):
+        begins[:, i] = h  # (b, n, d)
+        h = torch.addcmul(end[:, i], product[:, i], h)  # (b, n, d)
+    return begins
 
-    g[t] += decay[t+1] g[t+1]; decay, g (b, c, n, d). `inflow` (b, n, d) is decay * dL/dh of the
-    step after the chunk; the result is the same for the step before it.
+
+def _back(
+    C: Tensor, dy: Tensor, decay: Tensor, inflow: Tensor, segment: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dL/dh[t] = C[t] dy[t] + decay[t+1] dL/dh[t+1], and decay[t] dL/dh[t] in decay's place.
+
+    C (b, c, n), dy (b, c, d), decay (b, c, n, d); `inflow` (b, n, d) is decay * dL/dh of the step
+    after the chunk; the last result is the same for the step before it.
     """
-    whole, steps = _segments(g.shape[1], segment)
-    for t in reversed(steps):
-        g[:, t] += inflow  # (b, n, d)
-        inflow = decay[:, t] * g[:, t]  # (b, n, d)
-    if whole:
-        d, s = _fold(decay, whole, segment), _fold(g, whole, segment)  # (b, S, K, n, d)
-        out = d[:, :, -1] * s[:, :, -1]  # (b, S, n, d)
-        product = d[:, :, -1].clone()  # (b, S, n, d)
-        for k in reversed(range(segment - 1)):
-            out += s[:, :, k]  # (b, S, n, d)
-            out *= d[:, :, k]  # (b, S, n, d)
-            product *= d[:, :, k]  # (b, S, n, d)
-        inflows = torch.empty_like(out)  # (b, S, n, d)
-        for i in reversed(range(whole)):
-            inflows[:, i] = inflow  # (b, n, d)
-            inflow = torch.addcmul(out[:, i], product[:, i], inflow)  # (b, n, d)
-        s[:, :, -1] += inflows  # (b, S, n, d)
-        for k in reversed(range(segment - 1)):
-            s[:, :, k].addcmul_(d[:, :, k + 1], s[:, :, k + 1])  # (b, S, n, d)
-    return inflow
+    g = C[..., None] * dy[:, :, None, :]  # (b, c, n, d), so far only what y gives back
+    d, s = _fold(decay, segment), _fold(g, segment)  # K times (b, S, n, d)
+    after = inflow[:, None]  # (b, 1, n, d)
+    if d[0].shape[1] > 1:
+        after = _joined_back(d, s, inflow)  # (b, S, n, d)
+    for factor, gradient in zip(reversed(d), reversed(s), strict=True):  # (b, S, n, d) each
+        gradient += after  # (b, S, n, d)
+        after = factor.mul_(gradient)  # (b, S, n, d)
+    return g, decay, after[:, 0].clone()  # the first segment's is the chunk's
 
 
-def _segments(length: int, segment: int) -> tuple[int, range]:
-    """How many whole segments a chunk has, and the steps after them, which go one by one."""
-    whole = length // segment
-    return whole, range(whole * segment, length)
+def _joined_back(d: tuple[Tensor, ...], s: tuple[Tensor, ...], inflow: Tensor) -> Tensor:
+    """What flows into the last step of each segment, (b, S, n, d); inflow is (b, n, d)."""
+    out, product = d[-1] * s[-1], d[-1].clone()  # (b, S, n, d)
+    for factor, gradient in zip(d[-2::-1], s[-2::-1], strict=True):  # (b, S, n, d) each
+        out = out.add_(gradient).mul_(factor)  # (b, S, n, d)
+        product *= factor  # (b, S, n, d)
+    inflows = torch.empty_like(out)  # (b, S, n, d)
+    for i in reversed(range(out.shape[1])):
+        inflows[:, i] = inflow  # (b, n, d)
+        inflow = torch.addcmul(out[:, i], product[:, i], inflow)  # (b, n, d)
+    return inflows
 
 
-def _fold(chunk: Tensor, whole: int, segment: int) -> Tensor:
-    """View the whole segments of (b, c, n, d) as (b, S, K, n, d)."""
-    return chunk[:, : whole * segment].unflatten(1, (whole, segment))  # (b, S, K, n, d)
+def _fold(chunk: Tensor, segment: int) -> tuple[Tensor, ...]:
+    """View (b, c, n, d) as K steps of S segments, (b, S, n, d) each.
+
+    What cannot be cut into whole segments is one.
+    """
+    segments = chunk.shape[1] // segment if chunk.shape[1] % segment == 0 else 1
+    return chunk.unflatten(1, (segments, -1)).unbind(2)  # K times (b, S, n, d)
+
+
+def _fast(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+) -> Tensor:
+    """mamba-ssm's CUDA kernel, which has the length last."""
+    from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
+
+    def turned(one: Tensor | None) -> Tensor | None:
+        return None if one is None else one.transpose(1, 2)  # (b, d or n, l)
+
+    y = selective_scan_fn(
+        turned(x),
+        turned(dt),
+        A.float(),
+        turned(B),
+        turned(C),
+        D.float(),
+        z=turned(z),
+        delta_bias=None if dt_bias is None else dt_bias.float(),
+        delta_softplus=True,
+    )  # (b, d, l)
+    return y.transpose(1, 2)  # (b, l, d)
+
+
+CHOICE = Choice(
+    "selective_scan",
+    [
+        Implementation(name="mamba-ssm", run=_fast, module="mamba_ssm", unfit=on_gpu),
+        Implementation(name="torch", run=_Scan.apply),
+    ],
+)

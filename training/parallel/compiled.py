@@ -9,12 +9,12 @@ from collections.abc import Iterable
 import torch
 
 from training.errors import RequestError
-from training.models.mamba import Block
-from training.ops.scan import selective_scan
+from training.models.language import Block
+from training.ops.choice import hide_from_compiler
 
 
 def compile_blocks(blocks: Iterable[Block]) -> None:
-    """Compile each block but for its scan, whose loop over chunks would be unrolled.
+    """Compile each block but for its operations, whose loops over chunks would be unrolled.
 
     Raises RequestError if there is no C++ compiler, which torch.compile needs on every device.
     """
@@ -24,6 +24,6 @@ def compile_blocks(blocks: Iterable[Block]) -> None:
             f"use_torch_compile: needs a C++ compiler, and {compiler} is not on PATH; "
             "install g++, name another by CXX, or leave the flag out"
         )
+    hide_from_compiler()
     for block in blocks:
-        block.mixer.scan = torch.compiler.disable(selective_scan)
         block.inner = torch.compile(block.inner)  # type: ignore[method-assign]

@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from training import compat
+from training import compat, models
 from training.config import ParallelConfig
 from training.errors import RequestError
-from training.models import MambaConfig
-from training.models.mamba import Mamba
+from training.models import Sizes
+from training.models.language import LanguageModel
 from training.parallel import fsdp1
 from training.parallel.compiled import compile_blocks
 from training.parallel.group import Group
 
 
-def build(sizes: MambaConfig, config: ParallelConfig, group: Group, seed: int) -> nn.Module:
+def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.Module:
     """Make the model, initialised and sharded; every layout starts from the same values.
 
     With low_cpu_fsdp no rank ever holds more than its shards and one whole parameter.
@@ -34,7 +34,7 @@ def build(sizes: MambaConfig, config: ParallelConfig, group: Group, seed: int) -
     )
     dtype = compute_dtype(config.precision, group.device)
     with torch.device("meta" if config.low_cpu_fsdp else "cpu"):
-        model = Mamba(sizes)
+        model = models.build(sizes)
     for index, block in enumerate(model.blocks):
         every = config.selective_checkpointing
         block.recompute = config.fsdp_activation_checkpointing and index % every == 0
@@ -80,7 +80,7 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if wanted else torch.float32
 
 
-def _shard(model: Mamba, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def _shard(model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     # A mesh of one dimension is plain FSDP; of two, HSDP, whose shard group of one is DDP.
     wanted = mesh["shard"] if mesh.size(0) == 1 else mesh
     options: dict[str, Any] = {"mesh": wanted}
@@ -94,13 +94,13 @@ def _shard(model: Mamba, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     compat.fsdp2.fully_shard(model, **options)
 
 
-def _fill(model: Mamba, seed: int) -> None:
+def _fill(model: LanguageModel, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(model.initial(name, parameter.shape, seed))  # the parameter's shape
 
 
-def _materialise(model: Mamba, device: torch.device, seed: int) -> None:
+def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
     """Replace every sharded parameter on the meta device by this rank's part of its value."""
     parameters: list[tuple[str, Any]] = list(model.named_parameters())
     for name, meta in parameters:
@@ -128,7 +128,7 @@ def _local_part(whole: Tensor, like: Any) -> Tensor:
     return whole
 
 
-def _holders(model: Mamba, name: str) -> Iterator[tuple[nn.Module, str]]:
+def _holders(model: LanguageModel, name: str) -> Iterator[tuple[nn.Module, str]]:
     """Every place of the model that a parameter has, tied names included."""
     for alias in (name, *(second for second, first in model.tied.items() if first == name)):
         owner, _, attribute = alias.rpartition(".")

@@ -8,7 +8,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from training.models.mamba import Block, Mamba
+from training.models.language import Block, LanguageModel
 
 _STRATEGIES = {
     "fsdp": ShardingStrategy.FULL_SHARD,
@@ -18,7 +18,7 @@ _STRATEGIES = {
 
 
 def shard(
-    model: Mamba,
+    model: LanguageModel,
     strategy: str,
     mesh: DeviceMesh,
     dtype: torch.dtype,

@@ -1,0 +1,134 @@
+"""What Mamba-1 and Mamba-2 have in common: all but their mixers.
+
+Shapes: b batch, l length, m d_model, v vocabulary size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from training.models.language import Block, LanguageModel, State, random_for, wide
+from training.models.sizes import Mamba2Config, MambaConfig
+from training.ops.norm import RMSNorm
+
+Config = MambaConfig | Mamba2Config
+
+
+class Mixer(nn.Module):
+    """What mixes the positions of a block, between its norm and its residual."""
+
+    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+        """(b, l, m) -> (b, l, m); mask (b, l) is False where there is padding."""
+        raise NotImplementedError
+
+    def start(self, batch: int) -> State:
+        """Make the state before the first token. It does not grow."""
+        raise NotImplementedError
+
+    def advance(self, hidden: Tensor, state: State) -> Tensor:
+        """Compute `forward` for the tokens that come next, (b, l, m) -> (b, l, m)."""
+        raise NotImplementedError
+
+
+class MixerBlock(Block):
+    """Norm, mixer and residual."""
+
+    def __init__(self, config: Config, mixer: Mixer) -> None:
+        super().__init__()
+        self.residual_in_fp32 = config.residual_in_fp32
+        self.norm = RMSNorm(config.d_model, config.norm_eps)
+        self.mixer = mixer
+
+    def inner(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(b, l, m) -> (b, l, m), float32 where residual_in_fp32."""
+        return self._residual(hidden) + self.mixer(self.norm(hidden), mask)  # (b, l, m)
+
+    def start(self, batch: int, length: int) -> State:
+        return self.mixer.start(batch)
+
+    def advance(self, hidden: Tensor, state: State) -> Tensor:
+        mixed = self.mixer.advance(self.norm(hidden), state)  # (b, l, m)
+        return self._residual(hidden) + mixed  # (b, l, m)
+
+    def _residual(self, hidden: Tensor) -> Tensor:
+        return wide(hidden) if self.residual_in_fp32 else hidden  # (b, l, m)
+
+
+class Backbone(nn.Module):
+    """Embedding, blocks and final norm; the model calls them."""
+
+    def __init__(self, config: Config, mixer: Callable[[], Mixer]) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(config.vocab_size, config.d_model)
+        self.layers = nn.ModuleList(MixerBlock(config, mixer()) for _ in range(config.n_layer))
+        self.norm_f = RMSNorm(config.d_model, config.norm_eps)
+
+
+class MixerModel(LanguageModel):
+    """A language model of mixer blocks."""
+
+    config: Config
+
+    def __init__(self, config: Config, mixer: Callable[[], Mixer]) -> None:
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config, mixer)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
+        self.tie({"lm_head.weight": "backbone.embeddings.weight"})
+
+    @property
+    def blocks(self) -> list[Block]:
+        return [layer for layer in self.backbone.layers if isinstance(layer, Block)]
+
+    @property
+    def output(self) -> Tensor:
+        return self.lm_head.weight  # (v, m)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.backbone.embeddings(input_ids)  # (b, l, m)
+
+    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor | None]:
+        return (mask,)
+
+    def finish(self, hidden: Tensor) -> Tensor:
+        return self.backbone.norm_f(hidden)  # (b, l, m)
+
+    def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
+        """Make the first value of a parameter.
+
+        As state-spaces' own training (Gu & Dao 2023, section 3.6 and appendix C): delta starts
+        log-uniform in [dt_min, dt_max], the out projection scaled down by the depth (GPT-2).
+        """
+        c = self.config
+        random = random_for(name, seed)
+        owner, _, kind = name.rpartition(".")
+        module = owner.rpartition(".")[2]
+        if kind == "D" or module in ("norm", "norm_f"):
+            return torch.ones(shape)
+        if module in ("embeddings", "lm_head"):
+            return torch.randn(shape, generator=random) * c.initializer_range  # (v, m)
+        if module in ("in_proj", "out_proj") and kind == "bias":
+            return torch.zeros(shape)
+        uniform = torch.rand(shape, generator=random)  # shape
+        if kind == "A_log":
+            return self.initial_A_log(uniform)  # shape
+        if kind == "dt_bias" or (module == "dt_proj" and kind == "bias"):
+            low, high = math.log(c.dt_min), math.log(c.dt_max)
+            dt = torch.exp(low + uniform * (high - low)).clamp(min=c.dt_init_floor)  # shape
+            return dt + torch.log(-torch.expm1(-dt))  # shape, the inverse of softplus
+        fan_in = c.d_conv if module == "conv1d" else shape[-1]
+        depth = math.sqrt(c.n_layer) if module == "out_proj" else 1.0
+        return (2 * uniform - 1) / (math.sqrt(fan_in) * depth)  # shape
+
+    def initial_A_log(self, uniform: Tensor) -> Tensor:  # noqa: N802
+        """Make the first log(-A), of the shape of `uniform`, which is in [0, 1)."""
+        raise NotImplementedError
+
+
+def shown(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Zeros in place of padding, which the convolution and the state then do not see."""
+    return x if mask is None else x * mask[..., None]  # (b, l, channels)

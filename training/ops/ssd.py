@@ -1,0 +1,336 @@
+"""SSD, the state space layer of Mamba-2, by matrix products; memory linear in the length.
+
+Dao & Gu 2024, sections 5 and 6. For each head, with B and C shared by the heads of a group:
+
+    delta = softplus(dt + dt_bias)
+    h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
+    y[t] = C[t] h[t] + D x[t]
+
+Shapes: b batch, l length, h heads, g groups, r = h / g heads of a group, p channels of a head (the
+paper's P), n state size (the paper's N), c steps of a chunk (the paper's Q).
+
+How the torch one computes it (section 6, the block decomposition). The sequence is cut into chunks.
+With L[i, j] = exp(delta[j+1] A + ... + delta[i] A) for i >= j, and S the state before the chunk:
+
+    y[i] = sum over j <= i of C[i].B[j] L[i, j] delta[j] x[j]    inside: attention with a mask
+         + exp(delta[0] A + ... + delta[i] A) C[i] S             what the chunks before pass on
+
+C B and the products with states are made once for a group, B and C never for a head: a state is
+held as (b, g, n, r p), so that the heads of a group stand side by side in one matrix.
+
+Every exponent is a sum of delta A with delta >= 0 and A < 0, hence <= 0: nothing can overflow,
+whatever the length. Sums over a part of a chunk are differences of cumulative sums, taken in
+float64: in float32 a small sum after a large step would be lost in the rounding of both.
+
+Only the inputs and the state at each chunk's start are kept for the backward pass, which goes
+through the chunks from the last to the first and computes the rest again.
+"""
+
+# ruff: noqa: N803, N806  (A, B, C, D, G, L are the paper's own names)
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from training.ops.choice import Choice, Implementation, on_gpu
+
+CPU_CHUNK = 64
+"""Steps of a chunk on a CPU, whatever the model's: what a chunk needs then fits the cache. A GPU
+takes the model's, since few large products are better there than many small ones."""
+
+FAINT = -60.0
+"""Least exponent of a decay. Nothing is seen of e^-60 beside any other step in float32, and smaller
+ones make denormal numbers, with which a CPU is several times slower."""
+
+
+def ssd(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    chunk: int,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """Compute y (b, l, h, p) of the equations above, for x (b, l, h, p), dt (b, l, h).
+
+    A, D and dt_bias are (h), A must be < 0; B and C are (b, l, g, n), where g divides h and head i
+    belongs to group i // (h / g). The state starts at zero. `chunk` is c; the result does not
+    depend on it but for rounding. Computed in float32 (float64 for float64 inputs) whatever the
+    input's dtype; the result has the dtype of x.
+    """
+    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk)  # (b, l, h, p)
+    return y
+
+
+@torch.no_grad()
+def ssd_from(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    chunk: int,
+    dt_bias: Tensor | None = None,
+) -> Tensor:
+    """Compute the same from a state (b, g, n, r p), which becomes the one after the last step."""
+    inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+    y = torch.empty_like(x)  # (b, l, h, p)
+    for cut in _cuts(x, chunk):
+        part = inputs.chunk(cut)
+        y[:, cut] = part.read(state)  # (b, c, h, p)
+        state.copy_(part.passed(state))  # (b, g, n, r p)
+    return y
+
+
+def _cuts(x: Tensor, chunk: int) -> list[slice]:
+    """Cut the length into chunks; the last one may be shorter."""
+    steps = CPU_CHUNK if x.device.type == "cpu" else chunk
+    return [slice(at, min(at + steps, x.shape[1])) for at in range(0, x.shape[1], steps)]
+
+
+class _Inputs:
+    """The inputs, wide, a chunk at a time: a bfloat16 sequence is never held in float32."""
+
+    def __init__(
+        self,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        dt_bias: Tensor | None,
+    ) -> None:
+        self.work = torch.promote_types(x.dtype, torch.float32)
+        self.x, self.dt, self.B, self.C = x, dt, B, C
+        self.groups = B.shape[2]
+        self.A = self.by_group(A.to(self.work))  # (g, r, 1)
+        self.D = self.by_group(D.to(self.work))  # (g, r, 1)
+        self.dt_bias = None if dt_bias is None else self.by_group(dt_bias.to(self.work))
+
+    def by_group(self, head: Tensor) -> Tensor:
+        return head.unflatten(0, (self.groups, -1))[..., None]  # (h,) -> (g, r, 1)
+
+    def rows(self, x: Tensor, cut: slice) -> Tensor:
+        """Give a chunk of x (b, l, h, p) as (b, g, c, r, p), a view where it is wide already."""
+        wide = x[:, cut].to(self.work)  # (b, c, h, p)
+        return wide.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (b, g, c, r, p)
+
+    def chunk(self, cut: slice) -> _Chunk:
+        dt = self.dt[:, cut].to(self.work).transpose(1, 2)  # (b, h, c)
+        raw = dt.unflatten(1, (self.groups, -1))  # (b, g, r, c)
+        return _Chunk(
+            x=self.rows(self.x, cut),  # (b, g, c, r, p)
+            raw=raw if self.dt_bias is None else raw + self.dt_bias,  # (b, g, r, c)
+            A=self.A,
+            B=self.B[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
+            C=self.C[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
+            D=self.D,
+        )
+
+
+class _Chunk:
+    """One chunk: what of it both passes need."""
+
+    def __init__(self, x: Tensor, raw: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> None:
+        self.x, self.raw, self.A, self.B, self.C, self.D = x, raw, A, B, C, D
+        self.delta = F.softplus(raw)  # (b, g, r, c)
+        sums = (self.delta.double() * A.double()).cumsum(-1)  # (b, g, r, c)
+        between = (sums[..., :, None] - sums[..., None, :]).to(x.dtype)  # (b, g, r, c, c)
+        # Above the diagonal the difference would be positive; G has zeros there.
+        self.L = between.clamp_(FAINT, 0.0).exp_()  # (b, g, r, c, c)
+        self.G = (C @ B.transpose(2, 3)).tril_()[:, :, None]  # (b, g, 1, c, c)
+        self.LG = self.L * self.G  # (b, g, r, c, c)
+        # Decays of S up to each step, of each step up to the chunk's end, of S over the chunk.
+        self.since = sums.to(x.dtype).clamp_(min=FAINT).exp_()  # (b, g, r, c)
+        self.until = self.L[..., -1, :]  # (b, g, r, c)
+        self.whole = self.since[..., -1]  # (b, g, r)
+
+    def inside(self) -> Tensor:
+        """Give what takes x to y inside the chunk, (b, g, r, c, c); D is on its diagonal."""
+        matrix = self.LG * self.delta[..., None, :]  # (b, g, r, c, c)
+        matrix.diagonal(dim1=-2, dim2=-1).add_(self.D)  # (b, g, r, c)
+        return matrix  # (b, g, r, c, c)
+
+    def from_state(self, state: Tensor) -> Tensor:
+        """C[i] S, before the decay: (b, g, n, r p) -> (b, g, c, r, p)."""
+        return (self.C @ state).unflatten(3, self.x.shape[3:])  # (b, g, c, r, p)
+
+    def read(self, state: Tensor) -> Tensor:
+        """Compute y (b, c, h, p) from the state before the chunk, (b, g, n, r p)."""
+        inside = (self.inside() @ self.x.transpose(2, 3)).transpose(2, 3)  # (b, g, c, r, p)
+        y = torch.addcmul(inside, self.from_state(state), _rows(self.since))  # (b, g, c, r, p)
+        return y.transpose(1, 2).flatten(2, 3)  # (b, c, h, p)
+
+    def weighted(self) -> Tensor:
+        """Give delta x, decayed up to the chunk's end, (b, g, c, r p)."""
+        return (self.x * _rows(self.until * self.delta)).flatten(3)  # (b, g, c, r p)
+
+    def decayed(self, state: Tensor) -> Tensor:
+        """Let a state (b, g, n, r p) fade over the whole chunk."""
+        by_head = state.unflatten(3, self.x.shape[3:])  # (b, g, n, r, p)
+        return (by_head * self.whole[:, :, None, :, None]).flatten(3)  # (b, g, n, r p)
+
+    def passed(self, state: Tensor) -> Tensor:
+        """Compute the state after the chunk from the one before it, both (b, g, n, r p)."""
+        return _plus_product(self.decayed(state), self.B.transpose(2, 3), self.weighted())
+
+
+def _rows(head: Tensor) -> Tensor:
+    """(b, g, r, c) -> (b, g, c, r, 1), to go with the rows of x."""
+    return head.transpose(2, 3)[..., None]  # (b, g, c, r, 1)
+
+
+def _plus_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """Compute total + left @ right, (b, g, i, j) + (b, g, i, k) @ (b, g, k, j)."""
+    parts = (one.flatten(0, 1) for one in (total, left, right))  # (b g, ...)
+    return torch.baddbmm(*parts).unflatten(0, total.shape[:2])  # (b, g, i, j)
+
+
+class _SSD(torch.autograd.Function):
+    """The torch implementation."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        x: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        dt_bias: Tensor | None,
+        chunk: int,
+    ) -> Tensor:
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+        ctx.cuts = _cuts(x, chunk)
+        y = torch.empty_like(x)  # (b, l, h, p)
+        (b, _, h, p), (g, n) = x.shape, B.shape[2:]
+        state = x.new_zeros(b, g, n, h // g * p, dtype=inputs.work)  # (b, g, n, r p)
+        states = []
+        for cut in ctx.cuts:
+            part = inputs.chunk(cut)
+            y[:, cut] = part.read(state)  # (b, c, h, p)
+            states.append(state)
+            state = part.passed(state)  # (b, g, n, r p)
+        ctx.save_for_backward(x, dt, A, B, C, D, dt_bias, *states)
+        return y  # (b, l, h, p)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        x, dt, A, B, C, D, dt_bias, *states = ctx.saved_tensors
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+        dx, ddt = torch.empty_like(x), torch.empty_like(dt)  # (b, l, h, p), (b, l, h)
+        dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, g, n)
+        dA, dD, dbias = (torch.zeros_like(inputs.A[..., 0]) for _ in range(3))  # (g, r)
+        dstate = torch.zeros_like(states[0])  # (b, g, n, r p): of the state after the chunk
+        for index in reversed(range(len(ctx.cuts))):
+            cut = ctx.cuts[index]
+            part, state = inputs.chunk(cut), states[index]  # state (b, g, n, r p)
+            found = _Gradients(part, state, inputs.rows(dy, cut), dstate)
+            dstate = found.dstate  # (b, g, n, r p)
+            dx[:, cut] = found.dx.transpose(1, 2).flatten(2, 3)  # (b, c, h, p)
+            dB[:, cut] = found.dB.transpose(1, 2)  # (b, c, g, n)
+            dC[:, cut] = found.dC.transpose(1, 2)  # (b, c, g, n)
+            # softplus' is the sigmoid.
+            draw = found.ddelta * torch.sigmoid(part.raw)  # (b, g, r, c)
+            ddt[:, cut] = draw.flatten(1, 2).transpose(1, 2)  # (b, c, h)
+            dA += (found.da * part.delta).sum((0, 3))  # (g, r)
+            dD += found.dD.sum(0)  # (g, r)
+            dbias += draw.sum((0, 3))  # (g, r)
+        return (
+            dx,
+            ddt,
+            dA.flatten().to(A.dtype),  # (h,)
+            dB,
+            dC,
+            dD.flatten().to(D.dtype),  # (h,)
+            None if dt_bias is None else dbias.flatten().to(dt_bias.dtype),  # (h,)
+            None,
+        )
+
+
+class _Gradients:
+    """The gradients of one chunk, given dy (b, g, c, r, p) and that of the state after it."""
+
+    def __init__(self, part: _Chunk, state: Tensor, dy: Tensor, dafter: Tensor) -> None:
+        x, delta = part.x, part.delta
+        dy_since = dy * _rows(part.since)  # (b, g, c, r, p)
+        # What each step's delta x B, once in the state, gives back; before the decay.
+        back = (part.B @ dafter).unflatten(3, x.shape[3:])  # (b, g, c, r, p)
+        inside = part.inside().transpose(3, 4) @ dy.transpose(2, 3)  # (b, g, r, c, p)
+        beyond = _rows(part.until * delta)  # (b, g, c, r, 1)
+        self.dx = torch.addcmul(inside.transpose(2, 3), back, beyond)  # (b, g, c, r, p)
+
+        dmatrix = dy.transpose(2, 3) @ x.permute(0, 1, 3, 4, 2)  # (b, g, r, c, c)
+        self.dD = dmatrix.diagonal(dim1=-2, dim2=-1).sum(-1)  # (b, g, r)
+        dLG = dmatrix * part.LG  # (b, g, r, c, c)
+        dinside = dLG.sum(-2)  # (b, g, r, c): of delta[j], as what weighs x[j] inside
+        doutside = (back * x).sum(-1).transpose(2, 3) * part.until  # (b, g, r, c): and beyond
+        dG = dmatrix.mul_(part.L).mul_(delta[..., None, :]).sum(2).tril_()  # (b, g, c, c)
+        dB, dC = dG.transpose(2, 3) @ part.C, dG @ part.B  # (b, g, c, n)
+        self.dB = _plus_product(dB, part.weighted(), dafter.transpose(2, 3))  # (b, g, c, n)
+        self.dC = _plus_product(dC, dy_since.flatten(3), state.transpose(2, 3))  # (b, g, c, n)
+
+        faded, read = part.decayed(dafter), part.C.transpose(2, 3)  # (b, g, n, r p), (b, g, n, c)
+        by_head = (state * faded).sum(2).unflatten(2, x.shape[3:])  # (b, g, r, p)
+        dwhole = by_head.sum(-1)  # (b, g, r): of the exponent of `whole`
+        self.dstate = _plus_product(faded, read, dy_since.flatten(3))  # (b, g, n, r p)
+
+        # a = delta A of a step is in the exponent of all that passes over that step. Its gradient
+        # sums over pairs i >= t > j; as a difference of two sums over i, it needs float64.
+        flow = dLG.mul_(delta[..., None, :])  # (b, g, r, c, c): of each L's exponent
+        ends = flow.sum(-1, dtype=torch.double) - flow.sum(-2, dtype=torch.double)  # (b, g, r, c)
+        ends += (part.from_state(state) * dy_since).sum(-1).transpose(2, 3)  # (b, g, r, c)
+        passing = ends.flip(-1).cumsum(-1).flip(-1).to(x.dtype)  # (b, g, r, c): all i >= t
+        entered = doutside * delta  # (b, g, r, c): of each `until`'s exponent
+        before = entered.cumsum(-1) - entered  # (b, g, r, c): all j < t
+        self.da = passing + before + dwhole[..., None]  # (b, g, r, c)
+        self.ddelta = self.da * part.A + dinside + doutside  # (b, g, r, c)
+
+
+def _fast(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    dt_bias: Tensor | None,
+    chunk: int,
+) -> Tensor:
+    """mamba-ssm's Triton kernels."""
+    from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
+
+    y: Tensor = mamba_chunk_scan_combined(
+        x,
+        dt,
+        A.float(),
+        B,
+        C,
+        chunk,
+        D=D.float(),
+        dt_bias=None if dt_bias is None else dt_bias.float(),
+        dt_softplus=True,
+    )  # (b, l, h, p)
+    return y
+
+
+CHOICE = Choice(
+    "ssd",
+    [
+        Implementation(
+            name="mamba-ssm", run=_fast, module="mamba_ssm.ops.triton.ssd_combined", unfit=on_gpu
+        ),
+        Implementation(name="torch", run=_SSD.apply),
+    ],
+)
