@@ -1,6 +1,8 @@
 """Which implementation runs: the first that can, or the one that is forced."""
 
+import importlib
 import logging
+import pkgutil
 import subprocess
 import sys
 
@@ -8,9 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from training import ops
 from training.errors import RequestError
 from training.ops import scan
-from training.ops.choice import VARIABLE, Choice, Implementation, on_gpu
+from training.ops.choice import NAMES, VARIABLE, Choice, Implementation, on_gpu
 
 X = torch.ones(2)
 
@@ -62,6 +65,14 @@ def test_what_cannot_be_forced_is_told(
     monkeypatch.setenv(VARIABLE, forced)
     with pytest.raises(RequestError, match=says):
         made()(X)
+
+
+def test_every_operation_that_can_be_forced_is_one() -> None:
+    found = set()
+    for one in pkgutil.iter_modules(ops.__path__):
+        module = importlib.import_module(f"{ops.__name__}.{one.name}")
+        found |= {value.name for value in vars(module).values() if isinstance(value, Choice)}
+    assert found == set(NAMES)
 
 
 def test_a_kernel_for_gpus_is_not_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.training.test_llama import wrapping_skips_no_block
 from training.errors import RequestError
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
@@ -58,6 +59,11 @@ def test_parameter_names_are_those_of_the_published_checkpoints() -> None:
         f"{mixer}out_proj.weight": (32, 64),
     }
     assert {n: s for n, s in shapes.items() if ".layers.0." not in n} == expected
+
+
+@pytest.mark.parametrize("name", ["mamba-tiny", "mamba2-tiny"])
+def test_wrapping_skips_no_block(name: str) -> None:
+    wrapping_skips_no_block(preset(name), "backbone.layers")
 
 
 def test_unknown_model_names_the_nearest() -> None:

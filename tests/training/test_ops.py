@@ -32,7 +32,7 @@ def test_conv_equals_torch(taps: int, length: int) -> None:
 def test_conv_gradcheck(silu: bool) -> None:
     shapes = ((2, 6, 3), (3, 1, 4), (3,))
     inputs = [torch.randn(*s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    assert torch.autograd.gradcheck(lambda *given: causal_conv1d(*given, silu), inputs)
+    assert torch.autograd.gradcheck(lambda x, w, b: causal_conv1d(x, w, b, silu), inputs)
     assert torch.autograd.gradcheck(lambda x, w: causal_conv1d(x, w, None, silu), inputs[:2])
 
 
@@ -59,7 +59,7 @@ def test_norm_gradcheck() -> None:
     weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
     expected = x / torch.sqrt(x.square().mean(-1, keepdim=True) + 1e-3) * weight
     torch.testing.assert_close(rms_norm(x, weight, 1e-3), expected)
-    assert torch.autograd.gradcheck(lambda *given: rms_norm(*given, 1e-3), (x, weight))
+    assert torch.autograd.gradcheck(lambda x, weight: rms_norm(x, weight, 1e-3), (x, weight))
 
 
 @pytest.mark.parametrize("logits", [1, 50, 10**9])

@@ -86,7 +86,8 @@ def test_it_goes_on_from_a_state(parts: list[int]) -> None:
     state = torch.zeros(2, 4, 3, dtype=torch.float64)
     ys = []
     for one in zip(*(value.split(parts, dim=1) for value in (x, dt, B, C, z)), strict=True):
-        ys.append(selective_scan_from(state, *one[:2], A, *one[2:4], D, one[4], bias))
+        x_, dt_, B_, C_, z_ = one
+        ys.append(selective_scan_from(state, x_, dt_, A, B_, C_, D, z_, bias))
     torch.testing.assert_close(torch.cat(ys, dim=1), recurrence(*inputs), rtol=1e-10, atol=1e-10)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -82,7 +83,8 @@ class MixerModel(LanguageModel):
 
     @property
     def blocks(self) -> list[Block]:
-        return [layer for layer in self.backbone.layers if isinstance(layer, Block)]
+        # All of them, whatever their class: sharding may have put each into another module.
+        return cast("list[Block]", list(self.backbone.layers))
 
     @property
     def output(self) -> Tensor:

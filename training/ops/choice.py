@@ -23,10 +23,8 @@ VARIABLE = "TRAINING_OPS"
 NAMES = (
     "attention",
     "causal_conv1d",
-    "cross_entropy",
     "gated_rms_norm",
     "rms_norm",
-    "rotary",
     "route",
     "selective_scan",
     "ssd",

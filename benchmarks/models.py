@@ -1,0 +1,174 @@
+"""How fast the models are: on a CPU beside their own matrix products, on a GPU beside others.
+
+usage: python -m benchmarks.models [--rounds 5] [--output DIR]
+
+On the CPU, for Mamba-130m and Mamba-2-130m: a step (forward and backward, one sequence of 512,
+fp32) over the time of the step's own matrix products: for every linear layer and the output
+embedding, the one of the forward pass and the two of the backward pass. Both are timed in turns,
+and the ratio is that of the medians. Memory is the peak of a process of its own during one step,
+at 2048 over that at 512; and the same without what was there before the step (the weights).
+Then benchmarks/throughput.py, whole training steps beside the references; without a GPU that
+runs with tiny models, to try it, and is no result.
+
+Writes models.json to benchmarks/results/ and exits 1 where a goal is missed. Take a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks import throughput
+from training.models import build, preset
+from training.models.language import LanguageModel
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+MODELS = ("state-spaces/mamba-130m", "state-spaces/mamba2-130m")
+LENGTH = 512
+LONG = 2048
+TIME_GOAL = 3.0  # x the time of the products
+MEMORY_GOAL = 4.4  # x the memory at a quarter of the length
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--peak", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    if given.peak:
+        print(json.dumps(peak(given.peak[0], int(given.peak[1]))))
+        return 0
+    result: dict[str, Any] = {"machine": machine(), "steps": [], "met": True}
+    for name in MODELS:
+        row = measure(name, given.rounds)
+        result["steps"].append(row)
+        result["met"] &= row["time_met"] and row["memory_met"]
+        print(
+            f"{name}: step {row['step']:.2f} s, its products {row['products']:.2f} s: "
+            f"{row['ratio']:.2f} x (goal: {TIME_GOAL}); memory at {LONG} over {LENGTH}: "
+            f"{row['memory_ratio']:.2f} x, without the weights {row['growth']:.2f} x "
+            f"(goal: {MEMORY_GOAL})",
+            flush=True,
+        )
+    result["training"] = throughput.compare()
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "models.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if result["met"] else 1
+
+
+def measure(name: str, rounds: int) -> dict[str, Any]:
+    """Time a model's step and its products in turns, and find its peaks of memory."""
+    model, tokens = filled(name), text(LENGTH)
+    products = Products(model, LENGTH)
+    for work in (products.run, lambda: step(model, tokens)):
+        work()  # the first time takes longer
+    times = [(timed(products.run), timed(lambda: step(model, tokens))) for _ in range(rounds)]
+    least, whole = (statistics.median(column) for column in zip(*times, strict=True))
+    (short, before), (long, _) = (peak_of(name, length) for length in (LENGTH, LONG))
+    growth = (long - before) / (short - before)
+    return {
+        "model": name,
+        "length": LENGTH,
+        "products": round(least, 3),
+        "step": round(whole, 3),
+        "rounds": [[round(one, 3) for one in pair] for pair in times],
+        "ratio": round(whole / least, 2),
+        "time_met": whole <= TIME_GOAL * least,
+        "memory": {str(LENGTH): short, str(LONG): long, "before the step": before},
+        "memory_ratio": round(long / short, 2),
+        "growth": round(growth, 2),
+        "memory_met": growth <= MEMORY_GOAL,
+    }
+
+
+class Products:
+    """The matrix products of one step, on numbers of their own."""
+
+    def __init__(self, model: nn.Module, rows: int) -> None:
+        layers = [one for one in model.modules() if isinstance(one, nn.Linear)]
+        self.sizes = [(layer.in_features, layer.out_features) for layer in layers]
+        widths = {width for pair in self.sizes for width in pair}
+        self.rows = {width: torch.randn(rows, width) for width in widths}  # (rows, width)
+        self.weights = {pair: torch.randn(pair[1], pair[0]) for pair in self.sizes}  # (out, in)
+
+    def run(self) -> None:
+        for pair in self.sizes:
+            x, dy, weight = self.rows[pair[0]], self.rows[pair[1]], self.weights[pair]
+            x @ weight.t(), dy @ weight, dy.t() @ x  # (rows, out), (rows, in), (out, in)
+
+
+def filled(name: str) -> LanguageModel:
+    model = build(preset(name))
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            parameter.copy_(model.initial(key, parameter.shape, seed=1))
+    return model
+
+
+def text(length: int) -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    return torch.randint(50277, (1, length + 1), generator=random)  # (1, length + 1)
+
+
+def step(model: LanguageModel, tokens: Tensor) -> None:
+    model.zero_grad(set_to_none=True)
+    model(tokens[:, :-1], tokens[:, 1:]).backward()
+
+
+def timed(work: Any) -> float:
+    since = time.perf_counter()
+    work()
+    return time.perf_counter() - since
+
+
+def peak_of(name: str, length: int) -> tuple[int, int]:
+    """Run `peak` in a process of its own: (bytes at the peak, bytes before the step)."""
+    argv = [sys.executable, "-m", "benchmarks.models", "--peak", name, str(length)]
+    asked = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True)
+    found = json.loads(asked.stdout)
+    return found["peak"], found["before"]
+
+
+def peak(name: str, length: int) -> dict[str, int]:
+    """Resident memory before a step, and the most during it, in bytes (Linux)."""
+    model, tokens = filled(name), text(length)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    step(model, tokens)
+    return {"before": before, "peak": resident("VmHWM")}
+
+
+def resident(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"{field}:"))
+    return int(line.split()[1]) * 1024
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

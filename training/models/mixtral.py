@@ -1,0 +1,115 @@
+"""Mixtral language model (Jiang et al. 2024, "Mixtral of Experts"): Mistral with sparse MLPs.
+
+Glossary, beside that of training.models.llama, code name = the paper's symbol:
+    e = n         experts                      k = K     experts that see a token (top_k)
+    w1, w2, w3    an expert's three matrices, all experts' in one tensor
+    gate = W_g    chooses the experts          t         tokens of the batch, b l
+
+The experts have three tensors a layer, not three times n_expert: checkpoints name each expert's
+own (block_sparse_moe.experts.E.w1.weight). All other names are those of training.models.llama.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training.models.llama import Layer, Llama
+from training.models.sizes import MixtralConfig
+from training.ops.loss import next_token_cross_entropy
+from training.ops.route import balance_loss, experts, load, route
+
+
+class Experts(nn.Module):
+    """The experts' parameters."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        e, m, f = config.n_expert, config.d_model, config.d_ff
+        self.w1 = nn.Parameter(torch.empty(e, f, m))  # (e, f, m)
+        self.w2 = nn.Parameter(torch.empty(e, m, f))  # (e, m, f)
+        self.w3 = nn.Parameter(torch.empty(e, f, m))  # (e, f, m)
+
+
+class SparseMLP(nn.Module):
+    """Each token goes through the `top_k` experts that the gate chooses for it."""
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__()
+        self.top_k = config.top_k
+        self.gate = nn.Linear(config.d_model, config.n_expert, bias=False)
+        self.experts = Experts(config)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(b, l, d_model) -> (b, l, d_model)."""
+        return self.routed(hidden)[0]  # (b, l, d_model)
+
+    def routed(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same, and the gate's logits (t, e) and choices (t, k)."""
+        x = hidden.flatten(0, 1)  # (t, d_model)
+        weights, chosen, logits = route(x, self.gate.weight, self.top_k)  # (t, k | k | e)
+        w1, w2, w3 = self.experts.w1, self.experts.w2, self.experts.w3  # (e, f | m | f, ...)
+        y = experts(x, weights, chosen, w1, w3, w2)  # (t, d_model)
+        return y.view_as(hidden), logits, chosen
+
+
+class SparseLayer(Layer):
+    """A layer of Mixtral: the same, with experts for the MLP."""
+
+    mlp: SparseMLP
+
+    @staticmethod
+    def make_mlp(config: Any) -> nn.Module:
+        return SparseMLP(config)
+
+    def inner(self, hidden: Tensor, *context: Any) -> Any:
+        """(b, l, d_model) -> (b, l, d_model), and with `balanced` the experts' load (2, e).
+
+        The load is a result like any other: so it is recomputed, compiled and sharded with the
+        block, and its gradient has the loss's scale, which one attached to the stream has not.
+        """
+        cos, sin, mask, balanced = context
+        if not balanced:
+            return super().inner(hidden, cos, sin, mask)  # (b, l, d_model)
+        seen = self.self_attn(self.input_layernorm(hidden), cos, sin, mask)  # (b, l, d_model)
+        hidden = hidden + seen  # (b, l, d_model)
+        x = self.post_attention_layernorm(hidden)  # (b, l, d_model)
+        y, logits, chosen = self.mlp.routed(x)  # (b, l, d_model), (t, e), (t, k)
+        counts = None if mask is None else mask.flatten()  # (t,)
+        return hidden + y, load(logits, chosen, counts)  # (b, l, d_model), (2, e)
+
+
+class Mixtral(Llama):
+    """The language model."""
+
+    config: MixtralConfig
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__(config, SparseLayer)
+
+    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+        """What Llama gives, and that no block need give its load."""
+        return (*super().context(hidden, mask), False)
+
+    def forward(
+        self, input_ids: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+    ) -> Tensor:
+        """As every model; in training mode the loss has balance_coefficient * balance loss added.
+
+        Not when evaluating: there the loss is the cross-entropy, of which perplexity is made.
+        The loads of all layers are one (as in transformers), of this rank's own tokens.
+        """
+        coefficient = self.config.balance_coefficient
+        if targets is None or not self.training or not coefficient:
+            return super().forward(input_ids, targets, mask)
+        hidden = self.embed(input_ids)  # (b, l, d_model)
+        *context, _ = self.context(hidden, mask)
+        loads = []
+        for block in self.blocks:
+            hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)
+            loads.append(one)
+        loss = next_token_cross_entropy(self.finish(hidden), self.output, targets)  # ()
+        balance = balance_loss(torch.stack(loads).sum(0), self.config.top_k)  # ()
+        return loss + coefficient * balance  # ()
