@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from typing import Any
 
@@ -13,10 +14,12 @@ except ImportError:  # torch < 2.5
     from torch.distributed._tensor import DTensor  # type: ignore[no-redef]
 
 
-def _fsdp2() -> Any:
-    """Find the module that has `fully_shard` of FSDP2; None where torch has FSDP1 only.
+@functools.lru_cache
+def fsdp2() -> Any:
+    """Find the module that has `fully_shard` and `MixedPrecisionPolicy`; None where torch has none.
 
-    Before torch 2.6 it is in a private place, and works with CUDA's streams alone.
+    It is public since torch 2.6. From 2.4 on it is in a private place, and works with CUDA's
+    streams alone; before, there is FSDP1 only.
     """
     private = ["torch.distributed._composable.fsdp"] if torch.cuda.is_available() else []
     for name in ("torch.distributed.fsdp", *private):
@@ -28,10 +31,6 @@ def _fsdp2() -> Any:
         if hasattr(module, "fully_shard") and hasattr(module, "MixedPrecisionPolicy"):
             return module
     return None
-
-
-fsdp2: Any = _fsdp2()
-"""`fully_shard`, `MixedPrecisionPolicy`; None before torch 2.4, and before 2.6 without CUDA."""
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,7 +33,8 @@ def make_optimizer(
 def decays(name: str) -> bool:
     """Tell from a parameter's name whether weight decay applies to it."""
     owner, _, kind = name.rpartition(".")
-    return kind not in ("A_log", "D", "bias") and not owner.endswith(("norm", "norm_f"))
+    plain = kind in ("A_log", "D") or kind.endswith("bias")  # Mamba-2 has a dt_bias
+    return not plain and not owner.endswith(("norm", "norm_f"))
 
 
 def learning_rate(step: int, num_steps: int, peak: float) -> float:

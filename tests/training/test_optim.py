@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from training.config import OptimConfig
-from training.models import MambaConfig
+from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
-from training.optim import clip_gradients, learning_rate, make_optimizer
+from training.optim import clip_gradients, decays, learning_rate, make_optimizer
 
 
 @pytest.mark.parametrize("num_steps", [100, 1200, 100_000])
@@ -43,6 +43,15 @@ def test_decay_spares_what_it_should() -> None:
     }
     assert spared["weight_decay"] == 0 and decayed["weight_decay"] == 0.1
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+def test_decay_is_for_matrices(name: str) -> None:
+    with torch.device("meta"):
+        model = build(preset(name))
+    found = {key for key, parameter in model.named_parameters() if decays(key)}
+    matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
+    assert found == matrices
 
 
 def test_clipping_gives_the_norm_before() -> None:

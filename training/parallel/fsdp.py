@@ -52,9 +52,9 @@ def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.M
 
 def uses_fsdp2(engine: str) -> bool:
     """Choose the engine; RequestError if FSDP2 is asked for and this torch has none."""
-    if engine == "fsdp2" and compat.fsdp2 is None:
+    if engine == "fsdp2" and compat.fsdp2() is None:
         raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; use auto")
-    return engine != "fsdp1" and compat.fsdp2 is not None
+    return engine != "fsdp1" and compat.fsdp2() is not None
 
 
 def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
@@ -86,12 +86,12 @@ def _shard(model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
     options: dict[str, Any] = {"mesh": wanted}
     if dtype != torch.float32:
         # The residual stream stays float32 from block to block, so inputs are not cast.
-        options["mp_policy"] = compat.fsdp2.MixedPrecisionPolicy(
+        options["mp_policy"] = compat.fsdp2().MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     for block in model.blocks:
-        compat.fsdp2.fully_shard(block, **options)
-    compat.fsdp2.fully_shard(model, **options)
+        compat.fsdp2().fully_shard(block, **options)
+    compat.fsdp2().fully_shard(model, **options)
 
 
 def _fill(model: LanguageModel, seed: int) -> None:
