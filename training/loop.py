@@ -169,7 +169,8 @@ class Trainer:
 
 def _identity(config: Config) -> dict[str, Any]:
     """Give what must not change between a checkpoint and its resumption."""
-    return asdict(config.model.sizes)
+    sizes = config.model.sizes
+    return {"family": sizes.family, **asdict(sizes)}
 
 
 def _require_same(data: TextData, first: str) -> None:

@@ -85,7 +85,7 @@ def publish(folder: Path, manifest: Callable[[dict[str, int]], Manifest]) -> Pat
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] | None:
     """Find the newest complete checkpoint; each broken one is told and passed over."""
     for path in _numbered(folder):
-        manifest, fault = _read(path)
+        manifest, fault = read(path)
         if manifest is not None:
             return path, manifest
         tell(f"WARNING: checkpoint {path} is broken ({fault}); it is passed over")
@@ -110,8 +110,8 @@ def _numbered(folder: Path) -> Iterator[Path]:
     return (path for _, path in sorted(found, reverse=True))
 
 
-def _read(path: Path) -> tuple[Manifest | None, str]:
-    """Read a manifest and check it against the files; None and the fault if they do not agree."""
+def read(path: Path) -> tuple[Manifest | None, str]:
+    """Read a checkpoint's manifest; None and the fault if the files do not agree with it."""
     try:
         manifest = Manifest(**json.loads((path / NAME).read_text()))
     except FileNotFoundError:

@@ -1,0 +1,22 @@
+"""Model weights from one format to another: `python -m training.convert --from F SRC --to F DST`.
+
+Formats:
+    hf            Hugging Face: config.json with model_type, and model.safetensors, or shards
+                  model-0000N-of-0000M.safetensors with model.safetensors.index.json. Read are also
+                  pytorch_model.bin and its shards. All families.
+    state-spaces  mamba-ssm's: config.json with d_model and ssm_cfg, and pytorch_model.bin. Mamba
+                  and Mamba-2.
+    ours          A folder of weights: config.json {"family": ..., "sizes": {...}} (training.models'
+                  sizes, all of them) and safetensors files called as hf's. Tensors have the
+                  models' own parameter names, the output embedding left out where it is tied.
+                  Read is also what training writes: a run's folder (its newest complete
+                  checkpoint) or one of its checkpoints, whatever the number of ranks.
+
+A folder of weights has all that `training.models.build` and a model's parameters need, so training
+can start from it: `training.convert.source.Source.open("ours", folder)` has `sizes`, and
+`read(parameter)` gives one parameter at a time. Files of a tokenizer go along from SRC to DST.
+
+Memory: no more than one file that is written and one parameter. DST is complete or absent.
+"""
+
+FORMATS = ("hf", "state-spaces", "ours")

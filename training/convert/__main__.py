@@ -1,0 +1,64 @@
+"""Convert model weights: `python -m training.convert --from FORMAT SRC --to FORMAT DST`.
+
+Formats: hf (Hugging Face), state-spaces (mamba-ssm), ours (a run's folder, one of its checkpoints,
+or a folder of weights; written is the last). DST must not exist; it is complete or absent.
+Exit codes: 0 done, 1 it failed, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.convert import FORMATS
+from training.convert.arguments import Parser, enter
+
+DTYPES = ("float32", "bfloat16", "float16")
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def size(text: str) -> int:
+    """Read a number of bytes, as 5GB or 512MiB."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
+    unit = _UNITS.get(match[2].upper()) if match else None
+    if match is None or unit is None or float(match[1]) * unit < 1:
+        raise argparse.ArgumentTypeError(f"must be a size as 5GB or 512MiB, not {text!r}")
+    return int(float(match[1]) * unit)
+
+
+def convert(arguments: Sequence[str]) -> None:
+    """Do what the command line asks for. Raises RequestError and TrainingError."""
+    parser = Parser("python -m training.convert", str(__doc__))
+    parser.add_argument("--from", dest="form", required=True, choices=FORMATS, help="of SRC")
+    parser.add_argument("src", type=Path, metavar="SRC", help="folder to read")
+    parser.add_argument("--to", required=True, choices=FORMATS, help="of DST")
+    parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
+    parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")
+    parser.add_argument(
+        "--max-shard-size", type=size, metavar="SIZE", help="of one file, as 512MiB (default: 5GB)"
+    )
+    given = parser.parse_args(list(arguments))
+
+    # Torch is not needed to refuse a bad request, nor to help.
+    import torch
+
+    from training.convert.source import Source
+    from training.convert.target import write
+
+    source = Source.open(given.form, given.src)
+    print(f"reading {source.folder}: {source.sizes.family}", flush=True)
+    dtype = getattr(torch, given.dtype) if given.dtype else None
+    done = write(source, given.to, given.dst, dtype, given.max_shard_size)
+    files = "1 file" if done.files == 1 else f"{done.files} files"
+    print(
+        f"wrote {given.dst}: {done.tensors} tensors, {done.size:,} bytes, {files}\n"
+        f"try it: python -m training.generate {given.dst} --prompt=..."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(enter(convert, sys.argv[1:]))

@@ -1,0 +1,78 @@
+"""Sizes from the values of a config.json, checked by type. Light: no torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+from training.errors import RequestError
+from training.models import (
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NeoXConfig,
+    RopeScaling,
+    Sizes,
+)
+
+FAMILIES: dict[str, type[Sizes]] = {
+    kind.family: kind
+    for kind in (MambaConfig, Mamba2Config, LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig)
+}
+
+_KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
+    "int": ("a whole number", (int,)),
+    "float": ("a number", (int, float)),
+    "bool": ("true or false", (bool,)),
+    "str": ("a word", (str,)),
+    "RopeScaling | None": ("a table or null", (RopeScaling, type(None))),
+}
+"""A field's type, as it is written -> what its value must be, in words and in types."""
+
+
+def make(
+    family: str,
+    values: Mapping[str, Any],
+    where: Path,
+    called: Mapping[str, str] | None = None,
+    faults: list[str] | None = None,
+) -> Sizes:
+    """Make the sizes of a family from values by our names.
+
+    `called`: our names -> the file's, to tell faults by; `faults`: those found before. Raises
+    RequestError listing all, each with the file.
+    """
+    kind = FAMILIES[family]
+    found = [*(faults or ()), *_faults(kind, values, called or {})]
+    try:
+        if not found:
+            return kind(**values)
+    except RequestError as error:
+        found = [str(error)]
+    raise RequestError.of([f"{where}: {fault}" for fault in found])
+
+
+def rope_scaling(values: Mapping[str, Any], where: Path) -> RopeScaling:
+    """Make a RopeScaling from values by our names. Raises RequestError as `make` does."""
+    found = _faults(RopeScaling, values, {})
+    if found:
+        raise RequestError.of([f"{where}: rope_scaling: {fault}" for fault in found])
+    return RopeScaling(**values)
+
+
+def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) -> list[str]:
+    """List values that are missing, unknown or of another type than their field's."""
+    known = {field.name: field for field in fields(kind)}
+    found = [f"{name} is no size of this family" for name in values if name not in known]
+    for name, field in known.items():
+        shown = called.get(name, name)
+        told, accepted = _KINDS[str(field.type)]
+        if name in values and type(values[name]) not in accepted:
+            found.append(f"{shown} must be {told}, not {values[name]!r}")
+        elif name not in values and field.default is MISSING:
+            found.append(f"{shown} is not there")
+    return found

@@ -1,0 +1,146 @@
+"""A model on disk, in any format: its sizes, and its parameters one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from training import manifest
+from training.convert import hf, native, state_spaces
+from training.convert.names import Parameters, Stored, doubles, layout
+from training.convert.weights import Weights, open_files, read_json
+from training.errors import RequestError
+from training.models import Sizes, build
+from training.models.language import LanguageModel
+
+CONFIG = "config.json"
+
+_READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
+    "hf": hf.read,
+    "state-spaces": state_spaces.read,
+    "ours": native.read,
+}
+
+
+class Source:
+    """A model whose tensors have been compared with those that its sizes ask for.
+
+    Raises RequestError listing all that are missing, too many, or of another shape.
+    """
+
+    def __init__(self, form: str, folder: Path, sizes: Sizes, weights: Weights) -> None:
+        self.form, self.folder, self.sizes = form, folder, sizes
+        self.parameters = Parameters.of(sizes)
+        self._weights = weights
+        stored = layout(form, sizes, self.parameters)
+        faults = _faults(weights, stored, doubles(self.parameters))
+        if faults:
+            raise RequestError(
+                "\n  - ".join([f"{folder}: its tensors are not those of its sizes:", *faults])
+            )
+        self._parts: dict[str, list[Stored]] = {}
+        for one in stored:
+            self._parts.setdefault(one.parameter, []).append(one)
+
+    @classmethod
+    def open(cls, form: str, folder: Path) -> Source:
+        """Open a folder of a format. Raises RequestError if it is of another, or broken."""
+        found = detect(folder)
+        if found != form:
+            raise RequestError(f"{folder} is of format {found}, not {form}")
+        if _is_trained(folder):
+            if not (folder / manifest.NAME).exists():
+                folder = native.newest(folder)
+            sizes, weights = native.read_checkpoint(folder)
+            return cls(form, folder, sizes, weights)
+        settings = read_json(folder / CONFIG)
+        return cls(form, folder, _READ[form](settings, folder / CONFIG), open_files(folder))
+
+    def dtype(self, parameter: str) -> torch.dtype:
+        """Tell the dtype that a parameter is stored in."""
+        return self._weights.found[self._parts[parameter][0].name].dtype
+
+    def read(self, parameter: str) -> Tensor:
+        """Read a parameter, in our shape and the dtype it is stored in."""
+        parts = self._parts[parameter]
+        if parts[0].expert is None:
+            return self._weights.read(parts[0].name)  # the parameter's shape
+        shape = self.parameters.shapes[parameter]
+        whole = torch.empty(shape, dtype=self.dtype(parameter))  # (e, ...)
+        for part in parts:
+            whole[part.expert] = self._weights.read(part.name)  # (...)
+        return whole
+
+
+def detect(folder: Path) -> str:
+    """Tell the format of a folder. Raises RequestError if it is of none."""
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is no folder")
+    if _is_trained(folder):
+        return "ours"
+    settings = read_json(folder / CONFIG)
+    for key, form in (("family", "ours"), ("model_type", "hf"), ("d_model", "state-spaces")):
+        if key in settings:
+            return form
+    raise RequestError(
+        f"{folder / CONFIG} is of no format that is known: it has neither family (ours), "
+        f"model_type (hf) nor d_model (state-spaces)"
+    )
+
+
+def load(source: Source, device: torch.device, dtype: torch.dtype) -> LanguageModel:
+    """Make the model with its weights, on a device and in a dtype, one parameter at a time."""
+    with torch.device("meta"):
+        model = build(source.sizes)
+    for name in source.parameters.shapes:
+        # Read in its own dtype, so that a device gets no more than it keeps.
+        value = source.read(name).to(device, dtype, copy=True)  # the parameter's shape
+        _put(model, name, nn.Parameter(value, requires_grad=False))
+    for second, first in model.tied.items():
+        _put(model, second, model.get_parameter(first))
+    return model.eval()
+
+
+def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+    owner, _, attribute = name.rpartition(".")
+    model.get_submodule(owner).register_parameter(attribute, parameter)
+
+
+def _is_trained(folder: Path) -> bool:
+    """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
+    return (folder / manifest.NAME).exists() or manifest.checkpoints(str(folder)).is_dir()
+
+
+def _faults(weights: Weights, stored: list[Stored], again: list[Stored]) -> list[str]:
+    """List the tensors that are missing, too many, or not as they should be."""
+    found = weights.found
+    wanted = {one.name: one for one in stored}
+    allowed = wanted | {one.name: one for one in again}
+    faults = [
+        f"{name} is missing, wanted {one.shape}"
+        for name, one in wanted.items()
+        if name not in found
+    ]
+    faults += [
+        f"{name} is too many, found {one.shape}"
+        for name, one in found.items()
+        if name not in allowed
+    ]
+    faults += [
+        f"{name} has shape {found[name].shape}, wanted {one.shape}"
+        for name, one in allowed.items()
+        if name in found and found[name].shape != one.shape
+    ]
+    if faults:
+        return faults
+    first = {one.parameter: one.name for one in stored}
+    return [
+        f"{one.name} differs from {first[one.parameter]}, and the sizes say that they are one"
+        for one in again
+        if one.name in found
+        and not torch.equal(weights.read(one.name), weights.read(first[one.parameter]))
+    ]

@@ -1,0 +1,205 @@
+"""Writes a model's folder in any format: complete, or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from training.convert import hf, native, state_spaces
+from training.convert.names import Stored, doubles, layout
+from training.convert.source import CONFIG, Source
+from training.convert.weights import INDEX, SAFETENSORS, TORCH
+from training.errors import RequestError, TrainingError
+
+SHARD = 5 * 10**9
+"""Bytes of a file of tensors, at most, where nothing else is asked for."""
+
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
+"""Files that go along as they are."""
+
+_WRITE = {"hf": hf.write, "state-spaces": state_spaces.write, "ours": native.write}
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a conversion wrote."""
+
+    tensors: int
+    size: int
+    files: int
+
+
+@dataclass(frozen=True)
+class _Item:
+    """A tensor to write, and the dtype to write it in."""
+
+    stored: Stored
+    dtype: torch.dtype
+
+    @property
+    def size(self) -> int:
+        return torch.Size(self.stored.shape).numel() * self.dtype.itemsize
+
+
+def write(
+    source: Source, form: str, folder: Path, dtype: torch.dtype | None, max_shard: int | None
+) -> Written:
+    """Write a model; `dtype` of None keeps each parameter's own.
+
+    A tensor that is larger than `max_shard` bytes has a file of its own. Raises RequestError if
+    the folder is there, its parent is not, or the format has no such model; TrainingError if
+    the disk is full or fails, and then nothing is left.
+    """
+    if form == "state-spaces" and max_shard is not None:
+        raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
+    settings = _WRITE[form](source.sizes)
+    stored = layout(form, source.sizes, source.parameters)
+    items = [_Item(one, dtype or source.dtype(one.parameter)) for one in stored]
+    dtypes = {item.dtype for item in items}
+    if form == "hf" and len(dtypes) == 1:
+        settings["torch_dtype"] = str(items[0].dtype).removeprefix("torch.")
+    total = sum(item.size for item in items)
+    _refuse(folder, total * (2 if form == "state-spaces" else 1))
+    with _complete_or_absent(folder) as place:
+        if form == "state-spaces":
+            count = _write_torch(source, items, place)
+        else:
+            count = _write_safetensors(source, items, place, max_shard or SHARD, total)
+        (place / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
+        for name in TOKENIZER:
+            if (source.folder / name).is_file():
+                shutil.copyfile(source.folder / name, place / name)
+        mode = (place / CONFIG).stat().st_mode
+        for path in place.iterdir():
+            path.chmod(mode)  # safetensors lets nobody else read what it writes
+    return Written(tensors=len(items), size=total, files=count)
+
+
+def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]:
+    """Read the tensors to write, in order; each parameter is read once, and let go."""
+    for parameter, group in groupby(items, key=lambda item: item.stored.parameter):
+        whole = source.read(parameter)  # the parameter's shape
+        for item in group:
+            expert = item.stored.expert
+            # A copy, for a view of an expert would keep all of them.
+            part = whole if expert is None else whole[expert].clone()  # the tensor's shape
+            yield item.stored.name, part.to(item.dtype).contiguous()
+
+
+def _write_safetensors(
+    source: Source, items: list[_Item], place: Path, max_shard: int, total: int
+) -> int:
+    """Write one file, or shards and their index; how many files."""
+    shards = _shards([item.size for item in items], max_shard)
+    tensors = _tensors(source, items)
+    table: dict[str, str] = {}
+    for number, count in enumerate(shards, start=1):
+        name = SAFETENSORS
+        if len(shards) > 1:
+            stem, end = name.split(".")
+            name = f"{stem}-{number:05}-of-{len(shards):05}.{end}"
+        held = dict(islice(tensors, count))
+        table |= dict.fromkeys(held, name)
+        save_file(held, str(place / name), metadata={"format": "pt"})
+        held.clear()  # before the next file is collected
+    if len(shards) > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": table}
+        (place / f"{SAFETENSORS}{INDEX}").write_text(json.dumps(index, indent=2) + "\n")
+    return len(shards)
+
+
+def _write_torch(source: Source, items: list[_Item], place: Path) -> int:
+    """Write one file of torch.save.
+
+    It takes all tensors at once, so each is written to a file of its own before and mapped from
+    there: that takes disk and no memory.
+    """
+    parked = place / "parked"
+    parked.mkdir()
+    paths = {}
+    for number, (name, tensor) in enumerate(_tensors(source, items)):
+        paths[name] = str(parked / f"{number}.pt")
+        torch.save(tensor.clone(), paths[name])  # a view would take its whole file along
+    # Not while they are written: what is kept between large pieces of memory that are let go makes
+    # holes that the allocator does not give back.
+    held = {n: torch.load(path, mmap=True, weights_only=True) for n, path in paths.items()}
+    names = {item.stored.parameter: item.stored.name for item in items}
+    for again in doubles(source.parameters):
+        held[again.name] = held[names[again.parameter]]  # stored once: torch.save sees one storage
+    torch.save(held, str(place / TORCH))
+    shutil.rmtree(parked)
+    return 1
+
+
+def _shards(sizes: list[int], most: int) -> list[int]:
+    """Cut a row of tensors into files: how many tensors each has."""
+    counts, room = [0], most
+    for size in sizes:
+        if size > room and counts[-1]:
+            counts.append(0)
+            room = most
+        counts[-1] += 1
+        room -= size
+    return counts
+
+
+def _refuse(folder: Path, needed: int) -> None:
+    """Find what is wrong with a destination before anything is read."""
+    if folder.exists() or folder.is_symlink():
+        raise RequestError(f"{folder} exists; give a folder that does not")
+    if not folder.absolute().parent.is_dir():
+        raise RequestError(f"{folder} cannot be made: {folder.absolute().parent} is no folder")
+    free = shutil.disk_usage(folder.absolute().parent).free
+    if needed > free:
+        raise TrainingError(f"{folder} needs {needed:,} bytes, and {free:,} are free there")
+
+
+@contextmanager
+def _complete_or_absent(folder: Path) -> Iterator[Path]:
+    """Give a temporary folder beside one, which takes its name when all of it is on disk."""
+    place = folder.absolute().with_name(f"{folder.absolute().name}.{os.getpid()}.tmp")
+    try:
+        place.mkdir()
+        yield place
+        for path in [*place.iterdir(), place]:
+            _sync(path)
+        place.rename(folder)
+        _sync(place.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:
+        # Safetensors and torch tell of a full disk by errors of their own.
+        free = shutil.disk_usage(place.parent).free
+        cause: Any = getattr(error, "strerror", None) or str(error).strip().partition("\n")[0]
+        raise TrainingError(
+            f"{folder} cannot be written ({free:,} bytes are free there): {cause}"
+        ) from error
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
