@@ -45,6 +45,7 @@ lint: setup-test  ## ruff, mypy, shellcheck, hadolint
 bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python benchmarks/rebuild.py
 	.venv/bin/python -m benchmarks.pack
+	.venv/bin/python -m benchmarks.models
 
 doctor: setup  ## tell what is missing on this machine and how to mend it
 	@$(SQSHFORGE) doctor
