@@ -1,17 +1,23 @@
 """Llama and Mistral against Hugging Face's own, and what training and generation ask of them."""
 
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
 
-from training.models import LlamaConfig, MistralConfig, RopeScaling, Sizes, build, preset
-from training.models.language import LanguageModel
+from tests.training.families import (
+    advances_like_forward,
+    compare,
+    filled,
+    like,
+    randomised,
+    recomputation_changes_nothing,
+    wrapping_skips_no_block,
+)
+from training.models import LlamaConfig, MistralConfig, RopeScaling, build, preset
 from training.ops import attention
 
 SMALL = LlamaConfig(d_model=32, n_layer=2, vocab_size=61, n_head=4, n_kv_head=2, d_ff=48)
@@ -19,77 +25,6 @@ WINDOWED = MistralConfig(
     d_model=32, n_layer=2, vocab_size=61, n_head=4, n_kv_head=2, d_ff=48, window=5
 )
 LLAMA3 = RopeScaling(kind="llama3", factor=8, original_context=32)
-
-
-def filled(sizes: Sizes, seed: int = 1) -> LanguageModel:
-    """Make a model with its first values."""
-    model = build(sizes)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(model.initial(name, parameter.shape, seed))
-    return model
-
-
-def randomised(reference: Any) -> Any:
-    """Give a reference values that leave no part without effect: norms and biases too."""
-    random = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in reference.named_parameters():
-            around = float("norm" in name and name.endswith("weight"))
-            parameter.copy_(around + 0.15 * torch.randn(parameter.shape, generator=random))
-    return reference.eval()
-
-
-def padding(kind: str, length: int) -> Tensor | None:
-    """Make the mask of three texts of different lengths."""
-    mask = torch.ones(3, length, dtype=torch.bool)
-    if kind == "right":
-        mask[1, length - 3 :] = mask[2, 1:] = False
-    elif kind == "left":
-        mask[1, :3] = mask[2, : length - 1] = False
-    return mask if kind else None
-
-
-def compare(
-    model: LanguageModel,
-    reference: Any,
-    named: Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]] = lambda theirs: theirs,
-    length: int = 17,
-    kind: str = "",
-    balance: float = 0.0,
-) -> None:
-    """Hold a model to its reference: the same weights, then logits, loss and every gradient.
-
-    `named` maps the reference's tensors to our names; `balance` is what it adds to its loss.
-    """
-    model.load_state_dict(dict(named(reference.state_dict())))
-    tokens = torch.randint(61, (3, length), generator=torch.Generator().manual_seed(length))
-    mask = padding(kind, length)
-    real = torch.ones(3, length, dtype=torch.bool) if mask is None else mask
-    theirs = reference(tokens, attention_mask=None if mask is None else mask.long())
-    ours = model(tokens, mask=mask)
-    assert (ours - theirs.logits)[real].abs().max() <= 1e-4
-
-    targets = tokens.roll(-1, 1).masked_fill(~(real & real.roll(-1, 1)), -100)
-    targets[:, -1] = -100
-    expected = F.cross_entropy(theirs.logits.flatten(0, 1), targets.flatten())
-    if balance:
-        expected = expected + balance * theirs.aux_loss
-    expected.backward()
-    loss = model(tokens, targets, mask)
-    torch.testing.assert_close(loss, expected)
-    loss.backward()
-    gradients = {name: parameter.grad for name, parameter in reference.named_parameters()}
-    wanted = named({name: one for name, one in gradients.items() if one is not None})
-    found: dict[str, Any] = {name: one.grad for name, one in model.named_parameters()}
-    assert found.keys() == wanted.keys()
-    # Where one key is seen, or one expert, its weight is 1 always: nothing but rounding comes back.
-    nothing = 1e-6 * torch.stack([one.norm() for one in wanted.values()]).norm()
-    for name, gradient in wanted.items():
-        if gradient.norm() <= nothing:
-            assert found[name].norm() <= nothing, name
-        else:
-            assert (found[name] - gradient).norm() <= 1e-3 * gradient.norm(), name
 
 
 def theirs_of(config: LlamaConfig) -> Any:
@@ -124,10 +59,6 @@ def theirs_of(config: LlamaConfig) -> Any:
         return transformers.MistralForCausalLM(sizes)
     biases: dict[str, Any] = {"attention_bias": config.attention_bias, "mlp_bias": config.mlp_bias}
     return transformers.LlamaForCausalLM(transformers.LlamaConfig(**common, **biases))
-
-
-def like(config: Sizes, **changes: Any) -> Any:
-    return type(config)(**{**vars(config), **changes})
 
 
 @pytest.mark.parametrize("kind", ["", "left", "right"])
@@ -225,18 +156,6 @@ def test_first_values() -> None:
     assert not torch.equal(again, first("model.layers.2.mlp.up_proj.weight"))
 
 
-def advances_like_forward(model: LanguageModel, split: tuple[int, ...]) -> None:
-    """Generation in these pieces gives the logits of seeing all at once."""
-    model.eval()
-    tokens = torch.randint(61, (2, sum(split)), generator=torch.Generator().manual_seed(1))
-    whole = model(tokens)
-    states, at = model.start(2, sum(split)), 0
-    for size in split:
-        logits = model.advance(tokens[:, at : at + size], states)
-        at += size
-        torch.testing.assert_close(logits, whole[:, at - 1], rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("split", [(19,), (1,) * 19, (7, 1, 1, 10), (2, 17), (4, 3, 12)])
 @pytest.mark.parametrize(
     "config", [SMALL, WINDOWED, like(SMALL, rope_scaling=LLAMA3), like(WINDOWED, window=12)]
@@ -248,21 +167,6 @@ def test_advance_equals_forward(config: LlamaConfig, split: tuple[int, ...]) -> 
 def test_a_window_bounds_what_is_remembered() -> None:
     states = filled(WINDOWED).start(2, 1000)
     assert [tuple(state["k"].shape) for state in states] == [(2, 5, 2, 8)] * 2
-
-
-def recomputation_changes_nothing(sizes: Sizes) -> None:
-    """Gradients are the same bit by bit, and so are the dropouts."""
-    tokens = torch.randint(61, (2, 30), generator=torch.Generator().manual_seed(1))
-    gradients = []
-    for recompute in (False, True):
-        model = filled(sizes)
-        for block in model.blocks:
-            block.recompute = recompute
-        torch.manual_seed(4)
-        model(tokens[:, :-1], tokens[:, 1:]).backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, again, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("config", [SMALL, WINDOWED])
@@ -278,29 +182,6 @@ def test_no_position_sees_the_future_and_a_window_forgets() -> None:
     same = (model(tokens) - model(changed)).abs().amax(-1)[0] < 1e-6
     # Each of two layers looks four positions back.
     assert same[:20].all() and not same[20:29].any() and same[29:].all()
-
-
-class Wrapped(nn.Module):
-    """What FSDP1 puts in the place of each block."""
-
-    def __init__(self, block: nn.Module) -> None:
-        super().__init__()
-        self.block = block
-
-    def forward(self, *inputs: Any) -> Any:
-        return self.block(*inputs)
-
-
-def wrapping_skips_no_block(sizes: Sizes, layers: str) -> None:
-    """The loss is the same where each block is inside another module."""
-    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(1))
-    model = filled(sizes)
-    expected = model(tokens, tokens)
-    within: Any = model.get_submodule(layers)
-    for index, block in enumerate(list(within)):
-        within[index] = Wrapped(block)
-    assert len(model.blocks) == sizes.n_layer
-    torch.testing.assert_close(model(tokens, tokens), expected, rtol=0, atol=0)
 
 
 def test_wrapping_skips_no_block() -> None:

@@ -5,7 +5,6 @@ by group is compared with a model written here, one step after the other.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
-import itertools
 import math
 from dataclasses import replace
 from typing import Any
@@ -16,12 +15,18 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
+from tests.training.families import (
+    advances_like_forward,
+    filled,
+    recomputation_changes_nothing,
+    wrapping_skips_no_block,
+)
 from training.errors import RequestError
 from training.models import Mamba2Config, build, preset
 from training.models.mamba2 import Mamba2
 
 SMALL = Mamba2Config(
-    d_model=32, n_layer=2, vocab_size=64, d_state=8, head_dim=16, n_groups=2, chunk_size=16
+    d_model=32, n_layer=2, vocab_size=61, d_state=8, head_dim=16, n_groups=2, chunk_size=16
 )
 ACROSS = replace(SMALL, norm_across_groups=True)
 CONFIGS = {
@@ -36,15 +41,7 @@ CONFIGS = {
 }
 
 
-def filled(config: Mamba2Config, seed: int = 1) -> Mamba2:
-    model = Mamba2(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(model.initial(name, parameter.shape, seed))
-    return model
-
-
-def random_model(config: Mamba2Config) -> Mamba2:
+def random_model(config: Mamba2Config) -> Any:
     """Parameters that all matter: norms that are not one, biases that are not zero."""
     model = filled(config)
     random = torch.Generator().manual_seed(3)
@@ -172,7 +169,7 @@ def by_steps(model: Mamba2, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_the_norm_by_group_is_that_of_the_equations(groups: int) -> None:
     model = random_model(replace(SMALL, n_groups=groups))
-    tokens = torch.randint(64, (2, 21))
+    tokens = torch.randint(61, (2, 21))
     logits = model(tokens)
     torch.testing.assert_close(logits.double(), by_steps(model, tokens), rtol=0, atol=1e-4)
     across = Mamba2(replace(model.config, norm_across_groups=True))
@@ -258,48 +255,45 @@ def test_first_values_are_those_of_the_papers_own_training() -> None:
 
 
 def test_first_loss_is_that_of_guessing() -> None:
-    tokens = torch.randint(64, (2, 50))
+    tokens = torch.randint(61, (2, 50))
     loss = filled(SMALL)(tokens[:, :-1], tokens[:, 1:])
-    assert abs(loss.item() - math.log(64)) < 0.1
+    assert abs(loss.item() - math.log(61)) < 0.1
 
 
-@pytest.mark.parametrize("cuts", [(0, 75), (0, 1, 75), (0, 2, 3, 70, 75), tuple(range(76))])
+@pytest.mark.parametrize("split", [(75,), (1, 74), (2, 1, 67, 5), (1,) * 75])
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_going_on_gives_the_logits_of_the_whole(
-    config: Mamba2Config, cuts: tuple[int, ...]
+    config: Mamba2Config, split: tuple[int, ...]
 ) -> None:
-    model = random_model(config)
-    tokens = torch.randint(64, (2, 75))
-    wanted = model(tokens)
-    states = model.start(2, 75)
-    sizes = [value.numel() for state in states for value in state.values()]
-    for first, last in itertools.pairwise(cuts):
-        found = model.advance(tokens[:, first:last], states)
-        torch.testing.assert_close(found, wanted[:, last - 1], rtol=0, atol=1e-4)
-    assert sizes == [value.numel() for state in states for value in state.values()]
+    advances_like_forward(random_model(config), split)
+
+
+def test_the_state_does_not_grow() -> None:
+    model = filled(SMALL)
+    sizes = [
+        {key: value.shape for key, value in state.items()}
+        for length in (1, 1000)
+        for state in model.start(2, length)
+    ]
+    assert sizes[:2] == sizes[2:]
 
 
 def test_no_position_sees_the_future() -> None:
     model = random_model(SMALL)
-    tokens = torch.randint(64, (1, 90))
+    tokens = torch.randint(61, (1, 90))
     changed = tokens.clone()
-    changed[0, 70:] = (changed[0, 70:] + 1) % 64
+    changed[0, 70:] = (changed[0, 70:] + 1) % 61
     before, after = model(tokens), model(changed)
     torch.testing.assert_close(before[:, :70], after[:, :70], rtol=0, atol=1e-5)
     assert not torch.allclose(before[:, 70], after[:, 70])
 
 
 def test_recomputation_changes_nothing() -> None:
-    tokens = torch.randint(64, (2, 30))
-    gradients = []
-    for recompute in (False, True):
-        model = filled(SMALL)
-        for block in model.blocks:
-            block.recompute = recompute
-        model(tokens[:, :-1], tokens[:, 1:]).backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, again, rtol=0, atol=0)
+    recomputation_changes_nothing(SMALL)
+
+
+def test_wrapping_skips_no_block() -> None:
+    wrapping_skips_no_block(SMALL, "backbone.layers")
 
 
 @pytest.mark.parametrize("wide", [True, False])
@@ -307,13 +301,13 @@ def test_dtype_of_the_residual_stream_under_bfloat16_weights(wide: bool) -> None
     model = filled(replace(SMALL, residual_in_fp32=wide)).bfloat16()
     seen = []
     model.blocks[1].register_forward_hook(lambda *call: seen.append(call[2].dtype))
-    assert model(torch.randint(64, (1, 9))).dtype == torch.bfloat16
+    assert model(torch.randint(61, (1, 9))).dtype == torch.bfloat16
     assert seen == [torch.float32 if wide else torch.bfloat16]
 
 
 def test_bfloat16_stays_close_and_goes_on() -> None:
     model = random_model(SMALL)
-    tokens = torch.randint(64, (2, 40))
+    tokens = torch.randint(61, (2, 40))
     wanted = model(tokens)
     model = model.bfloat16()
     assert distance(model(tokens).float(), wanted) < 0.05
@@ -327,7 +321,7 @@ def test_bfloat16_stays_close_and_goes_on() -> None:
 def test_it_learns() -> None:
     """A few steps of one batch, so that the gradients point the right way."""
     model = filled(SMALL)
-    tokens = torch.randint(64, (4, 33))
+    tokens = torch.randint(61, (4, 33))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = []
     for _ in range(30):

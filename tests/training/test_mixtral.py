@@ -10,12 +10,7 @@ import torch.nn.functional as F
 import transformers
 from torch import Tensor
 
-from training.errors import RequestError
-from training.models import MixtralConfig, build, preset
-from training.models.language import LanguageModel
-from training.ops.route import balance_loss, experts, load, route
-
-from .test_llama import (
+from tests.training.families import (
     advances_like_forward,
     compare,
     filled,
@@ -24,6 +19,10 @@ from .test_llama import (
     recomputation_changes_nothing,
     wrapping_skips_no_block,
 )
+from training.errors import RequestError
+from training.models import MixtralConfig, build, preset
+from training.models.language import LanguageModel
+from training.ops.route import balance_loss, experts, load, route
 
 SMALL = MixtralConfig(
     d_model=32, n_layer=2, vocab_size=61, n_head=4, n_kv_head=2, d_ff=24, n_expert=4

@@ -8,10 +8,7 @@ import torch
 import transformers
 from torch import Tensor
 
-from training.errors import RequestError
-from training.models import NeoXConfig, build
-
-from .test_llama import (
+from tests.training.families import (
     advances_like_forward,
     compare,
     filled,
@@ -20,6 +17,8 @@ from .test_llama import (
     recomputation_changes_nothing,
     wrapping_skips_no_block,
 )
+from training.errors import RequestError
+from training.models import NeoXConfig, build
 
 SMALL = NeoXConfig(d_model=32, n_layer=2, vocab_size=61, n_head=4, d_ff=80, rotary_pct=0.5)
 
