@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -13,6 +14,8 @@ from training.errors import TrainingError
 
 def enter(configure: Callable[[Sequence[str]], Config], arguments: Sequence[str]) -> int:
     """Run training as the arguments ask for; the exit code. What went wrong is told once."""
+    if os.environ.get("RANK", "0") == "0":
+        _show_log()
     try:
         config = configure(arguments)
         from training.loop import run  # torch is not needed to refuse a bad request
@@ -24,6 +27,15 @@ def enter(configure: Callable[[Sequence[str]], Config], arguments: Sequence[str]
             who = f"rank {rank}: " if error.local and rank != "0" else ""
             print(f"error: {who}{error}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _show_log() -> None:
+    """Let what is noted on the way, as which kernels run, stand among the other lines."""
+    log = logging.getLogger("training")
+    handler = logging.StreamHandler(sys.stdout)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
 
 
 def leave(code: int) -> NoReturn:

@@ -5,11 +5,13 @@ import logging
 import pkgutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
+from tests.training.runs import TINY, run, write_text
 from training import ops
 from training.errors import RequestError
 from training.ops import scan
@@ -95,3 +97,14 @@ def test_the_models_are_imported_fast_and_ask_no_gpu() -> None:
     assert asked.returncode == 0, asked.stderr
     light = "import sys, training.models, training.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", light], check=True)
+
+
+def test_a_run_tells_which_ones_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = (f"--dataset_path={write_text(tmp_path / 'text')}", f"--save_ckpt_path={tmp_path}")
+    done = run(0, *TINY, *given, "--num_steps=2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("selective_scan: torch on cpu, torch.float32") == 1
+    monkeypatch.setenv(VARIABLE, "selective_scan=mamba-ssm")
+    refused = run(0, *TINY, *given, "--num_steps=3")
+    assert refused.returncode == 2
+    assert "error: TRAINING_OPS: selective_scan=mamba-ssm cannot run: it needs" in refused.stderr

@@ -43,6 +43,18 @@ def test_losses_do_not_depend_on_the_layout(
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
+def test_every_family_can_be_spread(tmp_path: Path, data: str, name: str, engine: str) -> None:
+    """With recomputation and a start on the meta device, which must find every parameter."""
+    flags = (f"--model_name={name}", f"--fsdp_engine={engine}")
+    spread = ("--low_cpu_fsdp=True", "--fsdp_activation_checkpointing=True")
+    alone = train(tmp_path / "alone", data, 0, GLOBAL_BATCH, STEPS, *flags)
+    losses = train(tmp_path / "spread", data, 2, GLOBAL_BATCH // 2, STEPS, *flags, *spread)
+    assert losses == pytest.approx(alone, abs=1e-5)
+    assert losses[-1] < losses[0]
+
+
 def test_bfloat16_is_close_and_keeps_float32_weights(tmp_path: Path, data: str, alone: Any) -> None:
     losses = train(tmp_path, data, 2, 2, STEPS, "--precision=bf16")
     assert losses != alone
