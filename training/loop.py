@@ -13,7 +13,7 @@ import torch
 from training import checkpoint, manifest
 from training.config import Config, write_resolved
 from training.data import open_data
-from training.data.text import TextData
+from training.data.reader import Reader
 from training.errors import SAVED, RequestError
 from training.manifest import Manifest
 from training.metrics import Metrics
@@ -101,10 +101,10 @@ class Trainer:
     def _advance(self) -> None:
         """One step of the optimizer."""
         optim, device = self.config.optim, self.group.device
-        inputs, targets = self.data.next_batch()  # (batch_size, seq_length) each
+        batch = self.data.next_batch()  # (batch_size, seq_length)
         rate = learning_rate(self.step + 1, self.config.run.num_steps, optim.learning_rate)
         set_learning_rate(self.optimizer, rate)
-        loss = self.model(inputs.to(device), targets.to(device))  # ()
+        loss = self.model(batch.inputs.to(device), batch.targets.to(device))  # ()
         loss.backward()
         norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
         self.optimizer.step()
@@ -173,6 +173,6 @@ def _identity(config: Config) -> dict[str, Any]:
     return {"family": sizes.family, **asdict(sizes)}
 
 
-def _require_same(data: TextData, first: str) -> None:
+def _require_same(data: Reader, first: str) -> None:
     if data.fingerprint != first:
         raise RequestError("dataset_path: this rank sees other files than rank 0")

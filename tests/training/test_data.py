@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from training.data.order import shuffled
-from training.data.text import TextData
+from training.data.reader import Reader
+from training.data.text import Text
 from training.errors import RequestError, TrainingError
 
 
@@ -16,7 +17,7 @@ def pattern(tmp_path: Path) -> str:
     (tmp_path / "b" / "two.txt").write_bytes(bytes(range(100, 170)))
     (tmp_path / "a.txt").write_bytes(bytes(range(100)))
     (tmp_path / "empty.txt").write_bytes(b"")
-    return f"text:{tmp_path}/**/*.txt"
+    return f"{tmp_path}/**/*.txt"
 
 
 def open_text(
@@ -26,19 +27,13 @@ def open_text(
     batch_size: int = 1,
     seq_length: int = 8,
     seed: int = 0,
-) -> TextData:
-    return TextData(
-        pattern,
-        seq_length=seq_length,
-        batch_size=batch_size,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-    )
+) -> Reader:
+    samples = Text(pattern, seq_length)
+    return Reader(samples, batch_size=batch_size, seed=seed, rank=rank, world_size=world_size)
 
 
-def rows(data: TextData, batches: int) -> list[list[int]]:
-    return [row for _ in range(batches) for row in data.next_batch()[0].tolist()]
+def rows(data: Reader, batches: int) -> list[list[int]]:
+    return [row for _ in range(batches) for row in data.next_batch().inputs.tolist()]
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 64, 1000])
@@ -52,7 +47,7 @@ def test_shuffled_is_one_to_one(count: int) -> None:
 
 def test_an_epoch_reads_every_window_once_across_files(pattern: str) -> None:
     data = open_text(pattern)
-    assert data.windows == 169 // 8 == 21
+    assert len(data.samples) == 169 // 8 == 21
     first, second = rows(data, 21), rows(data, 21)
     every = [list(range(start, start + 8)) for start in range(0, 168, 8)]
     assert sorted(first) == sorted(second) == every
@@ -62,9 +57,20 @@ def test_an_epoch_reads_every_window_once_across_files(pattern: str) -> None:
 
 
 def test_targets_are_the_bytes_that_follow(pattern: str) -> None:
-    inputs, targets = open_text(pattern, batch_size=3).next_batch()
-    assert inputs.shape == targets.shape == (3, 8) and inputs.dtype == torch.int64
-    assert (targets == inputs + 1).all()
+    batch = open_text(pattern, batch_size=3).next_batch()
+    assert batch.inputs.shape == batch.targets.shape == (3, 8)
+    assert batch.inputs.dtype == torch.int64
+    assert (batch.targets == batch.inputs + 1).all()
+
+
+def test_in_order_every_sample_comes_in_its_turn_and_some_may_be_skipped(pattern: str) -> None:
+    samples = Text(pattern, 8)
+    parts = [
+        Reader(samples, batch_size=1, seed=0, rank=rank, world_size=2, shuffle=False, skip=19)
+        for rank in range(2)
+    ]
+    firsts = [row[0] for _ in range(2) for part in parts for row in rows(part, 1)]
+    assert firsts == [19 * 8, 20 * 8, 0, 8]
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
@@ -95,15 +101,17 @@ def test_other_data_is_not_resumed(pattern: str, tmp_path: Path) -> None:
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=f"no file matches {tmp_path}/none"):
-        open_text(f"text:{tmp_path}/none/*")
+        open_text(f"{tmp_path}/none/*")
     with pytest.raises(RequestError, match="must be followed by"):
-        open_text("text:")
+        open_text("")
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(RequestError, match="are empty"):
-        open_text(f"text:{tmp_path}/empty")
+        open_text(f"{tmp_path}/empty")
     (tmp_path / "short").write_bytes(b"x" * 32)
-    with pytest.raises(RequestError, match=r"has 32 bytes in 1 files; one step needs 33"):
-        open_text(f"text:{tmp_path}/short", batch_size=4)
+    with pytest.raises(
+        RequestError, match=r"has 32 bytes in 1 files, which make 3 samples of .*; one step needs 4"
+    ):
+        open_text(f"{tmp_path}/short", batch_size=4)
 
 
 def test_a_file_that_shrinks_is_told(pattern: str, tmp_path: Path) -> None:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 from training.config import Config
-from training.data.text import PREFIX, VOCABULARY, TextData
+from training.data.reader import Reader
+from training.data.samples import Samples
+from training.data.text import PREFIX, Text
 from training.errors import RequestError
 
 
-def open_data(config: Config, rank: int, world_size: int) -> TextData:
+def open_data(config: Config, rank: int, world_size: int) -> Reader:
     """Open the data of a run, checked against the model before the first step.
 
     Raises RequestError for a source that is not known, missing, too short, or with token ids
     beyond the model's vocabulary.
     """
-    path = config.data.dataset_path
-    if not path.startswith(PREFIX):
+    samples = open_samples(config.data.dataset_path, config.data.seq_length)
+    if config.model.sizes.vocab_size < samples.vocab_size:
         raise RequestError(
-            f"dataset_path: {path!r} is no source that is known; use text:GLOB, "
-            "such as 'text:/usr/lib/python3.11/**/*.py'"
+            f"dataset_path: has token ids up to {samples.vocab_size - 1:,}, and the vocabulary of "
+            f"{config.model.name} has {config.model.sizes.vocab_size:,}"
         )
-    if config.model.sizes.vocab_size < VOCABULARY:
-        raise RequestError(
-            f"dataset_path: bytes need a vocabulary of {VOCABULARY}, and {config.model.name} has "
-            f"{config.model.sizes.vocab_size}"
-        )
-    return TextData(
-        path,
-        seq_length=config.data.seq_length,
+    return Reader(
+        samples,
         batch_size=config.data.batch_size,
         seed=config.run.seed,
         rank=rank,
         world_size=world_size,
+    )
+
+
+def open_samples(path: str, seq_length: int) -> Samples:
+    """Open a source by its kind. Raises RequestError."""
+    if path.startswith(PREFIX):
+        return Text(path.removeprefix(PREFIX), seq_length)
+    raise RequestError(
+        f"dataset_path: {path!r} is no source that is known; use text:GLOB, "
+        "such as 'text:/usr/lib/python3.11/**/*.py'"
     )
