@@ -32,11 +32,15 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read; batch_size counts sequences of one rank in one step."""
+    """What is read; batch_size counts sequences of one rank that go through the model at once.
+
+    A step takes gradient_accumulation such batches.
+    """
 
     dataset_path: str
     seq_length: int = 4096
     batch_size: int = 2
+    gradient_accumulation: int = 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +105,7 @@ def faults(config: Config) -> list[str]:
     at_least_one = {
         "seq_length": data.seq_length,
         "batch_size": data.batch_size,
+        "gradient_accumulation": data.gradient_accumulation,
         "num_steps": run.num_steps,
         "report_interval": run.report_interval,
         "checkpoint_interval": run.checkpoint_interval,

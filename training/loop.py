@@ -9,6 +9,8 @@ from types import FrameType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
 from training import checkpoint, manifest
 from training.config import Config, write_resolved
@@ -17,6 +19,7 @@ from training.data.reader import Reader
 from training.errors import SAVED, RequestError
 from training.manifest import Manifest
 from training.metrics import Metrics
+from training.ops.loss import counted
 from training.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
@@ -64,7 +67,8 @@ class Trainer:
         )
         self.optimizer = make_optimizer(self.model, config.optim, group.device)
         self.step, self.tokens_seen = self._resume()
-        self.tokens_per_step = self.data.global_batch * config.data.seq_length
+        samples = self.data.global_batch * config.data.gradient_accumulation
+        self.tokens_per_step = samples * config.data.seq_length
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.metrics = Metrics(
@@ -100,18 +104,36 @@ class Trainer:
 
     def _advance(self) -> None:
         """One step of the optimizer."""
-        optim, device = self.config.optim, self.group.device
-        batch = self.data.next_batch()  # (batch_size, seq_length)
+        optim = self.config.optim
         rate = learning_rate(self.step + 1, self.config.run.num_steps, optim.learning_rate)
         set_learning_rate(self.optimizer, rate)
-        loss = self.model(batch.inputs.to(device), batch.targets.to(device))  # ()
-        loss.backward()
+        loss = self._backward()  # ()
         norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens_seen += self.tokens_per_step
-        self.metrics.add(self.step, loss.detach(), norm.detach(), rate, self.tokens_seen)
+        self.metrics.add(self.step, loss, norm, rate, self.tokens_seen)
+
+    def _backward(self) -> Tensor:
+        """Add up the gradients of a step's batches; this rank's part of the loss, ().
+
+        Each target counts alike, wherever it is: the sum over all ranks and batches is over what
+        counts in all of them. The mean over ranks, which FSDP takes of the gradients and the
+        metrics of the losses, is then the step's own.
+        """
+        device = self.group.device
+        batches = [self.data.next_batch() for _ in range(self.config.data.gradient_accumulation)]
+        batches = [batch.to(device) for batch in batches]
+        total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
+        dist.all_reduce(total)
+        total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
+        losses = []
+        for batch in batches:
+            loss = self.model(batch.inputs, batch.targets, weights=batch.weights, total=total)  # ()
+            loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()  # ()
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from training.ops import loss as loss_module
 from training.ops.conv import causal_conv1d, causal_conv1d_step
-from training.ops.loss import next_token_cross_entropy
+from training.ops.loss import counted, next_token_cross_entropy
 from training.ops.norm import RMSNorm, rms_norm
 
 
@@ -92,6 +92,30 @@ def test_loss_leaves_out_what_does_not_count() -> None:
     assert not gradients[0][0, 5:].any()
     nothing = next_token_cross_entropy(hidden, weight, torch.full_like(targets, -100))
     assert nothing.item() == 0
+
+
+def test_loss_of_parts_is_that_of_the_whole() -> None:
+    """Weighted, over one total: so micro-batches and ranks add up, however uneven they are."""
+    hidden = torch.randn(4, 13, 6, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(11, 6, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(11, (4, 13))
+    targets[0, 5:] = -100
+    weights = torch.rand(4, 13)
+    total = counted(targets, weights)
+    each = F.cross_entropy((hidden @ weight.t()).flatten(0, 1), targets.flatten(), reduction="none")
+    expected = (each * weights.flatten()).sum() / total
+    whole = next_token_cross_entropy(hidden, weight, targets, weights)
+    parts = sum(
+        next_token_cross_entropy(hidden[cut], weight, targets[cut], weights[cut], total)
+        for cut in (slice(0, 1), slice(1, 4))
+    )
+    wanted = torch.autograd.grad(expected, (hidden, weight), retain_graph=True)
+    for found in (whole, parts):
+        assert isinstance(found, Tensor)
+        torch.testing.assert_close(found, expected)
+        gradients = torch.autograd.grad(found, (hidden, weight))
+        for gradient, reference in zip(gradients, wanted, strict=True):
+            torch.testing.assert_close(gradient, reference)
 
 
 def test_loss_never_holds_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:

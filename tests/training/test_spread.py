@@ -43,6 +43,17 @@ def test_losses_do_not_depend_on_the_layout(
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.parametrize(("ranks", "accumulation"), [(0, 4), (2, 2)])
+def test_losses_do_not_depend_on_the_accumulation(
+    tmp_path: Path, data: str, alone: Any, ranks: int, accumulation: int
+) -> None:
+    batch = GLOBAL_BATCH // max(1, ranks) // accumulation
+    flags = (f"--gradient_accumulation={accumulation}",)
+    losses = train(tmp_path, data, ranks, batch, STEPS, *flags)
+    assert losses == pytest.approx(alone, abs=1e-5)
+    assert steps(tmp_path)[-1]["tokens_seen"] == STEPS * GLOBAL_BATCH * 17
+
+
 @pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
 @pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
 def test_every_family_can_be_spread(tmp_path: Path, data: str, name: str, engine: str) -> None:

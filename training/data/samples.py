@@ -30,6 +30,11 @@ class Sample:
         tokens = tokens.long()  # (l + 1,)
         return cls(tokens[:-1], tokens[1:])  # (l,) each
 
+    def to(self, device: torch.device) -> Sample:
+        """Move it to a device."""
+        weights = None if self.weights is None else self.weights.to(device)  # its own shape
+        return Sample(self.inputs.to(device), self.targets.to(device), weights)
+
 
 class Samples(Protocol):
     """A set of samples. Raises RequestError when it is made, TrainingError when it is read."""

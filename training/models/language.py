@@ -89,11 +89,17 @@ class LanguageModel(nn.Module):
         raise NotImplementedError
 
     def forward(
-        self, input_ids: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None = None,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+        total: Tensor | None = None,
     ) -> Tensor:
-        """Logits (b, l, v), or with targets (b, l) the mean loss (), without holding the logits.
+        """Logits (b, l, v), or with targets (b, l) the loss (), without holding the logits.
 
-        mask (b, l): False where there is padding. Targets of -100 do not count.
+        mask (b, l): False where there is padding. The loss is the mean over the targets that are
+        not -100, or their sum, weighted with `weights` (b, l), over `total` ().
         """
         hidden = self.embed(input_ids)  # (b, l, m)
         context = self.context(hidden, mask)
@@ -102,7 +108,7 @@ class LanguageModel(nn.Module):
         hidden = self.finish(hidden)  # (b, l, m)
         if targets is None:
             return hidden @ self.output.t()  # (b, l, v)
-        return next_token_cross_entropy(hidden, self.output, targets)  # ()
+        return next_token_cross_entropy(hidden, self.output, targets, weights, total)  # ()
 
     def start(self, batch: int, length: int) -> list[State]:
         """Make every block's state before the first token."""

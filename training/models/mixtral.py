@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from training.models.llama import Layer, Llama
 from training.models.sizes import MixtralConfig
-from training.ops.loss import next_token_cross_entropy
+from training.ops.loss import counted, next_token_cross_entropy
 from training.ops.route import balance_loss, experts, load, route
 
 
@@ -94,22 +94,30 @@ class Mixtral(Llama):
         return (*super().context(hidden, mask), False)
 
     def forward(
-        self, input_ids: Tensor, targets: Tensor | None = None, mask: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None = None,
+        mask: Tensor | None = None,
+        weights: Tensor | None = None,
+        total: Tensor | None = None,
     ) -> Tensor:
         """As every model; in training mode the loss has balance_coefficient * balance loss added.
 
         Not when evaluating: there the loss is the cross-entropy, of which perplexity is made.
-        The loads of all layers are one (as in transformers), of this rank's own tokens.
+        The loads of all layers are one (as in transformers), of this rank's own tokens. With a
+        `total`, the balance loss is scaled as the cross-entropy is: by the share of these targets.
         """
         coefficient = self.config.balance_coefficient
         if targets is None or not self.training or not coefficient:
-            return super().forward(input_ids, targets, mask)
+            return super().forward(input_ids, targets, mask, weights, total)
         hidden = self.embed(input_ids)  # (b, l, d_model)
         *context, _ = self.context(hidden, mask)
         loads = []
         for block in self.blocks:
             hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)
             loads.append(one)
-        loss = next_token_cross_entropy(self.finish(hidden), self.output, targets)  # ()
+        hidden = self.finish(hidden)  # (b, l, d_model)
+        loss = next_token_cross_entropy(hidden, self.output, targets, weights, total)  # ()
         balance = balance_loss(torch.stack(loads).sum(0), self.config.top_k)  # ()
-        return loss + coefficient * balance  # ()
+        share = 1.0 if total is None else counted(targets, weights) / total  # ()
+        return loss + coefficient * share * balance  # ()

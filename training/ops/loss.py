@@ -22,38 +22,59 @@ IGNORED = -100
 """The target of a position that does not count, as torch's own cross-entropy has it."""
 
 
-def next_token_cross_entropy(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """Mean over the rows that count of -log softmax(hidden @ weight.T)[target], a float32 scalar.
+def next_token_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    weights: Tensor | None = None,
+    total: Tensor | None = None,
+) -> Tensor:
+    """Sum over the rows that count of -w log softmax(hidden @ weight.T)[target], over `total`.
 
     hidden (b, l, m); weight (v, m), the output embedding; targets (b, l), the token that follows
-    each position, or -100 where none counts; 0 where no row does. Softmax and sums are float32
-    (float64 for float64 inputs).
+    each position, or -100 where none counts; weights (b, l), w of each row, 1 where there are
+    none; total (), without which it is the mean: `counted` of these rows. The result is a float32
+    scalar, as are softmax and sums (float64 for float64 inputs).
     """
-    return _LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, targets.flatten())  # ()
+    if total is None:
+        total = counted(targets, weights).clamp(min=1e-30)  # (): 0 where no row counts
+    flat = None if weights is None else weights.flatten()  # (r,)
+    return _LinearCrossEntropy.apply(hidden.flatten(0, 1), weight, targets.flatten(), flat, total)
+
+
+def counted(targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """The sum of the weights of the targets that count, a float32 scalar."""
+    counts = (targets != IGNORED).float()  # (b, l)
+    return (counts if weights is None else counts * weights).sum()  # ()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        weights: Tensor | None,
+        total: Tensor,
+    ) -> Tensor:
         work = torch.promote_types(hidden.dtype, torch.float32)
         wants = ctx.needs_input_grad
-        counts = targets != IGNORED  # (r,)
-        share = 1 / counts.sum().clamp(min=1).to(work)  # ()
+        shares = (targets != IGNORED).to(work) / total.to(work)  # (r,)
+        shares = shares if weights is None else shares * weights  # (r,)
         dhidden = torch.empty_like(hidden) if wants[0] else None  # (r, m)
         dweight = torch.zeros_like(weight, dtype=work) if wants[1] else None  # (v, m)
-        total = hidden.new_zeros((), dtype=work)  # ()
+        loss = hidden.new_zeros((), dtype=work)  # ()
         step = max(1, LOGITS // weight.shape[0])
         for at in range(0, hidden.shape[0], step):
-            h, t = hidden[at : at + step], targets[at : at + step]  # (c, m), (c,)
+            h, share = hidden[at : at + step], shares[at : at + step, None]  # (c, m), (c, 1)
+            t = targets[at : at + step, None].clamp(min=0)  # (c, 1)
             log_p = F.log_softmax((h @ weight.t()).to(work), dim=-1)  # (c, v)
-            total += F.nll_loss(log_p, t, ignore_index=IGNORED, reduction="sum")  # ()
+            loss -= (log_p.gather(1, t) * share).sum()  # ()
             if dhidden is None and dweight is None:
                 continue
-            counted = counts[at : at + step]  # (c,)
-            dlogits = log_p.exp_()  # (c, v)
-            rows = torch.arange(len(t), device=t.device)  # (c,)
-            dlogits[rows, t.clamp(min=0)] -= 1.0
-            dlogits = (dlogits * (counted * share)[:, None]).to(hidden.dtype)  # (c, v)
+            dlogits = log_p.exp_().scatter_add_(1, t, -torch.ones_like(share))  # (c, v)
+            dlogits = dlogits.mul_(share).to(hidden.dtype)  # (c, v)
             if dhidden is not None:
                 dhidden[at : at + step] = dlogits @ weight  # (c, m)
             if dweight is not None and h.dtype == work:
@@ -61,14 +82,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             elif dweight is not None:
                 dweight += dlogits.t() @ h  # (v, m)
         ctx.save_for_backward(dhidden, None if dweight is None else dweight.to(weight.dtype))
-        return total * share  # ()
+        return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         dhidden, dweight = ctx.saved_tensors  # (r, m), (v, m)
         return (
             None if dhidden is None else dhidden * dloss.to(dhidden.dtype),
             None if dweight is None else dweight * dloss.to(dweight.dtype),
+            None,
+            None,
             None,
         )
