@@ -41,6 +41,8 @@ class DataConfig:
     seq_length: int = 4096
     batch_size: int = 2
     gradient_accumulation: int = 1
+    eval_dataset_path: str = ""  # held-out data; empty: no evaluation
+    eval_batches: int = 10  # at most, of every rank; 0: all that there are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ class RunConfig:
     num_steps: int = 2000
     report_interval: int = 200
     checkpoint_interval: int = 20000
+    eval_interval: int = 0  # steps; 0: at the end only
     keep_checkpoints: int = 0  # newest ones kept; 0 = all
     seed: int = 2023
     device: str = "auto"
@@ -113,6 +116,8 @@ def faults(config: Config) -> list[str]:
     }
     not_negative = {
         "keep_checkpoints": run.keep_checkpoints,
+        "eval_interval": run.eval_interval,
+        "eval_batches": data.eval_batches,
         "shard_group_size": parallel.shard_group_size,
         "seed": run.seed,
         "weight_decay": optim.weight_decay,
@@ -138,6 +143,8 @@ def faults(config: Config) -> list[str]:
         if v not in known
     ]
     found += [f"{n}: must be given" for n, v in not_empty.items() if not v]
+    if run.eval_interval and not data.eval_dataset_path:
+        found.append("eval_interval: there is no eval_dataset_path to evaluate on")
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
     return found

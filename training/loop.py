@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from training import checkpoint, manifest
 from training.config import Config, write_resolved
-from training.data import open_data
+from training.data import open_data, open_evaluation
 from training.data.reader import Reader
 from training.errors import SAVED, RequestError
+from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
 from training.ops.loss import counted
@@ -59,6 +61,9 @@ class Trainer:
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
         self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
+        self.held_out = group.together(
+            lambda: open_evaluation(config, group.rank, group.world_size)
+        )
         first = group.broadcast(self.data.fingerprint)
         group.together(lambda: _require_same(self.data, first))
         torch.manual_seed(run.seed + group.rank)
@@ -94,6 +99,8 @@ class Trainer:
                 stopping = self.group.any(self.stop.made) and not last
                 if self.step % run.report_interval == 0 or last:
                     self.metrics.report()
+                if self.step % (run.eval_interval or run.num_steps) == 0 or last:
+                    self._evaluate()
                 if self.step % run.checkpoint_interval == 0 or last or stopping:
                     self._save()
                 if stopping:
@@ -134,6 +141,15 @@ class Trainer:
             loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()  # ()
+
+    def _evaluate(self) -> None:
+        if self.held_out is None:
+            return
+        since = time.perf_counter()
+        batches = self.config.data.eval_batches
+        loss, tokens = evaluate(self.model, self.held_out, batches, self.group)
+        self.metrics.evaluated(self.step, loss, tokens)
+        self.metrics.pause(time.perf_counter() - since)
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved

@@ -1,9 +1,10 @@
 """What a run tells: a line a report interval, and SAVE/metrics.jsonl.
 
-metrics.jsonl has two kinds of lines, in the order of the steps:
+metrics.jsonl has three kinds of lines, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
      "tokens_per_second_per_device", "memory_bytes"}                 means of a report interval
+    {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
 Losses are means over all ranks, written with all their digits. A run that resumes from step N first
 removes the lines after N, so the file always tells one undisturbed history.
 """
@@ -103,6 +104,28 @@ class Metrics:
         self._write([line])
         if self.group.rank == 0:
             print(readable(line, self.num_steps), flush=True)
+
+    def evaluated(self, step: int, loss: float, tokens: int) -> None:
+        """Tell what an evaluation gave."""
+        perplexity = math.exp(min(loss, 700.0))  # beyond, it would be infinite
+        line = {
+            "kind": "evaluation",
+            "step": step,
+            "loss": loss,
+            "perplexity": perplexity,
+            "tokens": tokens,
+        }
+        self._write([line])
+        if self.group.rank == 0:
+            print(
+                f"step {step}/{self.num_steps} | evaluation on {tokens:,} tokens | "
+                f"loss {loss:.4f} | perplexity {perplexity:.2f}",
+                flush=True,
+            )
+
+    def pause(self, seconds: float) -> None:
+        """Take what was not training out of the interval's time."""
+        self._since += seconds
 
     def _write(self, lines: list[dict[str, Any]]) -> None:
         if self.group.rank == 0:

@@ -1,5 +1,7 @@
 """One run on 1, 2 and 4 real processes: the same losses, whatever the layout."""
 
+import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -132,3 +134,28 @@ def test_what_is_wrong_is_told_once_without_a_traceback(
     assert not list((tmp_path / "checkpoints").glob("*"))
     if ranks == 0:
         assert done.returncode == code and "Traceback" not in done.stderr
+
+
+def test_an_evaluation_is_told_and_changes_nothing(tmp_path: Path, data: str, alone: Any) -> None:
+    found = []
+    for ranks in (0, 2):
+        save = tmp_path / str(ranks)
+        flags = (f"--eval_dataset_path={data}", "--eval_interval=2", "--eval_batches=3")
+        batch = GLOBAL_BATCH // max(1, ranks)
+        assert train(save, data, ranks, batch, STEPS, *flags) == pytest.approx(alone, abs=1e-5)
+        lines = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
+        found.append([line for line in lines if line["kind"] == "evaluation"])
+    assert [line["step"] for line in found[0]] == [2, 4]
+    assert found[0][1]["loss"] < found[0][0]["loss"] < 6
+    assert found[0][0]["perplexity"] == pytest.approx(math.exp(found[0][0]["loss"]))
+    assert found[0][0]["tokens"] == 3 * GLOBAL_BATCH * 17
+    for one, other in zip(*found, strict=True):
+        assert other == pytest.approx(one, abs=1e-4)
+
+
+def test_evaluating_on_nothing_is_refused(tmp_path: Path, data: str) -> None:
+    given = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}", "--num_steps=2")
+    done = run(0, *TINY, *given, "--eval_interval=1")
+    assert done.returncode == 2 and "eval_interval: there is no eval_dataset_path" in done.stderr
+    done = run(0, *TINY, *given, "--eval_dataset_path=text:/nowhere/*")
+    assert done.returncode == 2 and "eval_dataset_path: no file matches" in done.stderr

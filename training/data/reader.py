@@ -31,13 +31,14 @@ class Reader:
         world_size: int,
         shuffle: bool = True,
         skip: int = 0,
+        setting: str = "dataset_path",
     ) -> None:
         self.samples, self.batch_size, self.shuffle = samples, batch_size, shuffle
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.position = skip
         if len(samples) < self.global_batch:
             raise RequestError(
-                f"dataset_path: has {samples.told()}, which make {len(samples):,} samples of "
+                f"{setting}: has {samples.told()}, which make {len(samples):,} samples of "
                 f"seq_length {samples.seq_length}; one step needs {self.global_batch:,} "
                 f"(batch_size {batch_size} x {world_size} ranks)"
             )

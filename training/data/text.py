@@ -29,9 +29,9 @@ class Text:
 
     vocab_size = VOCABULARY
 
-    def __init__(self, pattern: str, seq_length: int) -> None:
+    def __init__(self, pattern: str, seq_length: int, setting: str = "dataset_path") -> None:
         self.seq_length = seq_length
-        self._paths, sizes = _files(pattern)
+        self._paths, sizes = _files(pattern, setting)
         self._ends = list(accumulate(sizes))
         names = "\n".join(
             f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)
@@ -73,13 +73,13 @@ class Text:
         return b"".join(pieces)
 
 
-def _files(pattern: str) -> tuple[list[str], list[int]]:
+def _files(pattern: str, setting: str) -> tuple[list[str], list[int]]:
     """Paths and sizes of the files that match, sorted, the empty ones left out."""
     if not pattern:
-        raise RequestError("dataset_path: text: must be followed by a file name or pattern")
+        raise RequestError(f"{setting}: text: must be followed by a file name or pattern")
     found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
     if not found:
-        raise RequestError(f"dataset_path: no file matches {pattern}")
+        raise RequestError(f"{setting}: no file matches {pattern}")
     try:
         for path in found:
             with Path(path).open("rb"):
@@ -87,9 +87,9 @@ def _files(pattern: str) -> tuple[list[str], list[int]]:
         sizes = [Path(path).stat().st_size for path in found]
     except OSError as error:
         raise RequestError(
-            f"dataset_path: {error.filename} cannot be read: {error.strerror}"
+            f"{setting}: {error.filename} cannot be read: {error.strerror}"
         ) from error
     kept = [(path, size) for path, size in zip(found, sizes, strict=True) if size]
     if not kept:
-        raise RequestError(f"dataset_path: the files that match {pattern} are empty")
+        raise RequestError(f"{setting}: the files that match {pattern} are empty")
     return [path for path, _ in kept], [size for _, size in kept]
