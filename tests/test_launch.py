@@ -195,13 +195,14 @@ def test_exit_code_is_that_of_the_processes(
     assert re.search(f"training.launch: rank {told}", err)
 
 
-def test_sigterm_lets_the_processes_save(launch: Launch) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -> None:
     with launch.start("--module", "door", "--nproc", "2", "--", "sleep", "sleep") as process:
         assert process.stdout is not None
         ready = 0
         while ready < 2:
             ready += "ready" in process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(how)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 85, err
     assert out.count("saved") == 2

@@ -38,11 +38,12 @@ def run(config: Config) -> int:
 
 
 class StopRequest:
-    """Set by SIGTERM; looked at between steps."""
+    """Set by SIGTERM, or by SIGUSR1, which Slurm users often ask for; looked at between steps."""
 
     def __init__(self) -> None:
         self.made = False
-        signal.signal(signal.SIGTERM, self._make)
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._make)
 
     def _make(self, number: int, frame: FrameType | None) -> None:
         self.made = True
@@ -87,7 +88,7 @@ class Trainer:
     def run(self) -> int:
         """Train to the last step; the exit code.
 
-        0: done. 85: SIGTERM came and a checkpoint was saved, start again to go on.
+        0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on.
         """
         run = self.config.run
         with profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace:

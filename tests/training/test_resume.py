@@ -95,10 +95,13 @@ def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(
     assert steps(tmp_path) == steps(undisturbed)
 
 
-def test_sigterm_under_plain_python_exits_85(tmp_path: Path, data: str) -> None:
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_under_plain_python_saves_and_exits_85(
+    tmp_path: Path, data: str, how: signal.Signals
+) -> None:
     with started(0, *flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")) as process:
         assert wait_for((tmp_path / "metrics.jsonl").exists, process)
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(how)
         process.communicate(timeout=60)
         assert process.returncode == 85
     assert len(list((tmp_path / "checkpoints").glob("step_*_ckp"))) == 1

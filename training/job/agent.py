@@ -1,4 +1,4 @@
-"""Run torchrun in this process; SIGTERM lets its processes save, and the exit code is theirs.
+"""Run torchrun in this process; SIGTERM and SIGUSR1 let its processes save, whose exit code it has.
 
 Alone, torchrun kills its processes 30 s after a SIGTERM and ends with exit code 1 whatever theirs
 was; then nobody could tell a wrong request or a saved run from a crash.
@@ -20,7 +20,8 @@ from training.errors import SAVED, RequestError, TrainingError
 def run(arguments: Sequence[str]) -> int:
     """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
 
-    Once there are processes, a SIGTERM is handed to them, and this one ends when they do.
+    Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
+    SIGUSR1, at any time: before there are processes it is the same to be ended by either.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
     from torch.distributed import run as torchrun
@@ -35,6 +36,7 @@ def run(arguments: Sequence[str]) -> int:
 
     # The function that torchrun makes the handler of SIGTERM when it starts its processes.
     setattr(api, usual.__name__, handler)
+    signal.signal(signal.SIGUSR1, _hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
     try:
         torchrun.run(options)
@@ -83,6 +85,14 @@ def _hand_on(number: int, frame: FrameType | None) -> None:
     for pid in _children():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
+
+
+def _hand_on_or_end(number: int, frame: FrameType | None) -> None:
+    if _children():
+        _hand_on(number, frame)
+    else:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def _children() -> list[int]:

@@ -1,0 +1,222 @@
+"""Learning-rate schedules: the rate of step 1, 2, ... num_steps as a function of the step alone.
+
+Nothing is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
+systems whose users come here, quirks kept; docs/schedules.md draws them and tells which is whose.
+
+Glossary: x is the step, N the number of steps over which a schedule goes, W its warm-up in steps;
+t is the number of tokens, those of the step included. The systems themselves count a step less:
+their first step has the rate of x = 0, which is nothing, and their last that of N - 1.
+Light: no torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from dataclasses import dataclass
+
+from training.errors import RequestError
+
+_ANNEALING = ("min_lr", "lr_decay_iters", "warmup")
+TAKES: dict[str, tuple[str, ...]] = {
+    "quadratic-cosine": (),
+    "cosine": _ANNEALING,
+    "linear": _ANNEALING,
+    "constant": _ANNEALING,
+    "exponential": _ANNEALING,
+    "plateau": (*_ANNEALING, "plateau"),
+    "wsd": ("t_warmup", "t_max", "t_decay", "alpha_f"),
+    "cosine-tokens": ("t_warmup", "t_max", "alpha_f"),
+    "cosine-to-zero": ("warmup_steps",),
+}
+"""The settings that each schedule takes."""
+
+_DURATION = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(tok|ba|dur)", re.IGNORECASE)
+_DURATIONS = ("t_warmup", "t_max", "t_decay")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleConfig:
+    """Which schedule, and its settings; raises RequestError with all its faults when it is made.
+
+    A setting that the schedule does not take must be left at its default.
+    """
+
+    name: str = "quadratic-cosine"
+    # cosine, linear, constant, exponential, plateau
+    min_lr: float = 1e-5
+    lr_decay_iters: int = 0  # steps over which the rate falls; 0 = those of the run
+    warmup: float = 0.0032  # share of the steps
+    plateau: float = 0.0  # share of the steps
+    # wsd, cosine-tokens: durations as Composer has them, such as 1006878720tok, 100ba, 0.1dur
+    t_warmup: str = "0.1dur"
+    t_max: str = "1dur"
+    t_decay: str = "0.1dur"
+    alpha_f: float = 0.1  # share of the peak that is left at the end
+    # cosine-to-zero
+    warmup_steps: int = 2000
+
+    def __post_init__(self) -> None:
+        found = _faults(self)
+        if found:
+            raise RequestError.of(found)
+
+
+def check(config: ScheduleConfig, num_steps: int, peak: float, tokens_per_step: int) -> None:
+    """Check a schedule against the run that it is for. Raises RequestError with all faults."""
+    found = []
+    takes = TAKES[config.name]
+    if "min_lr" in takes and config.min_lr > peak:
+        found.append(f"min_lr: must be at most learning_rate, {peak:g}, is {config.min_lr:g}")
+    if "t_max" in takes:
+        t = {n: tokens(getattr(config, n), num_steps, tokens_per_step) for n in _DURATIONS}
+        if config.name == "wsd" and t["t_warmup"] + t["t_decay"] > t["t_max"]:
+            found.append(
+                f"t_max: its {t['t_max']:,} tokens must hold t_warmup and t_decay, which are "
+                f"{t['t_warmup']:,} and {t['t_decay']:,}"
+            )
+        if config.name == "wsd" and t["t_decay"] == 0:
+            found.append("t_decay: must be at least one token")
+        if config.name == "cosine-tokens" and t["t_warmup"] >= t["t_max"]:
+            found.append(
+                f"t_max: must be more than t_warmup; they are {t['t_max']:,} and "
+                f"{t['t_warmup']:,} tokens"
+            )
+    if found:
+        raise RequestError.of(found)
+
+
+def learning_rate(
+    config: ScheduleConfig, step: int, num_steps: int, peak: float, tokens_per_step: int
+) -> float:
+    """Learning rate of a step, counted from 1.
+
+    `peak` is the rate after the warm-up, `tokens_per_step` the tokens of one step over all ranks.
+    What `check` refuses may divide by zero.
+    """
+    if config.name == "quadratic-cosine":
+        return peak * _quadratic_cosine(step, num_steps)
+    if config.name == "cosine-to-zero":
+        return peak * _cosine_to_zero(step, num_steps, config.warmup_steps)
+    if config.name in ("wsd", "cosine-tokens"):
+        warm, end, decay = (
+            tokens(text, num_steps, tokens_per_step)
+            for text in (config.t_warmup, config.t_max, config.t_decay)
+        )
+        t = step * tokens_per_step
+        if config.name == "wsd":
+            return peak * _warmup_stable_decay(t, warm, end, decay, config.alpha_f)
+        return peak * _cosine_tokens(t, warm, end, config.alpha_f)
+    return _annealing(config, step, config.lr_decay_iters or num_steps, peak)
+
+
+def tokens(text: str, num_steps: int, tokens_per_step: int) -> int:
+    """Tokens of a duration: so many tokens, steps ("ba"), or a share of the run ("dur")."""
+    value, unit = duration(text)
+    if unit == "tok":
+        return int(value)
+    if unit == "ba":
+        return int(value) * tokens_per_step
+    return int(value * num_steps * tokens_per_step)
+
+
+def duration(text: str) -> tuple[float, str]:
+    """Read a duration into its value and its unit. Raises ValueError with what it should be."""
+    found = _DURATION.fullmatch(text)
+    value = float(found[1] + (found[2] or "")) if found else math.inf
+    if found is None or math.isinf(value):
+        raise ValueError(
+            "a number of tokens, steps or a share of the run, as 1006878720tok, 100ba or 0.1dur"
+        )
+    return value, found[3].lower()
+
+
+def _faults(config: ScheduleConfig) -> list[str]:
+    """List what is wrong with the settings, whatever run they are for."""
+    if config.name not in TAKES:
+        return [f"schedule: must be one of {', '.join(TAKES)}, not {config.name!r}"]
+    found = []
+    for field in dataclasses.fields(config):
+        if field.name in ("name", *TAKES[config.name]):
+            continue
+        if getattr(config, field.name) != field.default:
+            those = ", ".join(name for name, takes in TAKES.items() if field.name in takes)
+            found.append(f"{field.name}: schedule={config.name} does not take it, but {those}")
+    # From W = N / 2 on, the annealing formula never gets to the peak, and then goes beyond it.
+    limits = {"min_lr": math.inf, "warmup": 0.5, "plateau": 1.0, "alpha_f": 1.0}
+    for name, most in limits.items():
+        value = getattr(config, name)
+        if not (0 <= value <= most and math.isfinite(value)):
+            limit = "" if math.isinf(most) else f" and at most {most:g}"
+            found.append(f"{name}: must be at least 0{limit}, is {value}")
+    found += [
+        f"{name}: must not be negative, is {getattr(config, name)}"
+        for name in ("lr_decay_iters", "warmup_steps")
+        if getattr(config, name) < 0
+    ]
+    if config.name == "plateau" and config.warmup + config.plateau >= 1:
+        found.append("plateau: warmup and plateau must leave some of the run to fall in")
+    for name in _DURATIONS:
+        try:
+            duration(getattr(config, name))
+        except ValueError as error:
+            found.append(f"{name}: must be {error}, not {getattr(config, name)!r}")
+    return found
+
+
+def _quadratic_cosine(x: int, num_steps: int) -> float:
+    """Quadratic warm-up over W = min(2000, N // 20), at least 1; cosine over all steps to 0.1."""
+    warm = max(1, min(2000, num_steps // 20))
+    rising = 1 - (1 - min(x, warm) / warm) ** 2
+    falling = 0.1 + 0.45 * (1 + math.cos(math.pi * min(x, num_steps) / num_steps))
+    return min(rising, falling)
+
+
+def _cosine_to_zero(x: int, num_steps: int, warm: int) -> float:
+    """Linear warm-up, then half a cosine that is 0 at the last step."""
+    if x < warm:
+        return x / warm
+    progress = (x - warm) / max(1, num_steps - warm)
+    return max(0.0, 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def _annealing(config: ScheduleConfig, x: int, end: int, peak: float) -> float:
+    """Linear warm-up, then a fall in one of five styles, never below min_lr.
+
+    Two quirks of the system are kept. n, the steps since the warm-up, is divided by N and not by
+    N - W; and it stands still from x = N - W on. So cosine, linear and exponential stop short of
+    where they would end, by the more the longer the warm-up is. plateau alone gets to 0.
+    """
+    warm = config.warmup * end
+    if warm > 0 and x <= warm:
+        return peak * x / warm
+    n = min(x, end - warm) - warm
+    if config.name == "cosine":
+        rate = peak / 2 * (math.cos(math.pi * n / end) + 1)
+    elif config.name == "linear":
+        rate = peak * (end - n) / end
+    elif config.name == "exponential":
+        rate = peak * math.exp(-0.693 * n / end)  # a half, if n came to N
+    elif config.name == "plateau" and x > (flat := warm + config.plateau * end):
+        rate = peak * (end - x) / (end - flat)
+    else:
+        rate = peak
+    return max(rate, config.min_lr)
+
+
+def _warmup_stable_decay(t: int, warm: int, end: int, decay: int, alpha_f: float) -> float:
+    """Linear from 1e-10, then 1, then linear towards 0 at `end`, but never below alpha_f."""
+    if t < warm:
+        return 1e-10 + (1 - 1e-10) * t / warm
+    if t < end - decay:
+        return 1.0
+    return max(alpha_f, (end - t) / decay)
+
+
+def _cosine_tokens(t: int, warm: int, end: int, alpha_f: float) -> float:
+    """Linear from 0, then half a cosine to alpha_f at `end`, where it stays."""
+    if t < warm:
+        return t / warm
+    progress = min(1.0, (t - warm) / (end - warm))
+    return alpha_f + (1 - alpha_f) * (1 + math.cos(math.pi * progress)) / 2
