@@ -7,9 +7,7 @@ sizes, data, optimizer (fused AdamW) and precision (bfloat16 with float32 master
 autocast for the reference): mamba-ssm's own model class for Mamba and Mamba-2, transformers'
 for Llama. Every pair runs in the same process, one after the other, ours first; the first steps do
 not count; a step's time is the median. The loss curves stand beside each other in the result.
-MFU counts 6 operations for each parameter of a product and token, and for attention 6 l m for each
-layer and token (half of the square is seen), over the peak that the GPU's data sheet tells for
-dense bfloat16; recomputation counts for nothing.
+MFU is by training.flops; recomputation counts for nothing.
 
 Without a GPU the tiny models run on the CPU, to try the benchmark itself: that is no result.
 """
@@ -29,14 +27,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training import flops
 from training.config import ParallelConfig
-from training.models import LlamaConfig, Sizes, build, preset
+from training.metrics import name_of
+from training.models import LlamaConfig, Sizes, preset
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
 
 LENGTH = 4096
 SKIPPED = 3  # first steps, which compile and tune
-PEAKS = {"H100": 989e12, "H200": 989e12, "A100": 312e12, "B200": 2250e12}  # data sheets, bf16
 
 
 @dataclass(frozen=True)
@@ -146,8 +145,8 @@ def measured(
         losses.append(round(loss.item(), 4))  # waits for the device
         times.append(time.perf_counter() - since)
     rate = run.batch * length / statistics.median(times[SKIPPED:])
-    peak = next((rate_ for key, rate_ in PEAKS.items() if key in _device_name(device)), None)
-    work = operations(preset(run.name), length)
+    peak = flops.peak(name_of(device))
+    work = flops.per_token(preset(run.name), length)
     return Measured(
         who=who,
         tokens_per_second=round(rate, 1),
@@ -155,21 +154,6 @@ def measured(
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
         losses=losses,
     )
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name() if device.type == "cuda" else ""
-
-
-def operations(sizes: Sizes, length: int) -> float:
-    """Operations of a step for each token, by the rule above."""
-    with torch.device("meta"):
-        model = build(sizes)
-    products = sum(one.weight.numel() for one in model.modules() if isinstance(one, nn.Linear))
-    attention = 0
-    if isinstance(sizes, LlamaConfig):
-        attention = sizes.n_layer * sizes.n_head * sizes.d_head * length
-    return 6.0 * (products + attention)
 
 
 def ours(run: Run, group: Group) -> Make:

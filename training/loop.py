@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training import checkpoint, manifest
+from training import checkpoint, flops, manifest
 from training.config import Config, write_resolved
 from training.data import open_data, open_evaluation
 from training.data.reader import Reader
@@ -83,6 +83,7 @@ class Trainer:
             start=self.step,
             num_steps=run.num_steps,
             tokens_per_step=self.tokens_per_step,
+            operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
         )
 
     def run(self) -> int:

@@ -3,8 +3,9 @@
 metrics.jsonl has three kinds of lines, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
-     "tokens_per_second_per_device", "memory_bytes"}                 means of a report interval
+     "tokens_per_second_per_device", "mfu", "memory_bytes"}          means of a report interval
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
+mfu, the share of the device's peak by training.flops, is null where the peak is not known.
 Losses are means over all ranks, written with all their digits. A run that resumes from step N first
 removes the lines after N, so the file always tells one undisturbed history.
 """
@@ -23,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from training import flops
 from training.errors import TrainingError, writing
 from training.parallel.group import Group
 
@@ -33,10 +35,18 @@ class Metrics:
     """Collects steps without making the device wait; writes them when `flush` is called."""
 
     def __init__(
-        self, folder: Path, group: Group, *, start: int, num_steps: int, tokens_per_step: int
+        self,
+        folder: Path,
+        group: Group,
+        *,
+        start: int,
+        num_steps: int,
+        tokens_per_step: int,
+        operations_per_token: float,
     ) -> None:
         self.path, self.group, self.num_steps = folder / FILE, group, num_steps
         self.tokens_per_step = tokens_per_step
+        self.operations_per_token = operations_per_token
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
         self._interval: list[dict[str, Any]] = []
         self._since = time.perf_counter()
@@ -92,12 +102,15 @@ class Metrics:
         self.flush()
         now, count, last = time.perf_counter(), len(self._interval), self._interval[-1]
         tokens = count * self.tokens_per_step / self.group.world_size
+        rate = tokens / (now - self._since)
+        peak = flops.peak(name_of(self.group.device))
         line = {
             **last,
             "kind": "report",
             "loss": math.fsum(step["loss"] for step in self._interval) / count,
             "grad_norm": math.fsum(step["grad_norm"] for step in self._interval) / count,
-            "tokens_per_second_per_device": tokens / (now - self._since),
+            "tokens_per_second_per_device": rate,
+            "mfu": None if peak is None else rate * self.operations_per_token / peak,
             "memory_bytes": memory(self.group.device),
         }
         self._interval, self._since = [], now
@@ -135,11 +148,12 @@ class Metrics:
 
 def readable(line: dict[str, Any], num_steps: int) -> str:
     """Format a report for people."""
+    mfu = "" if line["mfu"] is None else f"MFU {line['mfu']:.1%} | "
     return (
         f"step {line['step']}/{num_steps} | tokens {line['tokens_seen']:,} | "
         f"loss {line['loss']:.4f} | gradient norm {line['grad_norm']:.3f} | "
         f"learning rate {line['learning_rate']:.2e} | "
-        f"{line['tokens_per_second_per_device']:,.0f} tokens/s/device | "
+        f"{line['tokens_per_second_per_device']:,.0f} tokens/s/device | {mfu}"
         f"memory {line['memory_bytes'] / 2**30:.2f} GiB"
     )
 
@@ -159,6 +173,11 @@ def truncate(path: Path, step: int) -> None:
     temporary = path.with_suffix(".tmp")
     temporary.write_text("".join(kept))
     temporary.replace(path)
+
+
+def name_of(device: torch.device) -> str:
+    """What a device is called by its maker."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def memory(device: torch.device) -> int:

@@ -1,0 +1,83 @@
+"""Operations of a training step, by formula, and the share of a device's peak that they are (MFU).
+
+A multiplication and an addition are two operations. The backward pass counts twice the forward
+pass; what is computed again by activation checkpointing counts for nothing. Of a token:
+
+    products     6 for each weight of a linear layer and of the output embedding that it goes
+                 through (Kaplan et al. 2020, section 2.1); the input embedding is a look-up
+    attention    12 h d for each key that a query sees: (l + 1) / 2 on average, less with a window
+    Mamba-1      27 d_inner n a layer: 9 forward for a state of the scan (exp(delta A), delta B x,
+                 the recurrence and C h)
+    Mamba-2      15 d_inner n a layer: 5 forward for a state (decay, B x, their sum, C h), as the
+                 recurrence; the chunked form does more, which is its own affair
+    experts      those that a token is sent to, and the gate
+
+Light: no torch here.
+"""
+
+from __future__ import annotations
+
+from training.models import (
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    NeoXConfig,
+    Sizes,
+)
+
+PEAKS = {
+    "A10G": 70e12,
+    "A100": 312e12,
+    "H100": 989e12,
+    "H200": 989e12,
+    "B200": 2250e12,
+}
+"""Part of a GPU's name -> operations a second in bfloat16, dense, by its data sheet."""
+
+
+def per_token(sizes: Sizes, length: int) -> float:
+    """Operations of one step for each token of sequences of a length."""
+    return 6.0 * (weights(sizes) + sizes.n_layer * _between(sizes, length))
+
+
+def peak(device: str) -> float | None:
+    """Operations a second that a device of this name is sold with; None where it is not known."""
+    return next((rate for name, rate in PEAKS.items() if name in device), None)
+
+
+def weights(sizes: Sizes) -> int:
+    """Weights of the products that a token goes through."""
+    return sizes.n_layer * _of_layer(sizes) + sizes.vocab_size * sizes.d_model
+
+
+def _of_layer(sizes: Sizes) -> int:
+    m = sizes.d_model
+    if isinstance(sizes, MambaConfig):
+        d, n, rank = sizes.d_inner, sizes.d_state, sizes.dt_rank
+        return m * 2 * d + d * (rank + 2 * n) + rank * d + d * m
+    if isinstance(sizes, Mamba2Config):
+        return m * (sizes.d_inner + sizes.d_conv_in + sizes.n_head) + sizes.d_inner * m
+    if isinstance(sizes, NeoXConfig):
+        return 4 * m * m + 2 * m * sizes.d_ff
+    assert isinstance(sizes, LlamaConfig)
+    heads = 2 * sizes.n_head + 2 * sizes.n_kv_head  # q, o and k, v
+    mlp = 3 * m * sizes.d_ff
+    if isinstance(sizes, MixtralConfig):
+        mlp = sizes.top_k * mlp + m * sizes.n_expert
+    return heads * sizes.d_head * m + mlp
+
+
+def _between(sizes: Sizes, length: int) -> float:
+    """Half the forward operations a layer and token by which positions see each other."""
+    if isinstance(sizes, MambaConfig):
+        return 4.5 * sizes.d_inner * sizes.d_state
+    if isinstance(sizes, Mamba2Config):
+        return 2.5 * sizes.d_inner * sizes.d_state
+    assert isinstance(sizes, LlamaConfig | NeoXConfig)
+    window = (sizes.window if isinstance(sizes, MistralConfig) else 0) or length
+    window = min(window, length)
+    # The first positions see 1, 2, ... window - 1 keys, all others `window`.
+    keys = window - window * (window - 1) / 2 / length
+    return 2.0 * sizes.n_head * sizes.d_head * keys
