@@ -30,12 +30,13 @@ def save(
     group: Group,
     describe: Callable[[dict[str, int]], Manifest],
     keep: int = 0,
+    every: int = 0,
 ) -> Path:
     """Write the checkpoint of a step; it appears under its name only when all of it is on disk.
 
-    A collective call. `describe` makes the manifest from the files' sizes; older
-    checkpoints than the newest `keep` are removed (0 keeps all). Raises TrainingError on
-    every rank if any could not write its part; then nothing is left behind.
+    A collective call. `describe` makes the manifest from the files' sizes; older checkpoints than
+    the newest `keep` are removed, as manifest.retain tells. Raises TrainingError on every rank if
+    any could not write its part; then nothing is left behind.
     """
     folder = manifest.temporary(save_path, step)
 
@@ -49,7 +50,7 @@ def save(
         if group.rank == 0:
             with _told(folder):
                 manifest.publish(folder, describe)
-                manifest.retain(folder.parent, keep)
+                manifest.retain(folder.parent, keep, every)
 
     group.together(begin)
     with _told(folder):

@@ -81,6 +81,7 @@ class RunConfig:
     checkpoint_interval: int = 20000
     eval_interval: int = 0  # steps; 0: at the end only
     keep_checkpoints: int = 0  # newest ones kept; 0 = all
+    keep_every: int = 0  # steps; checkpoints of their multiples are kept too
     seed: int = 2023
     device: str = "auto"
     use_profiler: bool = False
@@ -116,6 +117,7 @@ def faults(config: Config) -> list[str]:
     }
     not_negative = {
         "keep_checkpoints": run.keep_checkpoints,
+        "keep_every": run.keep_every,
         "eval_interval": run.eval_interval,
         "eval_batches": data.eval_batches,
         "shard_group_size": parallel.shard_group_size,
@@ -143,6 +145,8 @@ def faults(config: Config) -> list[str]:
         if v not in known
     ]
     found += [f"{n}: must be given" for n, v in not_empty.items() if not v]
+    if run.keep_every and not run.keep_checkpoints:
+        found.append("keep_every: all checkpoints are kept already, as keep_checkpoints is 0")
     if run.eval_interval and not data.eval_dataset_path:
         found.append("eval_interval: there is no eval_dataset_path to evaluate on")
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":

@@ -175,6 +175,7 @@ class Trainer:
             self.group,
             describe,
             self.config.run.keep_checkpoints,
+            self.config.run.keep_every,
         )
         self._say(f"saved {path}")
 

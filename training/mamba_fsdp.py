@@ -58,6 +58,7 @@ FLAGS = (
         "checkpoint_interval", integer, 20000, "steps between checkpoints; one is saved at the end"
     ),
     Flag("keep_checkpoints", integer, 0, "newest checkpoints to keep, 0 for all"),
+    Flag("keep_every", integer, 0, "with that: keep those of every so many steps too"),
     Flag("report_interval", integer, 200, "steps between lines of the log"),
     Flag("sharding_strategy", str, "fsdp", f"{', '.join(STRATEGIES)} (ddp: none)"),
     Flag("shard_group_size", integer, 0, "hsdp: ranks that share a copy; 0 for those of a node"),

@@ -84,7 +84,7 @@ def publish(folder: Path, manifest: Callable[[dict[str, int]], Manifest]) -> Pat
 
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] | None:
     """Find the newest complete checkpoint; each broken one is told and passed over."""
-    for path in _numbered(folder):
+    for _, path in _numbered(folder):
         manifest, fault = read(path)
         if manifest is not None:
             return path, manifest
@@ -92,22 +92,27 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] |
     return None
 
 
-def retain(folder: Path, keep: int) -> None:
-    """Remove all but the newest `keep` checkpoints; 0 keeps all."""
-    for path in list(_numbered(folder))[keep:] if keep else []:
+def retain(folder: Path, keep: int, every: int = 0) -> None:
+    """Remove all but the newest `keep` checkpoints; 0 keeps all.
+
+    Those of steps that `every` divides stay too, so that a long run can be looked back on.
+    """
+    for step, path in list(_numbered(folder))[keep:] if keep else []:
+        if every and step % every == 0:
+            continue
         doomed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
         path.rename(doomed)
         shutil.rmtree(doomed)
 
 
-def _numbered(folder: Path) -> Iterator[Path]:
-    """Every folder that is called like a checkpoint, the newest first."""
+def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Every folder that is called like a checkpoint, with its step, the newest first."""
     found = [
         (int(match[1]), path)
         for path in (folder.iterdir() if folder.is_dir() else ())
         if (match := _COMPLETE.fullmatch(path.name))
     ]
-    return (path for _, path in sorted(found, reverse=True))
+    return iter(sorted(found, reverse=True))
 
 
 def read(path: Path) -> tuple[Manifest | None, str]:

@@ -96,6 +96,15 @@ def test_retention_keeps_the_newest(tmp_path: Path, told: list[str]) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["step_20_ckp", "step_30_ckp"]
 
 
+def test_old_ones_of_every_so_many_steps_stay(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        make(tmp_path, step)
+    folder = manifest.checkpoints(str(tmp_path))
+    manifest.retain(folder, 2, 20)
+    kept = sorted(int(path.name.split("_")[1]) for path in folder.iterdir())
+    assert kept == [20, 40, 50]
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(RequestError, match=r"save_ckpt_path: .*file/checkpoints cannot be written"):
