@@ -20,6 +20,7 @@ STRATEGIES = ("fsdp", "hsdp", "ddp")
 ENGINES = ("auto", "fsdp1", "fsdp2")
 PRECISIONS = ("auto", "bf16", "fp32")
 DEVICES = ("auto", "cpu", "cuda")
+ON_NAN = ("stop", "skip")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +86,8 @@ class RunConfig:
     seed: int = 2023
     device: str = "auto"
     use_profiler: bool = False
+    on_nan: str = "stop"
+    trace_nan: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,7 @@ def faults(config: Config) -> list[str]:
         "fsdp_engine": (parallel.fsdp_engine, ENGINES),
         "precision": (parallel.precision, PRECISIONS),
         "device": (run.device, DEVICES),
+        "on_nan": (run.on_nan, ON_NAN),
     }
     not_empty = {"dataset_path": data.dataset_path, "save_ckpt_path": run.save_ckpt_path}
     found = [f"{n}: must be at least 1, not {v}" for n, v in at_least_one.items() if v < 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from dataclasses import asdict
@@ -17,7 +18,7 @@ from training import checkpoint, flops, manifest
 from training.config import Config, write_resolved
 from training.data import open_data, open_evaluation
 from training.data.reader import Reader
-from training.errors import SAVED, RequestError
+from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
@@ -26,6 +27,10 @@ from training.optim import clip_gradients, learning_rate, make_optimizer, set_le
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
 from training.profile import profiler
+from training.trace import look_at_gradients, trace
+
+MOST_SKIPPED = 10
+"""Steps in a row that may be left out because their gradients are no numbers."""
 
 
 def run(config: Config) -> int:
@@ -71,6 +76,9 @@ class Trainer:
         self.model = group.together(
             lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed)
         )
+        self.skipped = 0  # steps in a row
+        if run.trace_nan:
+            trace(self.model, self._where)
         self.optimizer = make_optimizer(self.model, config.optim, group.device)
         self.step, self.tokens_seen = self._resume()
         samples = self.data.global_batch * config.data.gradient_accumulation
@@ -83,6 +91,7 @@ class Trainer:
             start=self.step,
             num_steps=run.num_steps,
             tokens_per_step=self.tokens_per_step,
+            may_skip=run.on_nan == "skip",
             operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
         )
 
@@ -117,12 +126,38 @@ class Trainer:
         rate = learning_rate(self.step + 1, self.config.run.num_steps, optim.learning_rate)
         set_learning_rate(self.optimizer, rate)
         loss = self._backward()  # ()
+        if self.config.run.trace_nan:
+            look_at_gradients(self.model, self._where)
         norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
-        self.optimizer.step()
+        if self._may_step(norm):
+            self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens_seen += self.tokens_per_step
         self.metrics.add(self.step, loss, norm, rate, self.tokens_seen)
+
+    def _may_step(self, norm: Tensor) -> bool:
+        """Tell whether the gradients can be used; on_nan=skip waits for the device to know.
+
+        The norm is that of all ranks, so all decide alike. Raises TrainingError after too many
+        steps in a row that were left out.
+        """
+        if self.config.run.on_nan == "stop":
+            return True  # metrics stop the run before anything of it is saved
+        if math.isfinite(norm.item()):
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        self._say(f"step {self.step + 1}: the gradient norm is {norm.item()}, the step is left out")
+        if self.skipped >= MOST_SKIPPED:
+            raise TrainingError(f"{self.skipped} steps in a row were left out; the run stops here")
+        return False
+
+    def _where(self) -> str:
+        """Tell the step that is under way, and what it reads."""
+        each = self.data.global_batch * self.config.data.gradient_accumulation
+        first = self.data.position - each
+        return f"step {self.step + 1}, samples {first:,} to {self.data.position - 1:,} of the order"
 
     def _backward(self) -> Tensor:
         """Add up the gradients of a step's batches; this rank's part of the loss, ().

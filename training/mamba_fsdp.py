@@ -13,6 +13,7 @@ from typing import Any
 from training.config import (
     DEVICES,
     ENGINES,
+    ON_NAN,
     PRECISIONS,
     STRATEGIES,
     Config,
@@ -69,6 +70,13 @@ FLAGS = (
     Flag("precision", str, "auto", f"{', '.join(PRECISIONS)}; auto: bf16 on a GPU that has it"),
     Flag("device", str, "auto", f"{', '.join(DEVICES)}"),
     Flag("use_torch_compile", boolean, False, "compile the blocks"),
+    Flag(
+        "on_nan",
+        str,
+        "stop",
+        f"{', '.join(ON_NAN)}: what a loss or gradient that is no number makes of the run or step",
+    ),
+    Flag("trace_nan", boolean, False, "name the module that gives one, and the samples; slow"),
     Flag("use_profiler", boolean, False, "trace steps 4 to 6 into save_ckpt_path/profile_traces"),
 )
 

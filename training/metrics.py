@@ -2,6 +2,7 @@
 
 metrics.jsonl has three kinds of lines, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
+        in a step that was left out: loss and grad_norm null, "skipped" true
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
      "tokens_per_second_per_device", "mfu", "memory_bytes"}          means of a report interval
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
@@ -43,10 +44,11 @@ class Metrics:
         num_steps: int,
         tokens_per_step: int,
         operations_per_token: float,
+        may_skip: bool = False,
     ) -> None:
         self.path, self.group, self.num_steps = folder / FILE, group, num_steps
         self.tokens_per_step = tokens_per_step
-        self.operations_per_token = operations_per_token
+        self.operations_per_token, self.may_skip = operations_per_token, may_skip
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
         self._interval: list[dict[str, Any]] = []
         self._since = time.perf_counter()
@@ -64,7 +66,7 @@ class Metrics:
         """Write the steps noted since the last call (a collective call).
 
         Raises TrainingError, on every rank, naming the first step whose loss or gradient norm is
-        not a finite number.
+        not a finite number, unless such steps are left out.
         """
         if not self._pending:
             return
@@ -87,13 +89,15 @@ class Metrics:
         ]
         self._pending.clear()
         for line in lines:
-            for what in ("loss", "grad_norm"):
-                if not math.isfinite(line[what]):
-                    raise TrainingError(
-                        f"step {line['step']}: {what} is {line[what]}; the run stops here, and no "
-                        "checkpoint has been written since. A lower learning_rate or "
-                        "grad_clip_thresh may help"
-                    )
+            lost = [what for what in ("loss", "grad_norm") if not math.isfinite(line[what])]
+            if lost and not self.may_skip:
+                raise TrainingError(
+                    f"step {line['step']}: {lost[0]} is {line[lost[0]]}; the run stops here, and "
+                    "no checkpoint has been written since. A lower learning_rate or "
+                    "grad_clip_thresh may help; trace_nan=True names where it comes from, on_nan=skip goes on"
+                )
+            if lost:
+                line |= {"loss": None, "grad_norm": None, "skipped": True}
         self._interval += lines
         self._write(lines)
 
@@ -107,8 +111,7 @@ class Metrics:
         line = {
             **last,
             "kind": "report",
-            "loss": math.fsum(step["loss"] for step in self._interval) / count,
-            "grad_norm": math.fsum(step["grad_norm"] for step in self._interval) / count,
+            **{what: self._mean(what) for what in ("loss", "grad_norm")},
             "tokens_per_second_per_device": rate,
             "mfu": None if peak is None else rate * self.operations_per_token / peak,
             "memory_bytes": memory(self.group.device),
@@ -117,6 +120,11 @@ class Metrics:
         self._write([line])
         if self.group.rank == 0:
             print(readable(line, self.num_steps), flush=True)
+
+    def _mean(self, what: str) -> float | None:
+        """Mean of an interval's steps, without those that were left out."""
+        values = [step[what] for step in self._interval if step[what] is not None]
+        return math.fsum(values) / len(values) if values else None
 
     def evaluated(self, step: int, loss: float, tokens: int) -> None:
         """Tell what an evaluation gave."""
@@ -148,10 +156,12 @@ class Metrics:
 
 def readable(line: dict[str, Any], num_steps: int) -> str:
     """Format a report for people."""
+    loss, norm = (line[what] for what in ("loss", "grad_norm"))
     mfu = "" if line["mfu"] is None else f"MFU {line['mfu']:.1%} | "
     return (
         f"step {line['step']}/{num_steps} | tokens {line['tokens_seen']:,} | "
-        f"loss {line['loss']:.4f} | gradient norm {line['grad_norm']:.3f} | "
+        f"loss {'-' if loss is None else f'{loss:.4f}'} | "
+        f"gradient norm {'-' if norm is None else f'{norm:.3f}'} | "
         f"learning rate {line['learning_rate']:.2e} | "
         f"{line['tokens_per_second_per_device']:,.0f} tokens/s/device | {mfu}"
         f"memory {line['memory_bytes'] / 2**30:.2f} GiB"

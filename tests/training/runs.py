@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 TINY = (
@@ -81,7 +82,7 @@ def train(save: Path, data: str, ranks: int, batch: int, steps: int, *flags: str
     return losses(save)
 
 
-def steps(save: Path) -> list[dict[str, float]]:
+def steps(save: Path) -> list[dict[str, Any]]:
     lines = (save / "metrics.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if line["kind"] == "step"]
 
