@@ -15,6 +15,7 @@ from typing import Any
 
 from training.errors import RequestError, writing
 from training.models import Sizes
+from training.schedule import ScheduleConfig
 
 STRATEGIES = ("fsdp", "hsdp", "ddp")
 ENGINES = ("auto", "fsdp1", "fsdp2")
@@ -48,9 +49,10 @@ class DataConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW, quadratic warm-up and cosine decay to a tenth."""
+    """AdamW, and how its learning rate goes."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 3e-4  # the peak
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     grad_clip_thresh: float = 4.0
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import time
@@ -14,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training import checkpoint, flops, manifest
+from training import checkpoint, flops, manifest, schedule
 from training.config import Config, write_resolved
 from training.data import open_data, open_evaluation
 from training.data.reader import Reader
@@ -23,7 +24,7 @@ from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
 from training.ops.loss import counted
-from training.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from training.optim import clip_gradients, make_optimizer, set_learning_rate
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
 from training.profile import profiler
@@ -72,6 +73,10 @@ class Trainer:
         )
         first = group.broadcast(self.data.fingerprint)
         group.together(lambda: _require_same(self.data, first))
+        samples = self.data.global_batch * config.data.gradient_accumulation
+        self.tokens_per_step = samples * config.data.seq_length
+        optim = config.optim
+        schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         torch.manual_seed(run.seed + group.rank)
         self.model = group.together(
             lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed)
@@ -81,8 +86,6 @@ class Trainer:
             trace(self.model, self._where)
         self.optimizer = make_optimizer(self.model, config.optim, group.device)
         self.step, self.tokens_seen = self._resume()
-        samples = self.data.global_batch * config.data.gradient_accumulation
-        self.tokens_per_step = samples * config.data.seq_length
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.metrics = Metrics(
@@ -123,7 +126,13 @@ class Trainer:
     def _advance(self) -> None:
         """One step of the optimizer."""
         optim = self.config.optim
-        rate = learning_rate(self.step + 1, self.config.run.num_steps, optim.learning_rate)
+        rate = schedule.learning_rate(
+            optim.schedule,
+            self.step + 1,
+            self.config.run.num_steps,
+            optim.learning_rate,
+            self.tokens_per_step,
+        )
         set_learning_rate(self.optimizer, rate)
         loss = self._backward()  # ()
         if self.config.run.trace_nan:
@@ -197,6 +206,7 @@ class Trainer:
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
                 model=_identity(self.config),
+                settings=_settings(self.config),
                 data=self.data.state(),
                 torch=torch.__version__,
                 files=files,
@@ -232,6 +242,8 @@ class Trainer:
             )
         checkpoint.load(path, told, self.model, self.optimizer, self.group, _identity(self.config))
         self._say(f"resumed from {path} at step {told.step}")
+        for change in _changes(told.settings, _settings(self.config)):
+            self._say(f"WARNING: {change}; what was asked for now counts")
         if told.world_size != self.group.world_size:
             self._say(f"it was saved by {told.world_size} ranks, now {self.group.world_size}")
         if not self.data.resume(told.data):
@@ -247,6 +259,30 @@ def _identity(config: Config) -> dict[str, Any]:
     """Give what must not change between a checkpoint and its resumption."""
     sizes = config.model.sizes
     return {"family": sizes.family, **asdict(sizes)}
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    """Give what a resumption may change, but seldom means to."""
+    optim = asdict(config.optim)
+    rates = optim.pop("schedule")
+    return {
+        "schedule": rates.pop("name"),
+        **rates,
+        **optim,
+        "num_steps": config.run.num_steps,
+        "seed": config.run.seed,
+        "gradient_accumulation": config.data.gradient_accumulation,
+    }
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the settings of a checkpoint that are others now, as they are after a JSON file."""
+    now = json.loads(json.dumps(now))
+    return [
+        f"{name}: the checkpoint was made with {before[name]}, this is {value}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]
 
 
 def _require_same(data: Reader, first: str) -> None:

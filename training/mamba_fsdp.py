@@ -7,7 +7,8 @@ run failed, 2 the request was wrong, 85 stopped by SIGTERM after a checkpoint (s
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import Any
 
 from training.config import (
@@ -26,6 +27,19 @@ from training.config import (
 from training.door import enter, leave
 from training.flags import Flag, boolean, integer, number, parse
 from training.models import preset
+from training.schedule import TAKES, ScheduleConfig
+
+_READ: dict[str, Callable[[str], Any]] = {"float": number, "int": integer, "str": str}
+SCHEDULE_FLAGS = tuple(
+    Flag(
+        one.name,
+        _READ[str(one.type)],
+        one.default,
+        f"of the schedules {', '.join(name for name, takes in TAKES.items() if one.name in takes)}",
+    )
+    for one in fields(ScheduleConfig)
+    if one.name != "name"
+)
 
 FLAGS = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
@@ -38,6 +52,8 @@ FLAGS = (
     Flag("eval_interval", integer, 0, "steps between evaluations; 0: at the end only"),
     Flag("num_steps", integer, 2000, "steps of the whole run"),
     Flag("learning_rate", number, 3e-4, "peak, after the warm-up"),
+    Flag("schedule", str, "quadratic-cosine", f"of the learning rate: {', '.join(TAKES)}"),
+    *SCHEDULE_FLAGS,
     Flag("grad_clip_thresh", number, 4.0, "largest global norm of the gradients"),
     Flag("weight_decay", number, 0.1, "AdamW's; not for A_log, D, biases and norms"),
     Flag("seed", integer, 2023, "of the initial weights and the order of the data"),
@@ -87,7 +103,10 @@ def configure(arguments: Sequence[str]) -> Config:
     return Config(
         model=ModelConfig(name=given["model_name"], sizes=preset(given["model_name"])),
         data=DataConfig(**_pick(given, DataConfig)),
-        optim=OptimConfig(**_pick(given, OptimConfig)),
+        optim=OptimConfig(
+            schedule=ScheduleConfig(name=given.pop("schedule"), **_pick(given, ScheduleConfig)),
+            **_pick(given, OptimConfig),
+        ),
         parallel=ParallelConfig(**_pick(given, ParallelConfig)),
         run=RunConfig(**_pick(given, RunConfig)),
     )

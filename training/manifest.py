@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Manifest:
     data: dict[str, Any]
     torch: str
     files: dict[str, int]
+    settings: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
 

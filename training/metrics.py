@@ -94,7 +94,8 @@ class Metrics:
                 raise TrainingError(
                     f"step {line['step']}: {lost[0]} is {line[lost[0]]}; the run stops here, and "
                     "no checkpoint has been written since. A lower learning_rate or "
-                    "grad_clip_thresh may help; trace_nan=True names where it comes from, on_nan=skip goes on"
+                    "grad_clip_thresh may help; trace_nan=True names where it comes from, "
+                    "on_nan=skip goes on"
                 )
             if lost:
                 line |= {"loss": None, "grad_norm": None, "skipped": True}

@@ -1,8 +1,6 @@
-"""AdamW and its schedule, for sharded parameters."""
+"""AdamW and gradient clipping, for sharded parameters."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor, nn
@@ -35,18 +33,6 @@ def decays(name: str) -> bool:
     owner, _, kind = name.rpartition(".")
     plain = kind in ("A_log", "D") or kind.endswith("bias")  # Mamba-2 has a dt_bias
     return not plain and not owner.endswith(("norm", "norm_f"))
-
-
-def learning_rate(step: int, num_steps: int, peak: float) -> float:
-    """Learning rate of step 1, 2, ... num_steps: quadratic warm-up, then cosine to 10%.
-
-    Warm-up takes W = min(2000, num_steps // 20) steps, at least 1. A function of the step alone,
-    so a resumed run goes on exactly.
-    """
-    warm = max(1, min(2000, num_steps // 20))
-    rising = 1 - (1 - min(step, warm) / warm) ** 2
-    falling = 0.1 + 0.45 * (1 + math.cos(math.pi * min(step, num_steps) / num_steps))
-    return peak * min(rising, falling)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:

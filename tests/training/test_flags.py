@@ -98,10 +98,18 @@ def test_every_flag_is_a_setting() -> None:
 
     given = configure(LEAST)
     assert isinstance(given, Config)
-    sections = (given.data, given.optim, given.parallel, given.run)
+    sections = (given.data, given.optim, given.optim.schedule, given.parallel, given.run)
     settings = {name for section in sections for name in section.__dataclass_fields__}
     flags = {flag.name for flag in FLAGS} - {"model_name"}
-    assert flags <= settings and settings - flags == {"betas", "eps"}
+    # `schedule` is the name of one, beside its settings.
+    assert flags <= settings and settings - flags == {"betas", "eps", "name"}
+
+
+def test_settings_of_another_schedule_are_refused() -> None:
+    given = configure((*LEAST, "--schedule=wsd", "--t_decay=100ba"))
+    assert (given.optim.schedule.name, given.optim.schedule.t_decay) == ("wsd", "100ba")
+    with pytest.raises(RequestError, match="min_lr: schedule=wsd does not take it, but cosine"):
+        configure((*LEAST, "--schedule=wsd", "--min_lr=1e-6"))
 
 
 def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:

@@ -1,6 +1,4 @@
-"""Schedule and optimizer."""
-
-import math
+"""The optimizer."""
 
 import pytest
 import torch
@@ -8,23 +6,7 @@ import torch
 from training.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
-from training.optim import clip_gradients, decays, learning_rate, make_optimizer
-
-
-@pytest.mark.parametrize("num_steps", [100, 1200, 100_000])
-def test_schedule_is_the_published_formula(num_steps: int) -> None:
-    warm = min(2000, num_steps // 20)
-    for x in range(1, num_steps + 1, max(1, num_steps // 500)):
-        rising = 1 - (1 - min(x, warm) / warm) ** 2
-        falling = 0.1 + 0.5 * (1 - 0.1) * (1 + math.cos(min(x, num_steps) / num_steps * math.pi))
-        assert learning_rate(x, num_steps, 3e-4) == pytest.approx(3e-4 * min(rising, falling))
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 19, 20])
-def test_schedule_of_short_runs(num_steps: int) -> None:
-    rates = [learning_rate(step, num_steps, 1.0) for step in range(1, num_steps + 1)]
-    assert all(0 < rate <= 1 for rate in rates)
-    assert rates[-1] == pytest.approx(0.1)
+from training.optim import clip_gradients, decays, make_optimizer
 
 
 def test_decay_spares_what_it_should() -> None:

@@ -189,3 +189,17 @@ def test_fewer_steps_than_the_checkpoint_are_refused(
 ) -> None:
     done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=5"))
     assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr
+
+
+def test_a_setting_that_is_another_on_resumption_is_told(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    changed = ("--schedule=cosine", "--min_lr=0", "--learning_rate=1e-3")
+    done = resume(tmp_path, data, undisturbed, 0, *changed)
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
+    assert any(
+        "name: the checkpoint was made with quadratic-cosine, this is" in w for w in warnings
+    )
+    assert any("min_lr: the checkpoint was made with 1e-05, this is 0" in w for w in warnings)
+    assert all("what was asked for now counts" in w for w in warnings)

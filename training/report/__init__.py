@@ -1,0 +1,1 @@
+"""Runs side by side, as pictures and one page: `python -m training.report RUN ... -o DIR`."""

@@ -1,0 +1,60 @@
+"""Draw what runs have told: `python -m training.report RUN [RUN ...] -o DIR`.
+
+RUN is a run's folder, with its metrics.jsonl and config.json; the run may still be going on. Into
+DIR go report.html, a page that needs nothing beside it, and its pictures: loss, gradient norm and
+learning rate of the steps, loss of the evaluations, tokens/s a device, MFU and memory of the
+reports; what no run tells is not drawn. Of more steps than fit, a curve shows means, and a pale
+band from the least to the largest. A dotted line stands where a loss is no number for the first
+time.
+Exit codes: 0 done, 1 it failed, 2 the request was wrong.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from training.convert.arguments import Parser, enter
+from training.errors import RequestError, writing
+from training.report.history import read_runs
+from training.report.page import page
+from training.report.pictures import OVER, draw
+
+PAGE = "report.html"
+
+
+def report(arguments: Sequence[str]) -> None:
+    """Do what the command line asks for. Raises RequestError and TrainingError."""
+    parser = Parser("python -m training.report", str(__doc__))
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write to"
+    )
+    parser.add_argument(
+        "--over", choices=tuple(OVER), default="steps", help="what the curves go over (steps)"
+    )
+    given = parser.parse_args(list(arguments))
+    folder: Path = given.output
+    if folder.exists() and not folder.is_dir():
+        raise RequestError(f"--output: {folder} is not a folder")
+    runs = read_runs(given.runs)
+    pictures = draw(runs, given.over)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    for name, image in pictures.items():
+        _write(folder / name, image)
+    _write(folder / PAGE, page(runs, pictures).encode())
+    print(folder / PAGE)
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Write a file that is complete or absent: it may be open in a browser meanwhile."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with writing(path):
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(enter(report, sys.argv[1:]))

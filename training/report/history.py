@@ -1,0 +1,218 @@
+"""What a run has told so far: its metrics.jsonl and config.json, whatever state they are in.
+
+Light: no torch here, so that it can be read where none is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from training.errors import RequestError
+
+METRICS = "metrics.jsonl"
+CONFIG = "config.json"
+STEP = ("step", "tokens_seen", "loss", "grad_norm", "learning_rate")
+REPORT = ("step", "tokens_seen", "tokens_per_second_per_device", "mfu", "memory_bytes")
+EVALUATION = ("step", "tokens_seen", "loss")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Lines of one kind as columns, in the order of their steps; NaN is what a line lacks."""
+
+    columns: dict[str, array[float]]
+
+    @classmethod
+    def of(cls, *names: str) -> Table:
+        return cls({name: array("d") for name in names})
+
+    def __len__(self) -> int:
+        return len(self.columns["step"])
+
+    def add(self, record: dict[str, Any]) -> int:
+        """Add a line; how many were there from its step on, which it replaces.
+
+        Raises ValueError for a line without a step, or with what should be a number and is not,
+        OverflowError for a whole number that no float holds.
+        """
+        row = {name: _number(record.get(name)) for name in self.columns}
+        if not row["step"] >= 1:
+            raise ValueError("no step")
+        replaced = self.cut(row["step"])
+        for name, column in self.columns.items():
+            column.append(row[name])
+        return replaced
+
+    def cut(self, step: float) -> int:
+        """Remove the lines from a step on; how many they were."""
+        kept = bisect_left(self.columns["step"], step)
+        removed = len(self) - kept
+        for column in self.columns.values():
+            del column[kept:]
+        return removed
+
+    def finite(self, name: str) -> list[float]:
+        return [value for value in self.columns[name] if math.isfinite(value)]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run; `notes` say, for people, what is odd about it."""
+
+    name: str
+    steps: Table
+    reports: Table
+    evaluations: Table
+    settings: dict[str, Any] = field(default_factory=dict)  # of config.json, by dotted names
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def last_step(self) -> int:
+        return int(self.steps.columns["step"][-1]) if len(self.steps) else 0
+
+    @property
+    def tokens(self) -> float:
+        return self.steps.columns["tokens_seen"][-1] if len(self.steps) else 0
+
+    @property
+    def lost(self) -> list[int]:
+        """The steps whose loss is not a finite number; they may have been left out."""
+        pairs = zip(self.steps.columns["step"], self.steps.columns["loss"], strict=True)
+        return [int(step) for step, loss in pairs if not math.isfinite(loss)]
+
+
+def read_runs(folders: list[Path]) -> list[Run]:
+    """Read runs, named by as much of the ends of their paths as tells them apart.
+
+    Raises RequestError listing every folder that holds no run, or was given twice; and if none of
+    the runs has reached a step.
+    """
+    found = []
+    for place, folder in enumerate(folders):
+        if not folder.is_dir():
+            found.append(
+                f"{folder}: is not a folder" if folder.exists() else f"{folder}: not there"
+            )
+        elif not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
+            found.append(
+                f"{folder}: has no {METRICS}; a run's folder is the one it was told to save to"
+            )
+        elif folder.resolve() in [other.resolve() for other in folders[:place]]:
+            found.append(f"{folder}: was given twice")
+    if found:
+        raise RequestError.of(found)
+    names = _names([folder.resolve() for folder in folders])
+    names = [os.fsencode(name).decode("utf-8", "replace") for name in names]
+    runs = [read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    if not any(len(run.steps) for run in runs):
+        raise RequestError(
+            f"there is nothing to draw yet: {', '.join(map(str, folders))} "
+            f"{'has' if len(folders) == 1 else 'have'} no whole line about a step"
+        )
+    return runs
+
+
+def read(folder: Path, name: str) -> Run:
+    """Read one run's folder. Raises RequestError if a file cannot be opened."""
+    steps, reports, evaluations = Table.of(*STEP), Table.of(*REPORT), Table.of(*EVALUATION)
+    tables = {"step": steps, "report": reports, "evaluation": evaluations}
+    notes: list[str] = []
+    odd = back = 0
+    for line in _lines(folder / METRICS):
+        if not line.endswith(b"\n"):
+            notes.append("the last line is not whole: the run goes on, or was killed")
+            break
+        try:
+            record = json.loads(line)
+            table = tables.get(record["kind"])
+            replaced = table.add(record) if table is not None else 0
+        except (ValueError, TypeError, KeyError, OverflowError):
+            odd += 1
+        else:
+            if replaced and table is steps:
+                back += 1
+                reports.cut(record["step"])
+                evaluations.cut(record["step"])
+    if odd:
+        notes.append(f"lines of {METRICS} that cannot be read, and are left out: {odd}")
+    if back:
+        notes.append(f"goes back to an earlier step, where the later lines count: {back} times")
+    for place, step in enumerate(evaluations.columns["step"]):
+        at = bisect_left(steps.columns["step"], step)
+        if at < len(steps):
+            evaluations.columns["tokens_seen"][place] = steps.columns["tokens_seen"][at]
+    settings, versions = _config(folder / CONFIG, notes)
+    run = Run(name, steps, reports, evaluations, settings, versions)
+    if not len(steps):
+        notes.append("has not told of a step yet")
+    if run.lost:
+        count = f"{len(run.lost)} steps, the first of them {run.lost[0]}"
+        notes.append(f"the loss is not a finite number in {count}")
+    return replace(run, notes=tuple(notes))
+
+
+def differing(runs: list[Run]) -> dict[str, list[Any]]:
+    """Settings in which runs differ, with the value of each run; of one run, all settings.
+
+    None stands for a setting that a run does not tell. Where a run saves is left out.
+    """
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    rows = {name: [run.settings.get(name) for run in runs] for name in names}
+    return {
+        name: values
+        for name, values in rows.items()
+        if name != "run.save_ckpt_path" and (len(runs) == 1 or values != values[:1] * len(runs))
+    }
+
+
+def _lines(path: Path) -> list[bytes]:
+    try:
+        return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _config(path: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Settings by dotted names, and versions, as the last start of the run wrote them."""
+    try:
+        record = json.loads(b"".join(_lines(path)))
+        settings = _flat(record["config"]) | {"world_size": record["world_size"]}
+        return settings, {str(name): str(value) for name, value in record["versions"].items()}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        notes.append(f"{CONFIG} {'cannot be read' if path.exists() else 'is missing'}")
+        return {}, {}
+
+
+def _flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in record.items():
+        flat |= (
+            _flat(value, f"{before}{name}.") if isinstance(value, dict) else {before + name: value}
+        )
+    return flat
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError("not a number")
+    return float(value)
+
+
+def _names(folders: list[Path]) -> list[str]:
+    """Give each path, of which no two are the same, the shortest end that no other has."""
+    most = max(len(folder.parts) for folder in folders)
+    for count in range(1, most):
+        names = [str(Path(*folder.parts[-count:])) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
