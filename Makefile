@@ -46,6 +46,7 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python benchmarks/rebuild.py
 	.venv/bin/python -m benchmarks.pack
 	.venv/bin/python -m benchmarks.models
+	.venv/bin/python -m benchmarks.data
 
 doctor: setup  ## tell what is missing on this machine and how to mend it
 	@$(SQSHFORGE) doctor

@@ -68,6 +68,8 @@ class Trainer:
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
         self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
+        for note in getattr(self.data.samples, "notes", ()):
+            self._say(f"dataset_path: {note}")
         self.held_out = group.together(
             lambda: open_evaluation(config, group.rank, group.world_size)
         )

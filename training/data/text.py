@@ -17,7 +17,6 @@ import torch
 from training.data.samples import Sample
 from training.errors import RequestError, TrainingError
 
-PREFIX = "text:"
 VOCABULARY = 256
 
 
@@ -29,9 +28,9 @@ class Text:
 
     vocab_size = VOCABULARY
 
-    def __init__(self, pattern: str, seq_length: int, setting: str = "dataset_path") -> None:
+    def __init__(self, pattern: str, seq_length: int) -> None:
         self.seq_length = seq_length
-        self._paths, sizes = _files(pattern, setting)
+        self._paths, sizes = _files(pattern)
         self._ends = list(accumulate(sizes))
         names = "\n".join(
             f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)
@@ -73,23 +72,21 @@ class Text:
         return b"".join(pieces)
 
 
-def _files(pattern: str, setting: str) -> tuple[list[str], list[int]]:
+def _files(pattern: str) -> tuple[list[str], list[int]]:
     """Paths and sizes of the files that match, sorted, the empty ones left out."""
     if not pattern:
-        raise RequestError(f"{setting}: text: must be followed by a file name or pattern")
+        raise RequestError("text: must be followed by a file name or pattern")
     found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
     if not found:
-        raise RequestError(f"{setting}: no file matches {pattern}")
+        raise RequestError(f"no file matches {pattern}")
     try:
         for path in found:
             with Path(path).open("rb"):
                 pass
         sizes = [Path(path).stat().st_size for path in found]
     except OSError as error:
-        raise RequestError(
-            f"{setting}: {error.filename} cannot be read: {error.strerror}"
-        ) from error
+        raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
     kept = [(path, size) for path, size in zip(found, sizes, strict=True) if size]
     if not kept:
-        raise RequestError(f"{setting}: the files that match {pattern} are empty")
+        raise RequestError(f"the files that match {pattern} are empty")
     return [path for path, _ in kept], [size for _, size in kept]

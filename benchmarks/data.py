@@ -1,0 +1,137 @@
+"""How fast samples are read by one process, from files that are in the page cache.
+
+usage: python -m benchmarks.data [--rounds 5] [--tokens 32000000] [--output DIR]
+
+Writes synthetic documents to a temporary folder and reads every window of 4,096 once a round: of
+packed files plainly and weighted by position, and of a mixture of two. The goal holds for each of
+them; JSON lines and synthetic tokens are measured beside them. Writes the medians to
+benchmarks/results/data.json and exits 1 where the goal is missed. Take a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.data.lines import Lines
+from training.data.mixture import Mixture, Source
+from training.data.packed import Packed, PackedWriter
+from training.data.samples import Samples
+from training.data.synthetic import Synthetic
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+LENGTH = 4096
+GOAL = 50e6  # tokens/s
+VOCABULARY = 65_024
+LINES = 2_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32_000_000)
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    given = parser.parse_args()
+    if given.rounds < 1 or given.tokens < 4 * (LENGTH + 1):
+        parser.error(f"--rounds must be at least 1, --tokens at least {4 * (LENGTH + 1)}")
+    torch.set_num_threads(1)
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
+        for name, samples, goal in sources(Path(folder), given.tokens):
+            rows.append(measure(name, samples, given.rounds, goal))
+            print(
+                f"{name}: {rows[-1]['median'] / 1e6:.0f} million tokens/s (median of "
+                f"{given.rounds})" + (f", goal {goal / 1e6:.0f} million" if goal else ""),
+                flush=True,
+            )
+    met = all(row.get("met", True) for row in rows)
+    result = {
+        "what": f"tokens/s of one process, samples of {LENGTH}, files in the page cache",
+        "rows": rows,
+        "met": met,
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+    }
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "data.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if met else 1
+
+
+def sources(folder: Path, tokens: int) -> list[tuple[str, Samples, float | None]]:
+    """Write the data and open it in each way: name, samples, and the goal where there is one."""
+    for name, share in (("a", 3), ("b", 1)):
+        write_packed(folder / f"{name}.npy", tokens * share // 4)
+    first, second = (
+        Packed(str(folder / f"{name}.npy"), LENGTH, vocab_size=VOCABULARY) for name in "ab"
+    )
+    mixture = Mixture(
+        [
+            Source(name="a", samples=first, weight=0.75),
+            Source(name="b", samples=second, weight=0.25),
+        ],
+        seed=0,
+    )
+    files = str(folder / "*.npy")
+    weighted = Packed(files, LENGTH, vocab_size=VOCABULARY, position_weighting=True)
+    write_lines(folder / "lines" / "a.json")
+    return [
+        ("packed", Packed(files, LENGTH, vocab_size=VOCABULARY), GOAL),
+        ("packed, weighted", weighted, GOAL),
+        ("mixture of packed", mixture, GOAL),
+        ("JSON lines, converted", Lines(folder / "lines", LENGTH, seed=0), None),
+        ("synthetic", Synthetic(LENGTH, VOCABULARY, count=500), None),
+    ]
+
+
+def write_packed(path: Path, tokens: int) -> None:
+    """Write documents of about 1,500 tokens on average, all kinds of lengths."""
+    source = np.random.default_rng(0)
+    with PackedWriter(path) as file:
+        while file.tokens < tokens:
+            length = int(source.exponential(1500)) % 16_000 + 1
+            file.write(source.integers(0, VOCABULARY, length))
+
+
+def write_lines(path: Path) -> None:
+    path.parent.mkdir()
+    source = np.random.default_rng(0)
+    with path.open("w") as file:
+        for length in source.integers(LENGTH // 2, 2 * LENGTH, LINES).tolist():
+            ids = source.integers(0, VOCABULARY, length).tolist()
+            file.write(json.dumps({"input_ids": ids, "attention_mask": [1] * length}) + "\n")
+
+
+def measure(name: str, samples: Samples, rounds: int, goal: float | None) -> dict[str, Any]:
+    """Read all samples so many times, after a time that is not counted."""
+    speeds = []
+    for _ in range(rounds + 1):
+        started = time.perf_counter()
+        for index in range(len(samples)):
+            samples[index]
+        speeds.append(len(samples) * LENGTH / (time.perf_counter() - started))
+    median = statistics.median(speeds[1:])
+    row: dict[str, Any] = {"name": name, "tokens_per_second": [round(one) for one in speeds[1:]]}
+    row["median"] = round(median)
+    if goal:
+        row |= {"goal": round(goal), "met": median >= goal}
+    return row
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,191 @@
+"""Several sources read as one, each with its weight, in a fixed pattern without any randomness.
+
+A pattern has about a thousand slots, each of one source; its slots are its weight, rounded. Sample
+k of the mixture takes slot k mod S, S being the pattern's length; the source's own number there is
+how many of its slots came before, in this pattern and in those completed, plus its `order`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+
+from training.data.order import shuffled
+from training.data.samples import Sample, Samples
+from training.errors import RequestError
+
+SLOTS = 1000
+TOLERANCE = Fraction(1, 100)
+"""A weight that rounding changes by more than this part of it is told."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One part of a mixture. `order` is the number of the first of its samples that is read."""
+
+    name: str
+    samples: Samples
+    weight: float
+    order: int = 0
+
+
+class Mixture:
+    """A mixture, as samples (see training.data.samples); sources of weight 0 are left out.
+
+    A source that comes to its end begins again with its sample 0. The length is what it takes
+    until every source has been read through once: one pass over the one that is largest for its
+    weight, in which the others are read more often than once (see `passes`). After that, a Reader
+    begins again with the mixture's sample 0, so each epoch is like the first. The mixture has its
+    own order: a Reader takes it with shuffle=False, and leaves samples out by `skip`.
+
+    If one source weighs its targets, those of the others weigh 1. `notes` has a line for each
+    weight that the rounding changes by more than 1 %.
+
+    Raises RequestError for weights that cannot be, names given twice, sources that are empty or
+    of another seq_length, and an `order` beyond a source.
+    """
+
+    def __init__(self, sources: Sequence[Source], *, seed: int, slots: int = SLOTS) -> None:
+        faults = _faults(sources)
+        if faults:
+            raise RequestError.of([f"mixture: {fault}" for fault in faults])
+        self._sources = [source for source in sources if source.weight > 0]
+        weights = [Fraction(source.weight) for source in self._sources]
+        self._slots = apportioned(weights, max(slots, len(weights)))
+        self.notes = _notes(self._sources, weights, self._slots)
+        self._pattern, self._places = _pattern(self._slots, f"mixture/{seed}")
+        self._counts = [
+            bisect_left(self._places[which], place) for place, which in enumerate(self._pattern)
+        ]
+        self._length = 1 + max(self._last_of(which) for which in range(len(self._sources)))
+        samples = [source.samples for source in self._sources]
+        self.seq_length = samples[0].seq_length
+        self.vocab_size = max(one.vocab_size for one in samples)
+        self._weighted = any(one[0].weights is not None for one in samples)
+        parts = [
+            f"{source.samples.fingerprint} {taken} {source.order}"
+            for source, taken in zip(self._sources, self._slots, strict=True)
+        ]
+        facts = "\n".join([f"mixture {seed}", *parts])
+        self.fingerprint = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Sample:
+        which, number = self.locate(index)
+        sample = self._sources[which].samples[number]
+        if self._weighted and sample.weights is None:
+            ones = torch.ones(self.seq_length)  # (l,)
+            return Sample(sample.inputs, sample.targets, ones)
+        return sample
+
+    def locate(self, index: int) -> tuple[int, int]:
+        """Find what a sample is: which source (those of weight 0 not counted), its number there."""
+        if not 0 <= index < self._length:
+            raise IndexError(index)
+        patterns, place = divmod(index, len(self._pattern))
+        which = self._pattern[place]
+        source = self._sources[which]
+        read = patterns * self._slots[which] + self._counts[place]
+        return which, (read + source.order) % len(source.samples)
+
+    def passes(self, samples: int) -> dict[str, float]:
+        """Tell how often each source is read through in a run's first `samples` samples.
+
+        Above 1, some of it is read again. Skipped samples count, as an earlier run has read them.
+        """
+        epochs, rest = divmod(samples, self._length)
+        return {
+            source.name: (epochs * self._read(which, self._length) + self._read(which, rest))
+            / len(source.samples)
+            for which, source in enumerate(self._sources)
+        }
+
+    def told(self) -> str:
+        return "; ".join(f"{source.name}: {source.samples.told()}" for source in self._sources)
+
+    def _read(self, which: int, index: int) -> int:
+        """How many samples of a source come before one of the mixture."""
+        patterns, place = divmod(index, len(self._pattern))
+        return patterns * self._slots[which] + bisect_left(self._places[which], place)
+
+    def _last_of(self, which: int) -> int:
+        """Where a source has been read through for the first time."""
+        last = len(self._sources[which].samples) - 1
+        patterns, place = divmod(last, self._slots[which])
+        return patterns * len(self._pattern) + self._places[which][place]
+
+
+def apportioned(weights: Sequence[Fraction], slots: int) -> list[int]:
+    """Divide whole slots by weights that are above 0, at least one each; they sum to `slots`.
+
+    Hamilton's method of largest remainders: each has its quota rounded down, and what is left goes
+    to those that lack most. Where the ones at least were too many, those that have most above
+    their quota give.
+    """
+    total = sum(weights)
+    quotas = [weight * slots / total for weight in weights]
+    taken = [max(1, math.floor(quota)) for quota in quotas]
+    while (missing := slots - sum(taken)) != 0:
+        lack = [quota - have for quota, have in zip(quotas, taken, strict=True)]
+        if missing > 0:
+            taken[lack.index(max(lack))] += 1
+        else:
+            able = [i for i, have in enumerate(taken) if have > 1]
+            taken[min(able, key=lambda i: lack[i])] -= 1
+    return taken
+
+
+def _pattern(slots: list[int], key: str) -> tuple[list[int], list[list[int]]]:
+    """Which source has each place of the pattern, and which places each source has."""
+    row = [which for which, taken in enumerate(slots) for _ in range(taken)]
+    pattern = [row[shuffled(place, len(row), key)] for place in range(len(row))]
+    places: list[list[int]] = [[] for _ in slots]
+    for place, which in enumerate(pattern):
+        places[which].append(place)
+    return pattern, places
+
+
+def _faults(sources: Sequence[Source]) -> list[str]:
+    found = []
+    lengths = sorted({source.samples.seq_length for source in sources})
+    if len(lengths) > 1:
+        found.append(f"the sources have different seq_lengths, {lengths}; open all with one")
+    if not any(source.weight > 0 for source in sources):
+        found.append("no source has a weight above 0; give one to at least one")
+    names = [source.name for source in sources]
+    for name in dict.fromkeys(names):
+        if names.count(name) > 1:
+            found.append(f"{name} is given {names.count(name)} times; add up its weights")
+    for source in sources:
+        name, count = source.name, len(source.samples)
+        if not (math.isfinite(source.weight) and source.weight >= 0):
+            found.append(f"{name}: weight is {source.weight}, must be a number of at least 0")
+        elif source.weight and not count:
+            found.append(
+                f"{name}: has {source.samples.told()}, which make no sample of seq_length "
+                f"{source.samples.seq_length}; give it more or a weight of 0"
+            )
+        elif source.weight and not 0 <= source.order < count:
+            found.append(f"{name}: order is {source.order:,}, must be from 0 to {count - 1:,}")
+    return found
+
+
+def _notes(sources: list[Source], weights: list[Fraction], slots: list[int]) -> list[str]:
+    """A line for each weight that is not what was asked for."""
+    found = []
+    for source, weight, taken in zip(sources, weights, slots, strict=True):
+        asked, given = weight / sum(weights), Fraction(taken, sum(slots))
+        if abs(given - asked) > TOLERANCE * asked:
+            found.append(
+                f"mixture: {source.name} is {float(given):.4%} of the samples instead of "
+                f"{float(asked):.4%}: {taken} of {sum(slots):,} slots"
+            )
+    return found

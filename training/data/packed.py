@@ -1,0 +1,333 @@
+"""Packed tokens: headerless files of 32-bit words, each a token, its position and its loss bit.
+
+A word (little-endian, bit 31 zero) holds the token's id in its lowest bits, above it the token's
+position in its document, and in bit 30 whether the token counts as a target. LAYOUTS tells how
+many bits there are for ids and positions. PATH.size, where it is there, has the number of tokens
+as text. A position that is 0 or below the one before begins a document.
+
+Shapes: l sequence length.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import secrets
+from bisect import bisect_right
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from glob import glob
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from training.data.samples import Sample
+from training.errors import RequestError, TrainingError, writing
+from training.ops.loss import IGNORED
+
+WORD = np.dtype("<i4")
+LOSS_BIT = 30
+SIZE = ".size"
+MAPS = 256
+"""Files mapped at one time: a map holds a descriptor, and a process has about a thousand."""
+PROBE = 1 << 16
+"""Words at the beginning of a file that are looked at for a loss bit."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many bits of a word hold the id, from bit 0, and how many the position, above them."""
+
+    token_bits: int
+    position_bits: int
+
+    @property
+    def vocabulary(self) -> int:
+        return 1 << self.token_bits
+
+    @property
+    def positions(self) -> int:
+        return 1 << self.position_bits
+
+
+LAYOUTS = {"16/14": Layout(16, 14), "17/13": Layout(17, 13)}
+
+
+class Packed:
+    """The windows of packed files, as samples (see training.data.samples).
+
+    `paths` is a file name, a pattern, or several of them; the files are read in sorted order. Each
+    is cut into windows of l + 1 tokens that share none and do not go on in the next file; what is
+    left at a file's end is not read. A target does not count (-100, weight 0) where it begins a
+    document or its loss bit is not set. With `position_weighting` the others weigh
+    tanh(position / 10), positions counted from the beginning of the window or of the document,
+    whichever is nearer.
+
+    Raises RequestError for a file that is missing, empty, no whole number of words or not of its
+    PATH.size, and where no loss bit is found; and TrainingError on reading an id that is not below
+    `vocab_size` (which without one is all that the layout can hold).
+    """
+
+    def __init__(
+        self,
+        paths: str | Sequence[str],
+        seq_length: int,
+        *,
+        layout: Layout = LAYOUTS["16/14"],
+        vocab_size: int | None = None,
+        position_weighting: bool = False,
+    ) -> None:
+        self.seq_length, self.layout = seq_length, layout
+        self.vocab_size = vocab_size or layout.vocabulary
+        self._paths = _found([paths] if isinstance(paths, str) else paths)
+        sizes = [_tokens_of(path) for path in self._paths]
+        self._maps = Maps()
+        self._ends = list(accumulate(size // (seq_length + 1) for size in sizes))  # in windows
+        self._tokens = sum(sizes)
+        self._weights = (
+            np.tanh(np.arange(layout.positions) / 10).astype(np.float32)  # (positions,)
+            if position_weighting
+            else None
+        )
+        self._find_loss_bit(sizes)
+        names = [f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)]
+        facts = [f"packed {seq_length} {layout} {position_weighting}", *names]
+        self.fingerprint = hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> Sample:
+        path, begin, words = self._window(index)  # words (l + 1,)
+        tokens = words & (self.layout.vocabulary - 1)  # (l + 1,)
+        if words.min() < 0 or tokens.max() >= self.vocab_size:
+            raise self._fault(path, begin, words, tokens)
+        positions = words >> self.layout.token_bits & (self.layout.positions - 1)  # (l + 1,)
+        begins = (positions[1:] < positions[:-1]) | (positions[1:] == 0)  # (l,)
+        counts = (words[1:] >> LOSS_BIT).astype(bool) & ~begins  # (l,)
+        ids = tokens.astype(np.int64)  # (l + 1,)
+        targets = np.where(counts, ids[1:], IGNORED)  # (l,)
+        weights = None
+        if self._weights is not None:
+            weights = torch.from_numpy(self._weigh(positions, begins) * counts)  # (l,)
+        return Sample(torch.from_numpy(ids[:-1]), torch.from_numpy(targets), weights)
+
+    def told(self) -> str:
+        return f"{self._tokens:,} tokens in {len(self._paths)} files"
+
+    def _window(self, index: int) -> tuple[str, int, NDArray[np.int32]]:
+        """Read a window, (l + 1,): its file, its first token's number there, and its words."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        number = bisect_right(self._ends, index)
+        path, length = self._paths[number], self.seq_length + 1
+        begin = (index - (self._ends[number - 1] if number else 0)) * length
+        return path, begin, self._maps.read(path, WORD, begin * WORD.itemsize, length)
+
+    def _weigh(
+        self, positions: NDArray[np.int32], begins: NDArray[np.bool_]
+    ) -> NDArray[np.float32]:
+        """Weights of all targets by position; positions (l + 1,), begins (l,) -> (l,)."""
+        assert self._weights is not None
+        # Where the window's parts of documents begin, and its end.
+        bounds = np.concatenate(([0], np.flatnonzero(begins) + 1, [len(positions)]))  # (parts + 1,)
+        bases = np.repeat(positions[bounds[:-1]], np.diff(bounds))  # (l + 1,)
+        rebased = positions - bases  # (l + 1,)
+        return self._weights[rebased[1:]]  # (l,)
+
+    def _fault(
+        self, path: str, begin: int, words: NDArray[np.int32], tokens: NDArray[np.int32]
+    ) -> TrainingError:
+        at = int(np.argmax((words < 0) | (tokens >= self.vocab_size)))
+        what = (
+            f"bit 31 is set (word {int(words[at]) & 0xFFFFFFFF:#010x}): the file is no packed data"
+            if words[at] < 0
+            else f"the id {tokens[at]:,} is not below the vocabulary's size, {self.vocab_size:,}: "
+            "the file is of another tokenizer or another layout"
+        )
+        return TrainingError(f"{path}: token {begin + at:,}: {what}", local=True)
+
+    def _find_loss_bit(self, sizes: list[int]) -> None:
+        """Refuse what would be trained on with no target at all, such as plain ids."""
+        for path, size in zip(self._paths, sizes, strict=True):
+            if (self._maps.read(path, WORD, 0, min(size, PROBE)) >> LOSS_BIT & 1).any():
+                return
+        raise RequestError(
+            f"{self._paths[0]}: no loss bit (bit {LOSS_BIT}) is set in the first {PROBE:,} words "
+            "of any file, so no target would count; write them with the loss bit"
+        )
+
+
+class PackedWriter:
+    """Write a packed file and its PATH.size; both have their names only when all is on the disk.
+
+    A context manager. Leaving it by an error leaves what stood there before. Raises RequestError,
+    naming the document by its number from 0, for what the layout cannot hold.
+    """
+
+    def __init__(self, path: str | Path, *, layout: Layout = LAYOUTS["16/14"]) -> None:
+        self.path, self.layout = Path(path), layout
+        self.documents = self.tokens = 0
+        self._partial = partial(self.path)
+
+    def __enter__(self) -> PackedWriter:
+        with writing(self.path):
+            self._file = self._partial.open("wb")
+        return self
+
+    def write(self, tokens: ArrayLike, counts: ArrayLike | None = None) -> None:
+        """Append one document: ids (n,), and whether each counts as a target (n,), else all do."""
+        ids = self._checked(np.asarray(tokens))  # (n,)
+        marks = np.ones(len(ids), bool) if counts is None else np.asarray(counts, bool)  # (n,)
+        if marks.shape != ids.shape:
+            raise self._refusal(f"has {len(ids):,} tokens and {marks.size:,} marks of what counts")
+        positions = np.arange(len(ids)) << self.layout.token_bits  # (n,)
+        words = ids.astype(np.int64) | positions | marks.astype(np.int64) << LOSS_BIT  # (n,)
+        with writing(self.path):
+            self._file.write(words.astype(WORD).tobytes())
+        self.documents += 1
+        self.tokens += len(ids)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            with writing(self.path):
+                self._file.close()
+                if kind is None:
+                    self._publish()
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+    def _checked(self, ids: NDArray[np.generic]) -> NDArray[np.generic]:
+        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+            raise self._refusal("is no list of integers")
+        if len(ids) > self.layout.positions:
+            raise self._refusal(
+                f"has {len(ids):,} tokens, and {self.layout.position_bits} bits hold positions "
+                f"below {self.layout.positions:,}; split it"
+            )
+        for extreme in (ids.min(), ids.max()) if ids.size else ():
+            if not 0 <= int(extreme) < self.layout.vocabulary:
+                raise self._refusal(
+                    f"has the id {int(extreme):,}, and {self.layout.token_bits} bits hold ids from "
+                    f"0 to {self.layout.vocabulary - 1:,}"
+                )
+        return ids
+
+    def _refusal(self, what: str) -> RequestError:
+        return RequestError(f"{self.path}: document {self.documents:,} {what}")
+
+    def _publish(self) -> None:
+        if not self.tokens:
+            raise RequestError(f"{self.path}: no token was written; give it a document")
+        side = self.path.with_name(self.path.name + SIZE)
+        told = partial(side)
+        told.write_text(f"{self.tokens}\n")
+        try:
+            side.unlink(missing_ok=True)  # a size of an older file never stands beside this one
+            publish(self._partial, self.path)
+            publish(told, side)
+        finally:
+            told.unlink(missing_ok=True)
+
+
+class Maps:
+    """Read files by memory map; the last few stay mapped."""
+
+    def __init__(self) -> None:
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def read(self, path: str, dtype: DTypeLike, begin: int, count: int) -> NDArray[Any]:
+        """Read `count` items, (count,), read-only, from a byte on.
+
+        Raises TrainingError if the file cannot be opened or ends before.
+        """
+        dtype = np.dtype(dtype)
+        try:
+            mapped = self._maps.get(path) or self._open(path)
+            # A map of what a file no longer has ends the process when it is touched.
+            held = min(mapped.size(), len(mapped))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TrainingError(f"{path}: cannot be read: {why}", local=True) from error
+        if held < begin + count * dtype.itemsize:
+            raise TrainingError(f"{path}: became shorter while it was read", local=True)
+        return np.frombuffer(mapped, dtype, count, begin)
+
+    def _open(self, path: str) -> mmap.mmap:
+        if len(self._maps) >= MAPS:
+            self._maps.pop(next(iter(self._maps)))
+        with Path(path).open("rb") as file:
+            self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return self._maps[path]
+
+
+def partial(path: Path) -> Path:
+    """A name for a file while it is written, another at each call; no pattern for data finds it."""
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+
+
+def publish(written: Path, path: Path) -> None:
+    """Give a fully written file its name, after it is safely on the disk."""
+    for place, rename in ((written, True), (path.parent, False)):
+        descriptor = os.open(place, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if rename:
+            written.rename(path)
+
+
+def _found(patterns: Sequence[str]) -> list[str]:
+    """The files of all patterns, sorted, each once; a PATH.size beside its PATH is none of them."""
+    found: set[str] = set()
+    for pattern in patterns:
+        # A name that a file has is taken as it is, whatever it would mean as a pattern.
+        matches = [pattern] if Path(pattern).is_file() else glob(pattern, recursive=True)  # noqa: PTH207
+        files = {path for path in matches if Path(path).is_file()}
+        kept = {path for path in files if path.removesuffix(SIZE) not in files - {path}}
+        if not kept:
+            raise RequestError(f"no file matches {pattern!r}; give packed files by name or pattern")
+        found |= kept
+    if not found:
+        raise RequestError("no packed files are given; give at least one")
+    return sorted(found)
+
+
+def _tokens_of(path: str) -> int:
+    """The number of tokens of a file, checked against its PATH.size."""
+    try:
+        with Path(path).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+        told = None
+        with suppress(FileNotFoundError):
+            told = Path(path + SIZE).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RequestError(f"{path}: it or its {SIZE} cannot be read: {why}") from error
+    if not size:
+        raise RequestError(f"{path}: is empty; take it out of the data")
+    if size % WORD.itemsize:
+        raise RequestError(
+            f"{path}: has {size:,} bytes, which is no multiple of {WORD.itemsize}; "
+            "it is cut off or no packed data"
+        )
+    tokens = size // WORD.itemsize
+    if told is not None and told != str(tokens):
+        raise RequestError(
+            f"{path}: has {tokens:,} tokens, and {path}{SIZE} says {told[:40]!r}; "
+            "copy both again, or remove the one that is wrong"
+        )
+    return tokens
