@@ -1,11 +1,13 @@
 """Every kind of data, trained on by the door: the same losses on one process and on two."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import TINY, run, train, write_text
+from tests.training.runs import ROOT, TINY, run, train, write_text
 from training.data.packed import PackedWriter
 
 DOCUMENTS = [[(7 * i + j) % 250 for j in range(20 + i % 30)] for i in range(60)]
@@ -43,7 +45,15 @@ def mixture(folder: Path) -> str:
     return f"mixture:{folder}/mixture.yaml"
 
 
-@pytest.mark.parametrize("kind", [text, packed, lines, synthetic, mixture])
+def tokenized(folder: Path) -> str:
+    source = text(folder / "text").removeprefix("text:")
+    argv = [sys.executable, "-m", "training.data.tokenize", f"--dataset={source}"]
+    argv += ["--tokenizer=bytes", "--seq_len=17", f"--save_path={folder}/set"]
+    subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
+    return f"{folder}/set"
+
+
+@pytest.mark.parametrize("kind", [text, packed, lines, synthetic, mixture, tokenized])
 def test_a_run_reads_it(tmp_path: Path, kind: object) -> None:
     assert callable(kind)
     data = kind(tmp_path / "data")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from training.config import Config
+from training.data.arrow import Arrow
 from training.data.lines import Lines
 from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Packed
@@ -67,6 +68,7 @@ def open_samples(path: str, seq_length: int, setting: str, vocab_size: int, seed
     lines:FOLDER        *.json and *.json.gz, an object a line with input_ids and attention_mask
     synthetic:          random tokens
     mixture:FILE        several of these, as a YAML list of {path, weight, order}
+    a folder            a Hugging Face set on disk
     """
     kind, separator, rest = path.partition(":")
     try:
@@ -80,12 +82,14 @@ def open_samples(path: str, seq_length: int, setting: str, vocab_size: int, seed
             return Synthetic(seq_length, vocab_size, seed=seed)
         if kind == "mixture" and rest:
             return _mixture(Path(rest), seq_length, vocab_size, seed)
+        if Path(path).is_dir():
+            return Arrow(path, seq_length)
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
     raise RequestError(
         f"{setting}: {path!r} is no source that is known; use text:GLOB, packed:GLOB, "
-        "packed-17/13:GLOB, lines:FOLDER, synthetic: or mixture:FILE, such as "
-        "'text:/usr/lib/python3.11/**/*.py'"
+        "packed-17/13:GLOB, lines:FOLDER, synthetic:, mixture:FILE or the folder "
+        "of a Hugging Face set, such as 'text:/usr/lib/python3.11/**/*.py'"
     )
 
 

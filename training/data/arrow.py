@@ -1,0 +1,194 @@
+"""A Hugging Face set on disk (`save_to_disk`), as training.data.tokenize and others write it.
+
+Its rows are `input_ids` of one length and, where there are any, `labels`. A row is one sample, or
+several where its length is a multiple of seq_length: the same samples then as a set made with that
+seq_length has. The files are mapped into memory, so what is read is what is asked for.
+
+Shapes: l seq_length, n tokens of a part of the column (all its rows in a line).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.data.samples import Sample
+from training.errors import RequestError
+
+IDS, LABELS = "input_ids", "labels"
+IGNORED = -100
+METADATA = "sqshforge.json"
+"""Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
+
+Parts = list[np.ndarray[Any, np.dtype[Any]]]
+
+
+class Arrow:
+    """The rows of a set on disk, as samples (see training.data.samples).
+
+    A target is the label after each token, as models that are given labels shift them; the last
+    position of a sample has none. Raises RequestError if the set is not there or not complete, its
+    rows are not of one length, or that is no multiple of seq_length.
+    """
+
+    def __init__(self, path: str, seq_length: int, split: str = "train") -> None:
+        self.seq_length = seq_length
+        folder = _folder(Path(path), split)
+        files, fingerprint = _state(folder)
+        if not files:
+            raise RequestError(f"{path} has no rows")
+        dataset = _load(folder)
+        if IDS not in dataset.column_names:
+            raise RequestError(
+                f"{path} has no column {IDS!r}; there are: "
+                f"{', '.join(dataset.column_names) or 'none'}; texts are tokenized by "
+                f"python -m training.data.tokenize"
+            )
+        if not len(dataset):
+            raise RequestError(f"{path} has no rows")
+        length = self._row = _row_length(path, dataset.data.column(IDS))
+        if length % seq_length:
+            raise RequestError(
+                f"{path} has rows of {length:,} tokens, which cannot be cut into "
+                f"pieces of seq_length {seq_length:,}; use {length:,} or a divisor of it"
+            )
+        self._ids = _flat(path, dataset, IDS)
+        has_labels = LABELS in dataset.column_names
+        if has_labels and _row_length(path, dataset.data.column(LABELS)) != length:
+            raise RequestError(f"{path} has labels that are not as long as its rows")
+        self._labels = _flat(path, dataset, LABELS) if has_labels else self._ids
+        # Columns that were written at different times may be divided differently.
+        self._ends = list(accumulate(map(len, self._ids)))
+        self._label_ends = list(accumulate(map(len, self._labels)))
+        stated = _stated(folder)
+        self.vocab_size = stated or _largest(path, self._ids, self._labels) + 1
+        self._told = (
+            f"{len(dataset):,} rows of {length:,} tokens"
+            + (" and labels" if has_labels else "")
+            + ("" if stated else f" (largest id {self.vocab_size - 1:,}, found by reading all)")
+        )
+        about = f"arrow {seq_length} {length} {len(dataset)} {fingerprint}"
+        self.fingerprint = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._ends[-1] // self.seq_length
+
+    def __getitem__(self, index: int) -> Sample:
+        inputs = self._read(self._ids, self._ends, index)  # (l,)
+        labels = self._read(self._labels, self._label_ends, index)  # (l,)
+        targets = torch.full_like(labels, IGNORED)  # (l,)
+        targets[:-1] = labels[1:]
+        return Sample(inputs, targets)
+
+    def told(self) -> str:
+        return self._told
+
+    def _read(self, parts: Parts, ends: list[int], index: int) -> Tensor:
+        begin = index * self.seq_length
+        part = bisect_right(ends, begin)
+        if part:
+            begin -= ends[part - 1]
+        # A part ends with a row, so no sample reaches beyond it.
+        ids = parts[part][begin : begin + self.seq_length].astype(np.int64)  # (l,)
+        return torch.from_numpy(ids)  # (l,)
+
+
+def _folder(path: Path, split: str) -> Path:
+    """Find the folder of the split's files, which is the set's own if it has no splits."""
+    if not path.is_dir():
+        raise RequestError(f"{path} is not there, or is no folder")
+    folder = path
+    if (path / "dataset_dict.json").is_file():
+        folder = path / split
+        if not folder.is_dir():
+            there = sorted(one.name for one in path.iterdir() if one.is_dir())
+            raise RequestError(f"{path} has no split {split!r}; there are: {', '.join(there)}")
+    for name in ("state.json", "dataset_info.json"):
+        if not (folder / name).is_file():
+            raise RequestError(
+                f"{folder} is no complete set on disk: it has no {name}; make one "
+                f"with python -m training.data.tokenize"
+            )
+    return folder
+
+
+def _state(folder: Path) -> tuple[list[str], str]:
+    """Read the names of the files and the set's own fingerprint.
+
+    The fingerprint that the library gives once the set is open depends on the library's release.
+    """
+    path = folder / "state.json"
+    try:
+        state = json.loads(path.read_text())
+        return [file["filename"] for file in state["_data_files"]], str(state["_fingerprint"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{path} is broken or half-written: {error!r}") from error
+
+
+def _load(folder: Path) -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise RequestError(
+            f"{folder} is read by the library datasets, which is not installed "
+            f"(pip install datasets)"
+        ) from error
+    try:
+        return datasets.load_from_disk(str(folder), keep_in_memory=False)
+    except Exception as error:  # arrow, json and datasets have errors of their own
+        reason = " ".join(str(error).split())
+        raise RequestError(f"{folder} is broken or half-written: {reason}") from error
+
+
+def _row_length(path: str, column: Any) -> int:
+    """Find the length that all rows have; only where rows begin is looked at."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = column.type
+    if not (
+        pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    ) or not pa.types.is_integer(kind.value_type):
+        raise RequestError(f"{path} has rows of {kind}, not lists of whole numbers")
+    found = pc.min_max(pc.list_value_length(column)).as_py()
+    if column.null_count or not found["min"]:
+        raise RequestError(f"{path} has rows without tokens")
+    if found["min"] != found["max"]:
+        raise RequestError(
+            f"{path} has rows of {found['min']:,} to {found['max']:,} tokens; they "
+            f"must be of one length"
+        )
+    return int(found["min"])
+
+
+def _flat(path: str, dataset: Any, name: str) -> Parts:
+    """View the column as its tokens in a line, (n,) a part; nothing is copied or read."""
+    chunks = [chunk.flatten() for chunk in dataset.data.column(name).chunks]
+    if any(chunk.null_count for chunk in chunks):
+        raise RequestError(f"{path} has missing values in {name}")
+    return [chunk.to_numpy(zero_copy_only=True) for chunk in chunks]
+
+
+def _stated(folder: Path) -> int | None:
+    """Read the size of the vocabulary where the set itself states it."""
+    path = folder / METADATA
+    if not path.is_file():
+        return None
+    try:
+        return int(json.loads(path.read_text())["vocab_size"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{path} cannot be read: {error!r}") from error
+
+
+def _largest(path: str, ids: Parts, labels: Parts) -> int:
+    if min(int(part.min()) for part in ids if len(part)) < 0:
+        raise RequestError(f"{path} has token ids below 0")
+    return max(int(part.max()) for part in (*ids, *labels) if len(part))

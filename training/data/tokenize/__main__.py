@@ -1,0 +1,162 @@
+"""Tokenize texts into a set on disk: `python -m training.data.tokenize --dataset=D --save_path=P`.
+
+D is a folder or a pattern of .txt, .json, .jsonl or .parquet files, a set on disk, or a set of the
+hub. All texts in a line, each ended by the tokenizer's end-of-text token, are cut into rows of
+seq_len tokens; only the rest at the very end is dropped. P is a set of the library datasets with
+input_ids and labels, and appears when it is complete. Killed, the same command goes on.
+Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong, 130 stopped.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training.convert.arguments import enter
+from training.data.tokenize.encoder import open_tokenizer
+from training.data.tokenize.texts import SAMPLES_BY, open_texts
+from training.data.tokenize.work import Job, run, was_placed
+from training.errors import RequestError
+from training.flags import Flag, boolean, integer, parse
+
+PROGRAM = "python -m training.data.tokenize"
+SWITCHES = ("--dryrun", "--append_eos")
+"""Flags that may stand alone, for true."""
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _at_least_one(text: str) -> int:
+    value = integer(text)
+    if value < 1:
+        raise ValueError("at least 1")
+    return value
+
+
+def _sample_by(text: str) -> str:
+    if text not in SAMPLES_BY:
+        raise ValueError(" or ".join(SAMPLES_BY))
+    return text
+
+
+FLAGS = (
+    Flag("dataset", str, None, "folder or pattern of files, a set on disk, or a set of the hub"),
+    Flag(
+        "dataset_config",
+        str,
+        None,
+        "part of a set of the hub, such as raw_en",
+        ("dataset_config_name",),
+    ),
+    Flag("split", str, "train", "split to take"),
+    Flag("text_column", str, "text", "column that holds the text"),
+    Flag(
+        "sample_by",
+        _sample_by,
+        "document",
+        "in .txt files, a text is a whole document (the file), a paragraph or a line",
+    ),
+    Flag(
+        "tokenizer",
+        str,
+        "EleutherAI/gpt-neox-20b",
+        "a tokenizer.json or its folder, 'bytes', or a name of the hub",
+    ),
+    Flag(
+        "append_eos",
+        boolean,
+        None,
+        "end each text with the end-of-text token (default: if the tokenizer has one)",
+    ),
+    Flag("seq_len", _at_least_one, 1024, "tokens of a row"),
+    Flag("save_path", Path, None, "folder to make"),
+    Flag(
+        "num_proc",
+        _at_least_one,
+        None,
+        "processes, of one thread each (default: the processors there are)",
+    ),
+    Flag("dryrun", boolean, False, "take 8192 texts only, shuffled with seed 42"),
+)
+
+
+def tokenize(arguments: Sequence[str]) -> None:
+    """Do what the command line asks for. Raises RequestError and TrainingError."""
+    given = parse(FLAGS, _switched(arguments), program=PROGRAM, about=str(__doc__))
+    absent = [name for name in ("dataset", "save_path") if given[name] is None]
+    if absent:
+        raise RequestError.of([f"--{name}: must be given" for name in absent])
+    target: Path = given["save_path"].absolute()
+    if was_placed(target):
+        print(f"{target} is complete")
+        return
+    if target.exists() or target.is_symlink():
+        raise RequestError(f"--save_path: {target} is there already; remove it or name another")
+    # A process is a thread: the parts are many, and threads within them would be in the way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _quiet()
+    job = _job(given, target)
+    made = run(job, given["num_proc"] or _processors())
+    print(
+        f"{target}: {made['rows']:,} rows of {job.seq_len:,} tokens of {job.tokenizer.name}, from "
+        f"{made['documents']:,} texts; {made['dropped']:,} tokens at the end are dropped"
+    )
+    print(f"to train with it: --dataset_path={target} --seq_length={job.seq_len}")
+
+
+def _job(given: dict[str, Any], target: Path) -> Job:
+    tokenizer = open_tokenizer(given["tokenizer"])
+    append_eos = given["append_eos"]
+    if append_eos is None:
+        append_eos = tokenizer.eos is not None
+    elif append_eos and tokenizer.eos is None:
+        raise RequestError(f"--append_eos: {tokenizer.name} states no end-of-text token")
+    if tokenizer.longest is not None and given["seq_len"] > tokenizer.longest:
+        print(
+            f"warning: --seq_len={given['seq_len']} is more than the {tokenizer.longest} that "
+            f"{tokenizer.name} states as its longest; rows are made as asked for",
+            file=sys.stderr,
+        )
+    texts = open_texts(
+        given["dataset"],
+        config=given["dataset_config"],
+        split=given["split"],
+        column=given["text_column"],
+        sample_by=given["sample_by"],
+        dryrun=given["dryrun"],
+    )
+    return Job(texts, tokenizer, append_eos, given["seq_len"], target)
+
+
+def _switched(arguments: Sequence[str]) -> list[str]:
+    """Write a switch that stands alone as a flag with its value."""
+    following = [*arguments[1:], "--"]
+    return [
+        f"{one}=True" if one in SWITCHES and after.startswith("-") else one
+        for one, after in zip(arguments, following, strict=True)
+    ]
+
+
+def _quiet() -> None:
+    """Leave the lines to this program, but for the reading of texts, which may take long."""
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+
+def main() -> int:
+    try:
+        return enter(tokenize, sys.argv[1:])
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,219 @@
+"""From texts to token ids: a tokenizer of the library tokenizers, or bytes.
+
+A tokenizer's own way to begin and end a text (a template with <s>, say) is kept, for each document.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from training.errors import RequestError
+
+BYTES = "bytes"
+FILE = "tokenizer.json"
+ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
+"""What marks the end of a text where nothing but a tokenizer.json is there to say so."""
+PIECE = 2**20
+"""Characters that are encoded at once: a tokenizer takes some 100 bytes of memory for each."""
+PROBE = "a"
+
+Ids = np.ndarray[Any, np.dtype[np.int32]]
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """A tokenizer as plain data, which other processes can be sent.
+
+    definition: the text of a tokenizer.json, empty for bytes. longest: the tokens that its model is
+    meant for, None where nothing says so.
+    """
+
+    name: str
+    definition: str
+    vocab_size: int
+    eos: int | None = None
+    longest: int | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.blake2b(self.definition.encode(), digest_size=16).hexdigest()
+
+
+def open_tokenizer(name: str) -> Tokenizer:
+    """Find a tokenizer: `bytes`, a tokenizer.json or its folder, or a name of the hub.
+
+    Raises RequestError if it is not there or cannot be read.
+    """
+    if name == BYTES:
+        return Tokenizer(BYTES, "", 256)
+    path = Path(name) / FILE if Path(name).is_dir() else Path(name)
+    if path.is_file():
+        try:
+            definition = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
+            raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
+        return _described(name, definition, _stated(path.parent))
+    if name.startswith((".", "/", "~")) or name.endswith(".json"):
+        raise RequestError(f"--tokenizer: {path} is not there")
+    return _from_hub(name)
+
+
+def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
+    ids: dict[str, int] = _made(name, definition).get_vocab(with_added_tokens=True)
+    eos = stated.get("eos_token")
+    if isinstance(eos, dict):  # an added token with its properties
+        eos = eos.get("content")
+    if eos is None:
+        eos = next((end for end in ENDS if end in ids), None)
+    longest = stated.get("model_max_length")
+    return Tokenizer(
+        name,
+        definition,
+        max(ids.values(), default=-1) + 1,
+        ids.get(eos) if eos is not None else None,
+        int(longest) if longest is not None else None,
+    )
+
+
+def _made(name: str, definition: str) -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise RequestError(
+            f"--tokenizer: {name} is read by the library tokenizers, which is not installed "
+            f"(pip install tokenizers)"
+        ) from error
+    try:
+        made = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # the library raises plain Exception
+        raise RequestError(f"--tokenizer: {name} cannot be read: {error}") from error
+    made.no_truncation()
+    made.no_padding()
+    return made
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    """Read what lies beside a tokenizer.json: its end of text and its longest text."""
+    found: dict[str, Any] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        path = folder / name
+        if path.is_file():
+            try:
+                found |= {k: v for k, v in json.loads(path.read_text()).items() if v is not None}
+            except (OSError, ValueError, AttributeError) as error:
+                raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
+    return found
+
+
+def _from_hub(name: str) -> Tokenizer:
+    """Ask the hub, or its cache on this machine. Code that comes with a tokenizer is never run."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        return _from_hub_alone(name)
+    try:
+        given = AutoTokenizer.from_pretrained(name, use_fast=True, trust_remote_code=False)
+    except Exception as error:  # the hub has many ways to say no
+        raise _absent(name, error) from error
+    if not given.is_fast:
+        raise RequestError(f"--tokenizer: {name} has no {FILE}; convert it to one first")
+    stated = {"eos_token": given.eos_token, "model_max_length": given.model_max_length}
+    return _described(name, given.backend_tokenizer.to_str(), stated)
+
+
+def _from_hub_alone(name: str) -> Tokenizer:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise RequestError(
+            f"--tokenizer: {name} is no local file; the hub is asked by the libraries transformers "
+            f"or tokenizers, and neither is installed"
+        ) from error
+    try:
+        definition = tokenizers.Tokenizer.from_pretrained(name).to_str()
+    except Exception as error:  # the library raises plain Exception
+        raise _absent(name, error) from error
+    return _described(name, definition, {})
+
+
+def _absent(name: str, error: Exception) -> RequestError:
+    reason = re.split(r"\.\s|\n", str(error).strip())[0]
+    return RequestError(
+        f"--tokenizer: {name} is no local file or folder, and the hub does not give it: {reason}"
+    )
+
+
+class Encoder:
+    """Encodes documents in one thread; each ends with eos if `append_eos`."""
+
+    def __init__(self, tokenizer: Tokenizer, append_eos: bool) -> None:
+        self._made = _made(tokenizer.name, tokenizer.definition) if tokenizer.definition else None
+        before, after = self._frame() if self._made else ([], [])
+        if append_eos and tokenizer.eos is not None and after[-1:] != [tokenizer.eos]:
+            after = [*after, tokenizer.eos]
+        self._before, self._after = array("i", before), array("i", after)
+
+    def encode(self, texts: Sequence[str]) -> Ids:
+        """Give the ids (tokens,) of all documents in a line; empty ones leave nothing."""
+        if self._made is None:
+            return np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int32)  # (tokens,)
+        # The fast one leaves out where in the text each token stands; releases before 0.20 lack it.
+        encode = getattr(self._made, "encode_batch_fast", self._made.encode_batch)
+        line = array("i")
+        for batch in _batches(texts):
+            found = encode([text for text, _, _ in batch], add_special_tokens=False)
+            for encoded, (_, begins, ends) in zip(found, batch, strict=True):
+                if begins:
+                    line += self._before
+                line.fromlist(encoded.ids)
+                if ends:
+                    line += self._after
+        return np.frombuffer(line, np.int32) if line else np.zeros(0, np.int32)  # (tokens,)
+
+    def _frame(self) -> tuple[list[int], list[int]]:
+        """Find the ids that the tokenizer itself puts before and after every text."""
+        assert self._made is not None
+        plain = self._made.encode(PROBE, add_special_tokens=False).ids
+        whole = self._made.encode(PROBE).ids
+        for at in range(len(whole) - len(plain) + 1):
+            if plain and whole[at : at + len(plain)] == plain:
+                return whole[:at], whole[at + len(plain) :]
+        return [], []
+
+
+def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool, bool]]]:
+    """Put pieces (text, begins a document, ends it) together, of about PIECE characters."""
+    batch: list[tuple[str, bool, bool]] = []
+    size = 0
+    for text in texts:
+        at = 0
+        while at < len(text):
+            end = _cut(text, at)
+            batch.append((text[at:end], at == 0, end == len(text)))
+            size += end - at
+            at = end
+            if size >= PIECE:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _cut(text: str, begin: int) -> int:
+    """Where a piece ends: with the text, else after a line, else before a space."""
+    end = begin + PIECE
+    if end >= len(text):
+        return len(text)
+    line, space = text.rfind("\n", begin, end), text.rfind(" ", begin + 1, end)
+    if line >= begin:
+        return line + 1
+    return space if space > begin else end

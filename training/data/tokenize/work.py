@@ -1,0 +1,220 @@
+"""The work, in parts that are done once whatever happens: by shards, then by files of the set.
+
+The work folder holds journal.json, which says what is made; one file of tokens for each shard that
+is done; and the set as far as it is. Each file appears complete, so what is there is done, and a
+run that was killed is gone on with by asking for the same again. The set is moved to its place at
+the very end. The parts are the same for any number of processes, and so is every byte.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
+from training.data.tokenize.encoder import Encoder, Tokenizer
+from training.data.tokenize.progress import Progress
+from training.data.tokenize.texts import Texts
+from training.errors import RequestError, TrainingError, writing
+
+JOURNAL, SET, PLACED = "journal.json", "set", "placed"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is made of which texts, and where."""
+
+    texts: Texts
+    tokenizer: Tokenizer
+    append_eos: bool
+    seq_len: int
+    target: Path
+
+    @property
+    def folder(self) -> Path:
+        return work_folder(self.target)
+
+    def request(self) -> dict[str, Any]:
+        """Everything that the bytes of the set follow from."""
+        return {
+            "text": self.texts.fingerprint,
+            "tokenizer": self.tokenizer.fingerprint,
+            "append_eos": self.append_eos,
+            "seq_len": self.seq_len,
+        }
+
+    def tokens(self, number: int) -> Path:
+        return self.folder / f"shard-{number:06}.tokens"
+
+
+def work_folder(target: Path) -> Path:
+    return target.parent / f".{target.name}.tokenizing"
+
+
+def was_placed(target: Path) -> bool:
+    """Whether a run was killed just after it had put the set in its place; what it left goes."""
+    folder = work_folder(target)
+    if not (target.exists() and (folder / PLACED).exists() and not (folder / SET).exists()):
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+def run(job: Job, processes: int) -> dict[str, Any]:
+    """Make the set; what METADATA says of it. Raises TrainingError and RequestError."""
+    with _held(job):
+        shards = job.texts.shards()
+        _encode(job, shards, processes)
+        line = Line([job.tokens(number) for number in range(len(shards))])
+        if len(line) < job.seq_len:
+            shutil.rmtree(job.folder)
+            raise RequestError(
+                f"--seq_len: {job.seq_len:,} is more than the {len(line):,} tokens that there are"
+            )
+        about = {
+            "tokenizer": job.tokenizer.name,
+            "vocab_size": job.tokenizer.vocab_size,
+            "eos": job.tokenizer.eos if job.append_eos else None,
+            "documents": len(job.texts),
+            "dropped": len(line) % job.seq_len,
+        }
+        _assemble(job, line, processes)
+        request = hashlib.blake2b(json.dumps(job.request()).encode(), digest_size=16).hexdigest()
+        describe(job.folder / SET, line, job.seq_len, request, about)
+        with writing(job.target):
+            (job.folder / PLACED).touch()
+            (job.folder / SET).rename(job.target)
+        shutil.rmtree(job.folder)
+        return {**about, "rows": len(line) // job.seq_len}
+
+
+@contextmanager
+def _held(job: Job) -> Iterator[None]:
+    """Take the work folder for this run alone, new or as an earlier run of the same left it."""
+    with writing(job.folder):
+        (job.folder / SET).mkdir(parents=True, exist_ok=True)
+        lock = (job.folder / "lock").open("w")
+    with lock:
+        # A file system without locks has none to tell; the lock only guards against a slip.
+        with suppress(OSError):
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise RequestError(
+                    f"--save_path: another run makes {job.target} at this moment"
+                ) from error
+        _check_journal(job)
+        yield
+
+
+def _check_journal(job: Job) -> None:
+    path = job.folder / JOURNAL
+    if not path.exists():
+        with whole(path) as file:
+            file.write(json.dumps(job.request(), indent=2).encode() + b"\n")
+        return
+    found = json.loads(path.read_text())
+    other = [name for name, value in job.request().items() if found.get(name) != value]
+    if other:
+        raise RequestError(
+            f"--save_path: {job.folder} has the begun work of another request (other: "
+            f"{', '.join(other)}); remove it, or ask for the same as before"
+        )
+
+
+def _encode(job: Job, shards: Sequence[tuple[int, int]], processes: int) -> None:
+    sizes = [int(job.texts.sizes[first:end].sum()) for first, end in shards]
+    missing = [number for number in range(len(shards)) if not job.tokens(number).exists()]
+    before = sum(sizes) - sum(sizes[number] for number in missing)
+    if before:
+        print(f"going on: {len(shards) - len(missing)} of {len(shards)} shards are done")
+    progress = Progress("tokenizing", sum(sizes), before)
+    tasks = [(number, *shards[number]) for number in missing]
+    for number, tokens in _each(_encode_shard, tasks, job, processes):
+        progress.add(sizes[number], tokens)
+    progress.close()
+
+
+def _assemble(job: Job, line: Line, processes: int) -> None:
+    names = file_names(len(line), job.seq_len)
+    missing = [
+        number for number, name in enumerate(names) if not (job.folder / SET / name).exists()
+    ]
+    progress = Progress("writing", len(names), len(names) - len(missing))
+    tasks = [(number, line, names[number]) for number in missing]
+    for _, tokens in _each(_write_file, tasks, job, processes):
+        progress.add(1, tokens)
+    progress.close()
+
+
+def _each(
+    work: Callable[..., int], tasks: Sequence[tuple[Any, ...]], job: Job, processes: int
+) -> Iterator[tuple[int, int]]:
+    """Do tasks in so many processes; give (number of the task, tokens) as they are done."""
+    processes = min(processes, len(tasks))
+    if processes < 2:
+        _begin(job)
+        for task in tasks:
+            yield task[0], work(*task)
+        return
+    # Not forked: the libraries have threads, which a fork may stop at a bad moment.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawn, _begin_worker, (job,)) as pool:
+        waiting = {pool.submit(work, *task): task[0] for task in tasks}
+        try:
+            for done in as_completed(waiting):
+                yield waiting[done], done.result()
+        except BrokenProcessPool as error:
+            raise TrainingError(
+                "a process of --num_proc was killed, likely for want of memory; start again, with "
+                "fewer, to go on"
+            ) from error
+        finally:
+            pool.shutdown(cancel_futures=True)  # those at work finish their part
+
+
+_job: Job
+_encoder: Encoder
+
+
+def _begin(job: Job) -> None:
+    global _job, _encoder
+    _job, _encoder = job, Encoder(job.tokenizer, job.append_eos)
+
+
+def _begin_worker(job: Job) -> None:
+    """Begin in a process of the pool, which ends when the one that started it is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it sees to that
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()
+    _begin(job)
+
+
+def _encode_shard(number: int, first: int, end: int) -> int:
+    ids = _encoder.encode(_job.texts.read(first, end))  # (tokens,)
+    with whole(_job.tokens(number)) as file:
+        file.write(ids.astype("<i4", copy=False).data)
+    return len(ids)
+
+
+def _write_file(number: int, line: Line, name: str) -> int:
+    return write_rows(line, _job.folder / SET / name, number, _job.seq_len)
