@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -264,6 +265,23 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path
         assert "going on: " in done.stdout
     assert contents(target) == contents(alone)
     assert not work.exists()
+
+
+def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
+    argv = command(place, f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set")
+    process = subprocess.Popen([*argv, "--num_proc=2"], cwd=ROOT, stderr=-1, text=True)
+
+    def workers() -> list[int]:
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(process.pid)}
+        return [pid for pid, line in lines.items() if "spawn_main" in line.read_text()]
+
+    assert wait_for(workers, process)
+    os.kill(workers()[0], signal.SIGKILL)
+    _, told = process.communicate(timeout=100)
+    assert process.returncode == 1
+    assert told.count("\n") == 1 and "a process of --num_proc was killed" in told
 
 
 def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -30,7 +31,7 @@ from training.data.tokenize.progress import Progress
 from training.data.tokenize.texts import Texts
 from training.errors import RequestError, TrainingError, writing
 
-JOURNAL, SET, PLACED = "journal.json", "set", "placed"
+JOURNAL, JOB, SET, PLACED = "journal.json", "job.pickle", "set", "placed"
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Job:
     def tokens(self, number: int) -> Path:
         return self.folder / f"shard-{number:06}.tokens"
 
+    def line(self) -> Line:
+        """All tokens, once every shard is done."""
+        return Line([self.tokens(number) for number in range(len(self.texts.shards()))])
+
 
 def work_folder(target: Path) -> Path:
     return target.parent / f".{target.name}.tokenizing"
@@ -76,9 +81,8 @@ def was_placed(target: Path) -> bool:
 def run(job: Job, processes: int) -> dict[str, Any]:
     """Make the set; what METADATA says of it. Raises TrainingError and RequestError."""
     with _held(job):
-        shards = job.texts.shards()
-        _encode(job, shards, processes)
-        line = Line([job.tokens(number) for number in range(len(shards))])
+        _encode(job, processes)
+        line = job.line()
         if len(line) < job.seq_len:
             shutil.rmtree(job.folder)
             raise RequestError(
@@ -91,7 +95,7 @@ def run(job: Job, processes: int) -> dict[str, Any]:
             "documents": len(job.texts),
             "dropped": len(line) % job.seq_len,
         }
-        _assemble(job, line, processes)
+        _assemble(job, len(line), processes)
         request = hashlib.blake2b(json.dumps(job.request()).encode(), digest_size=16).hexdigest()
         describe(job.folder / SET, line, job.seq_len, request, about)
         with writing(job.target):
@@ -135,7 +139,8 @@ def _check_journal(job: Job) -> None:
         )
 
 
-def _encode(job: Job, shards: Sequence[tuple[int, int]], processes: int) -> None:
+def _encode(job: Job, processes: int) -> None:
+    shards = job.texts.shards()
     sizes = [int(job.texts.sizes[first:end].sum()) for first, end in shards]
     missing = [number for number in range(len(shards)) if not job.tokens(number).exists()]
     before = sum(sizes) - sum(sizes[number] for number in missing)
@@ -148,15 +153,15 @@ def _encode(job: Job, shards: Sequence[tuple[int, int]], processes: int) -> None
     progress.close()
 
 
-def _assemble(job: Job, line: Line, processes: int) -> None:
-    names = file_names(len(line), job.seq_len)
+def _assemble(job: Job, tokens: int, processes: int) -> None:
+    names = file_names(tokens, job.seq_len)
     missing = [
         number for number, name in enumerate(names) if not (job.folder / SET / name).exists()
     ]
     progress = Progress("writing", len(names), len(names) - len(missing))
-    tasks = [(number, line, names[number]) for number in missing]
-    for _, tokens in _each(_write_file, tasks, job, processes):
-        progress.add(1, tokens)
+    tasks = [(number, names[number]) for number in missing]
+    for _, written in _each(_write_file, tasks, job, processes):
+        progress.add(1, written)
     progress.close()
 
 
@@ -172,7 +177,11 @@ def _each(
         return
     # Not forked: the libraries have threads, which a fork may stop at a bad moment.
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, spawn, _begin_worker, (job,)) as pool:
+    # By a file: what is sent to a process that is killed as it begins must fit in a pipe, or the
+    # sender waits for ever.
+    with whole(job.folder / JOB) as file:
+        pickle.dump(job, file)
+    with ProcessPoolExecutor(processes, spawn, _begin_worker, (job.folder / JOB,)) as pool:
         waiting = {pool.submit(work, *task): task[0] for task in tasks}
         try:
             for done in as_completed(waiting):
@@ -188,14 +197,15 @@ def _each(
 
 _job: Job
 _encoder: Encoder
+_line: Line | None
 
 
 def _begin(job: Job) -> None:
-    global _job, _encoder
-    _job, _encoder = job, Encoder(job.tokenizer, job.append_eos)
+    global _job, _encoder, _line
+    _job, _encoder, _line = job, Encoder(job.tokenizer, job.append_eos), None
 
 
-def _begin_worker(job: Job) -> None:
+def _begin_worker(path: Path) -> None:
     """Begin in a process of the pool, which ends when the one that started it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it sees to that
     parent = multiprocessing.parent_process()
@@ -206,7 +216,7 @@ def _begin_worker(job: Job) -> None:
         os._exit(1)
 
     threading.Thread(target=leave, daemon=True).start()
-    _begin(job)
+    _begin(pickle.loads(path.read_bytes()))
 
 
 def _encode_shard(number: int, first: int, end: int) -> int:
@@ -216,5 +226,7 @@ def _encode_shard(number: int, first: int, end: int) -> int:
     return len(ids)
 
 
-def _write_file(number: int, line: Line, name: str) -> int:
-    return write_rows(line, _job.folder / SET / name, number, _job.seq_len)
+def _write_file(number: int, name: str) -> int:
+    global _line
+    _line = _line or _job.line()
+    return write_rows(_line, _job.folder / SET / name, number, _job.seq_len)
