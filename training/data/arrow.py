@@ -22,9 +22,9 @@ from torch import Tensor
 
 from training.data.samples import Sample
 from training.errors import RequestError
+from training.ops.loss import IGNORED
 
 IDS, LABELS = "input_ids", "labels"
-IGNORED = -100
 METADATA = "sqshforge.json"
 """Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
 
