@@ -28,13 +28,12 @@ from training.models import (
 )
 
 PEAKS = {
-    "A10G": 70e12,
     "A100": 312e12,
     "H100": 989e12,
     "H200": 989e12,
     "B200": 2250e12,
 }
-"""Part of a GPU's name -> operations a second in bfloat16, dense, by its data sheet."""
+"""Part of a GPU's name -> operations a second, dense bfloat16, by its SXM module's data sheet."""
 
 
 def per_token(sizes: Sizes, length: int) -> float:

@@ -84,17 +84,15 @@ def test_a_kernel_for_gpus_is_not_taken_elsewhere(monkeypatch: pytest.MonkeyPatc
         scan.CHOICE(X)
 
 
-def test_the_models_are_imported_fast_and_ask_no_gpu() -> None:
+def test_the_models_ask_no_gpu_when_they_are_imported_and_their_sizes_no_torch() -> None:
     code = (
-        "import sys, time; import torch; since = time.monotonic()\n"
+        "import sys, torch\n"
         "import training.models.mamba, training.models.llama, training.models.mixtral\n"
         "import training.models.mamba2, training.models.neox\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert not {'mamba_ssm', 'triton', 'transformers'} & sys.modules.keys()\n"
-        "print(time.monotonic() - since)"
     )
-    asked = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert asked.returncode == 0, asked.stderr
+    subprocess.run([sys.executable, "-c", code], check=True)
     light = "import sys, training.models, training.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", light], check=True)
 
