@@ -16,20 +16,19 @@ from typing import Any
 from training.errors import RequestError, writing
 from training.models import Sizes
 from training.schedule import ScheduleConfig
-
-STRATEGIES = ("fsdp", "hsdp", "ddp")
-ENGINES = ("auto", "fsdp1", "fsdp2")
-PRECISIONS = ("auto", "bf16", "fp32")
-DEVICES = ("auto", "cpu", "cuda")
-ON_NAN = ("stop", "skip")
+from training.setting import faults as own_faults
+from training.setting import setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model: its name, and the sizes that the name stands for."""
+    """Which model: its name, the sizes that the name stands for, and where its values begin."""
 
     name: str
     sizes: Sizes
+    init_weights: str = setting(
+        "", "folder of weights to start from, as training.convert writes them; empty: random ones"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,57 +38,137 @@ class DataConfig:
     A step takes gradient_accumulation such batches.
     """
 
-    dataset_path: str
-    seq_length: int = 4096
-    batch_size: int = 2
-    gradient_accumulation: int = 1
-    eval_dataset_path: str = ""  # held-out data; empty: no evaluation
-    eval_batches: int = 10  # at most, of every rank; 0: all that there are
+    dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
+    dataset_config: str = setting("", "stream: a set's configuration, such as en")
+    dataset_split: str = setting("train", "stream: the part of a set that is read")
+    tokenizer: str = setting("", "stream: bytes, or a tokenizer's file, folder or name in the hub")
+    shuffle_buffer: int = setting(
+        1000, "stream: documents that one sequence of a global batch mixes, 1 for none", least=1
+    )
+    stream_retries: int = setting(
+        5, "stream: tries after a fault of the network, one after the other", least=0
+    )
+    seq_length: int = setting(4096, "tokens of a sequence", least=1)
+    batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
+    gradient_accumulation: int = setting(1, "such batches in one step", least=1)
+    epochs: int = setting(
+        0, "passes over the data after which a run ends early, 0 for no limit", least=0
+    )
+    n_samples_to_skip: int = setting(0, "sequences of the order that a new run leaves out", least=0)
+    position_weighting: bool = setting(
+        False, "packed: let a target count the more, the further it is into its document"
+    )
+    num_workers: int = setting(0, "processes that read ahead; 0: a thread does", least=0)
+    prefetch: int = setting(2, "batches that are read ahead, 0 for none", least=0)
+    eval_dataset_path: str = setting("", "held-out data of the same kinds; empty: no evaluation")
+    eval_split: str = setting("validation", "stream: the part of a set that is held out")
+    eval_batch_size: int = setting(0, "batch_size of an evaluation, 0 for the same", least=0)
+    eval_batches: int = setting(10, "batches of one rank in an evaluation, 0 for all", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
     """AdamW, and how its learning rate goes."""
 
-    learning_rate: float = 3e-4  # the peak
+    learning_rate: float = setting(3e-4, "peak, after the warm-up", above=0)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
-    grad_clip_thresh: float = 4.0
-    weight_decay: float = 0.1
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    grad_clip_thresh: float = setting(4.0, "largest global norm of the gradients", above=0)
+    weight_decay: float = setting(0.1, "AdamW's; not for A_log, D, biases and norms", least=0)
+    decay_all: bool = setting(False, "weight decay for A_log, D, biases and norms too")
+    beta1: float = setting(0.9, "AdamW's mean of gradients", least=0)
+    beta2: float = setting(0.95, "AdamW's mean of their squares", least=0)
+    eps: float = setting(1e-8, "AdamW's least denominator", above=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """How the model is spread, and what is traded for memory."""
 
-    sharding_strategy: str = "fsdp"
-    shard_group_size: int = 0  # hsdp: ranks that share one copy of the model; 0 = those of a node
-    fsdp_engine: str = "auto"
-    low_cpu_fsdp: bool = False
-    precision: str = "auto"
-    fsdp_activation_checkpointing: bool = False
-    selective_checkpointing: int = 1  # recompute every N-th block
-    use_torch_compile: bool = False
+    sharding_strategy: str = setting(
+        "fsdp", "over all ranks, within groups of them, or none", choices=("fsdp", "hsdp", "ddp")
+    )
+    shard_group_size: int = setting(
+        0, "hsdp: ranks that share a copy; 0 for those of a node", least=0
+    )
+    tensor_parallel: int = setting(1, "ranks that share the work of each layer", least=1)
+    fsdp_engine: str = setting(
+        "auto", "fsdp2 where torch has it", choices=("auto", "fsdp1", "fsdp2")
+    )
+    limit_all_gathers: bool = setting(
+        True, "fsdp1: gather a layer only when one before is let go (fsdp2 always does)"
+    )
+    low_cpu_fsdp: bool = setting(False, "start on the meta device: no rank holds the whole model")
+    precision: str = setting(
+        "auto",
+        "auto: bf16 on a GPU that has it; weights stay fp32",
+        choices=("auto", "bf16", "fp32"),
+    )
+    reduce_precision: str = setting(
+        "auto",
+        "of gradients between ranks; auto: that of precision",
+        choices=("auto", "bf16", "fp32"),
+    )
+    fsdp_activation_checkpointing: bool = setting(False, "recompute blocks in the backward pass")
+    selective_checkpointing: int = setting(1, "recompute every N-th block only", least=1)
+    checkpointing_policy: str = setting(
+        "full",
+        "what a recomputed block keeps: its input, or (selective) its matrix products too",
+        choices=("full", "selective"),
+    )
+    offload_activations: bool = setting(
+        False, "keep what the backward pass needs in the host's memory"
+    )
+    activation_loading_horizon: int = setting(
+        2, "with that: blocks whose activations are back before they are needed", least=1
+    )
+    cpu_offload: bool = setting(
+        False, "keep weights, gradients and the optimizer in the host's memory"
+    )
+    use_torch_compile: bool = setting(False, "compile the blocks")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """How long, where to, and what is told on the way."""
 
-    save_ckpt_path: str
-    load_ckpt_path: str = ""
-    num_steps: int = 2000
-    report_interval: int = 200
-    checkpoint_interval: int = 20000
-    eval_interval: int = 0  # steps; 0: at the end only
-    keep_checkpoints: int = 0  # newest ones kept; 0 = all
-    keep_every: int = 0  # steps; checkpoints of their multiples are kept too
-    seed: int = 2023
-    device: str = "auto"
-    use_profiler: bool = False
-    on_nan: str = "stop"
-    trace_nan: bool = False
+    save_ckpt_path: str = setting(
+        "", "folder of the results; its newest checkpoint is resumed from", needed=True
+    )
+    load_ckpt_path: str = setting("", "folder to start from while save_ckpt_path has no checkpoint")
+    num_steps: int = setting(2000, "steps of the whole run", least=1)
+    report_interval: int = setting(200, "steps between lines of the log", least=1)
+    checkpoint_interval: int = setting(
+        20000, "steps between checkpoints; one is saved at the end", least=1
+    )
+    eval_interval: int = setting(0, "steps between evaluations; 0: at the end only", least=0)
+    keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)
+    keep_every: int = setting(0, "with that: keep those of every so many steps too", least=0)
+    async_checkpoint: bool = setting(True, "go on training while a checkpoint is written (fsdp2)")
+    seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
+    same_seed: bool = setting(False, "let all ranks draw the same dropouts")
+    device: str = setting("auto", "what computes", choices=("auto", "cpu", "cuda"))
+    progress: bool = setting(True, "a bar on a terminal")
+    tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none")
+    use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
+    wandb_project: str = setting("sqshforge", "its project")
+    wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path")
+    wandb_run_id: str = setting("", "the run to go on with; empty: one of save_ckpt_path's own")
+    use_profiler: bool = setting(False, "trace steps 4 to 6 into save_ckpt_path/profile_traces")
+    use_nsight: bool = setting(
+        False, "name steps and their parts for nsys, which records from step 4 on"
+    )
+    on_nan: str = setting(
+        "stop",
+        "what a loss or gradient that is no number makes of the run or step",
+        choices=("stop", "skip"),
+    )
+    trace_nan: bool = setting(False, "name the module that gives one, and the samples; slow")
+    hang_seconds: int = setting(
+        30, "seconds without progress after which the ranks that hang are named, 0: never", least=0
+    )
+    hang_abort_seconds: int = setting(
+        600, "seconds without progress after which the run is ended, 0: never", least=0
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,46 +190,12 @@ class Config:
 def faults(config: Config) -> list[str]:
     """List what is wrong with a configuration, each fault with the name of its setting."""
     data, optim, parallel, run = config.data, config.optim, config.parallel, config.run
-    at_least_one = {
-        "seq_length": data.seq_length,
-        "batch_size": data.batch_size,
-        "gradient_accumulation": data.gradient_accumulation,
-        "num_steps": run.num_steps,
-        "report_interval": run.report_interval,
-        "checkpoint_interval": run.checkpoint_interval,
-        "selective_checkpointing": parallel.selective_checkpointing,
-    }
-    not_negative = {
-        "keep_checkpoints": run.keep_checkpoints,
-        "keep_every": run.keep_every,
-        "eval_interval": run.eval_interval,
-        "eval_batches": data.eval_batches,
-        "shard_group_size": parallel.shard_group_size,
-        "seed": run.seed,
-        "weight_decay": optim.weight_decay,
-    }
-    positive = {"learning_rate": optim.learning_rate, "grad_clip_thresh": optim.grad_clip_thresh}
-    one_of = {
-        "sharding_strategy": (parallel.sharding_strategy, STRATEGIES),
-        "fsdp_engine": (parallel.fsdp_engine, ENGINES),
-        "precision": (parallel.precision, PRECISIONS),
-        "device": (run.device, DEVICES),
-        "on_nan": (run.on_nan, ON_NAN),
-    }
-    not_empty = {"dataset_path": data.dataset_path, "save_ckpt_path": run.save_ckpt_path}
-    found = [f"{n}: must be at least 1, not {v}" for n, v in at_least_one.items() if v < 1]
-    found += [f"{n}: must not be negative, is {v}" for n, v in not_negative.items() if not v >= 0]
+    found = [fault for section in (data, optim, parallel, run) for fault in own_faults(section)]
     found += [
-        f"{n}: must be more than 0 and finite, is {v}"
-        for n, v in positive.items()
-        if not 0 < v < float("inf")
+        f"{name}: must be less than 1, is {value}"
+        for name, value in (("beta1", optim.beta1), ("beta2", optim.beta2))
+        if value >= 1
     ]
-    found += [
-        f"{n}: must be one of {', '.join(known)}, not {v!r}"
-        for n, (v, known) in one_of.items()
-        if v not in known
-    ]
-    found += [f"{n}: must be given" for n, v in not_empty.items() if not v]
     if run.keep_every and not run.keep_checkpoints:
         found.append("keep_every: all checkpoints are kept already, as keep_checkpoints is 0")
     if run.eval_interval and not data.eval_dataset_path:

@@ -13,29 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from training.errors import RequestError
-
-_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
-
-
-def boolean(text: str) -> bool:
-    """Read True/False, true/false, 1/0 or yes/no."""
-    if text.lower() not in _TRUE + _FALSE:
-        raise ValueError("True or False")
-    return text.lower() in _TRUE
-
-
-def integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError("a whole number") from None
-
-
-def number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError("a number") from None
+from training.setting import Setting
 
 
 @dataclass(frozen=True)
@@ -47,6 +25,13 @@ class Flag:
     default: Any
     help: str
     aliases: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, setting: Setting, aliases: tuple[str, ...] = ()) -> Flag:
+        """Make the flag that has a setting's own name."""
+        about = setting.about
+        help = f"{', '.join(about.choices)}: {about.text}" if about.choices else about.text
+        return cls(setting.name, setting.read, setting.default, help, aliases)
 
 
 class _Parser(argparse.ArgumentParser):

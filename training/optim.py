@@ -13,16 +13,19 @@ from training.config import OptimConfig
 def make_optimizer(
     model: nn.Module, config: OptimConfig, device: torch.device
 ) -> torch.optim.AdamW:
-    """AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule)."""
-    named = list(model.named_parameters())
+    """AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule).
+
+    With decay_all they are, as in the systems that know no such rule.
+    """
+    named = [(p, config.decay_all or decays(n)) for n, p in model.named_parameters()]
     groups = [
-        {"params": [p for n, p in named if decays(n)], "weight_decay": config.weight_decay},
-        {"params": [p for n, p in named if not decays(n)], "weight_decay": 0.0},
+        {"params": [p for p, decayed in named if decayed], "weight_decay": config.weight_decay},
+        {"params": [p for p, decayed in named if not decayed], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
-        betas=config.betas,
+        betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=device.type == "cuda",
     )

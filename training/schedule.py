@@ -17,6 +17,7 @@ import re
 from dataclasses import dataclass
 
 from training.errors import RequestError
+from training.setting import setting
 
 _ANNEALING = ("min_lr", "lr_decay_iters", "warmup")
 TAKES: dict[str, tuple[str, ...]] = {
@@ -45,17 +46,17 @@ class ScheduleConfig:
 
     name: str = "quadratic-cosine"
     # cosine, linear, constant, exponential, plateau
-    min_lr: float = 1e-5
-    lr_decay_iters: int = 0  # steps over which the rate falls; 0 = those of the run
-    warmup: float = 0.0032  # share of the steps
-    plateau: float = 0.0  # share of the steps
+    min_lr: float = setting(1e-5, "rate that it never falls below")
+    lr_decay_iters: int = setting(0, "steps over which the rate falls; 0: those of the run")
+    warmup: float = setting(0.0032, "share of the steps in which the rate rises")
+    plateau: float = setting(0.0, "share of the steps in which it stays before it falls")
     # wsd, cosine-tokens: durations as Composer has them, such as 1006878720tok, 100ba, 0.1dur
-    t_warmup: str = "0.1dur"
-    t_max: str = "1dur"
-    t_decay: str = "0.1dur"
-    alpha_f: float = 0.1  # share of the peak that is left at the end
+    t_warmup: str = setting("0.1dur", "until when it rises, as 1006878720tok, 100ba or 0.1dur")
+    t_max: str = setting("1dur", "when it is at its end")
+    t_decay: str = setting("0.1dur", "how long it falls before that")
+    alpha_f: float = setting(0.1, "share of the peak that is left at the end")
     # cosine-to-zero
-    warmup_steps: int = 2000
+    warmup_steps: int = setting(2000, "steps in which it rises")
 
     def __post_init__(self) -> None:
         found = _faults(self)

@@ -20,7 +20,8 @@ from training.data.tokenize.encoder import open_tokenizer
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
 from training.data.tokenize.work import Job, run, was_placed
 from training.errors import RequestError
-from training.flags import Flag, boolean, integer, parse
+from training.flags import Flag, parse
+from training.setting import boolean, integer
 
 PROGRAM = "python -m training.data.tokenize"
 SWITCHES = ("--dryrun", "--append_eos")

@@ -1,0 +1,115 @@
+"""A setting: a field of a frozen dataclass that tells what it means and what it may be.
+
+From these fields come the flags of the doors, the keys of configuration files, their help and
+their checks, so a setting is described once. Light: no torch here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class About:
+    """What is known of a setting beside its type and default."""
+
+    text: str
+    least: float | None = None  # at least this
+    above: float | None = None  # more than this, and finite
+    choices: tuple[str, ...] = ()
+    needed: bool = False  # must not be empty
+
+    def fault(self, name: str, value: Any) -> str | None:
+        """Tell what is wrong with a value; None if nothing is."""
+        if self.least is not None and not value >= self.least:
+            if self.least == 0:
+                return f"{name}: must not be negative, is {value}"
+            return f"{name}: must be at least {self.least:g}, not {value}"
+        if self.above is not None and not self.above < value < math.inf:
+            return f"{name}: must be more than {self.above:g} and finite, is {value}"
+        if self.choices and value not in self.choices:
+            return f"{name}: must be one of {', '.join(self.choices)}, not {value!r}"
+        if self.needed and not value:
+            return f"{name}: must be given"
+        return None
+
+
+def setting(
+    default: T,
+    text: str,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    choices: Sequence[str] = (),
+    needed: bool = False,
+) -> T:
+    """Describe a field of a dataclass; a type checker sees its default."""
+    about = About(text, least, above, tuple(choices), needed)
+    field: Any = dataclasses.field(default=default, metadata={"about": about})
+    return field  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A described field: its name, how a text is read into its type, its default, what it is."""
+
+    name: str
+    read: Callable[[str], Any]
+    default: Any
+    about: About
+
+
+def settings(section: type) -> Iterator[Setting]:
+    """Give the described fields of a dataclass, in their order."""
+    for field in dataclasses.fields(section):
+        if "about" in field.metadata:
+            yield Setting(
+                field.name, _READ[str(field.type)], field.default, field.metadata["about"]
+            )
+
+
+def faults(section: Any) -> list[str]:
+    """List what is wrong with each setting on its own."""
+    found = (
+        one.about.fault(one.name, getattr(section, one.name)) for one in settings(type(section))
+    )
+    return [fault for fault in found if fault]
+
+
+_TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
+
+
+def boolean(text: str) -> bool:
+    """Read True/False, true/false, 1/0 or yes/no."""
+    if text.lower() not in _TRUE + _FALSE:
+        raise ValueError("True or False")
+    return text.lower() in _TRUE
+
+
+def integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ValueError("a whole number") from None
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError("a number") from None
+
+
+_READ: dict[str, Callable[[str], Any]] = {
+    "bool": boolean,
+    "float": number,
+    "int": integer,
+    "str": str,
+}
+"""How the text of a flag is read, by the type that a field is declared with."""
