@@ -109,7 +109,7 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
         **_launchers(what, root),
     }
-    folders = {"training": "training", "inside": "images/inside"}
+    folders = {"configs": "configs", "training": "training", "inside": "images/inside"}
     folders |= {"triton-cache": f"warm/{what.target}"}
     for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):

@@ -6,6 +6,7 @@ No two sections have a setting of the same name, so that a name alone says which
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from training.config import (
@@ -37,7 +38,12 @@ def flags(aliases: Mapping[str, tuple[str, ...]]) -> list[Flag]:
     for section in SECTIONS.values():
         if section is ScheduleConfig:
             found.append(SCHEDULE)
-        found += [Flag.of(one, aliases.get(one.name, ())) for one in settings(section)]
+        for one in settings(section):
+            flag = Flag.of(one, aliases.get(one.name, ()))
+            if section is ScheduleConfig:
+                those = ", ".join(name for name, takes in TAKES.items() if one.name in takes)
+                flag = replace(flag, help=f"{those}: {flag.help}")
+            found.append(flag)
     return found
 
 

@@ -19,6 +19,12 @@ from training.schedule import ScheduleConfig
 from training.setting import faults as own_faults
 from training.setting import setting
 
+PACKAGES = (
+    *("torch", "triton", "mamba-ssm", "causal-conv1d", "flash-attn", "numpy"),
+    *("safetensors", "datasets", "tokenizers", "transformers"),
+)
+"""What a run's losses and speed may depend on, where it is installed."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -207,12 +213,23 @@ def faults(config: Config) -> list[str]:
 
 def write_resolved(config: Config, folder: Path, world_size: int) -> Path:
     """Write config.json: every setting with its value, and the versions that ran it."""
+    found = {name: _version(name) for name in PACKAGES}
     record: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "world_size": world_size,
-        "versions": {"python": platform.python_version(), "torch": metadata.version("torch")},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version for name, version in found.items() if version},
+        },
     }
     path = folder / "config.json"
     with writing(path):
         path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

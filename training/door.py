@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from training.config import Config
 from training.errors import TrainingError
 
+NOTHING: Mapping[str, str] = {}
 
-def enter(configure: Callable[[Sequence[str]], Config], arguments: Sequence[str]) -> int:
-    """Run training as the arguments ask for; the exit code. What went wrong is told once."""
+
+def enter(
+    configure: Callable[[Sequence[str]], Config],
+    arguments: Sequence[str],
+    names: Mapping[str, str] = NOTHING,
+) -> int:
+    """Run training as the arguments ask for; the exit code. What went wrong is told once.
+
+    names: settings that the door has under other names, which errors should use.
+    """
     if os.environ.get("RANK", "0") == "0":
         _show_log()
     try:
@@ -25,8 +35,18 @@ def enter(configure: Callable[[Sequence[str]], Config], arguments: Sequence[str]
         rank = os.environ.get("RANK", "0")
         if rank == "0" or error.local:
             who = f"rank {rank}: " if error.local and rank != "0" else ""
-            print(f"error: {who}{error}", file=sys.stderr, flush=True)
+            print(f"error: {who}{renamed(str(error), names)}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def renamed(message: str, names: Mapping[str, str]) -> str:
+    """Let the faults of a message begin with the names that a door has for the settings."""
+    return re.sub(
+        r"^((?:  - )?)(\w+):",
+        lambda m: f"{m[1]}{names.get(m[2], m[2])}:",
+        message,
+        flags=re.MULTILINE,
+    )
 
 
 def _show_log() -> None:

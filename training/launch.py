@@ -62,7 +62,10 @@ def main(arguments: Sequence[str]) -> int:
 def _check_flags(plan: Plan) -> None:
     """Let the door read its flags before torch is loaded and nodes are waited for."""
     try:
-        configure = importlib.import_module(plan.module).configure
+        module = importlib.import_module(plan.module)
+        if hasattr(module, "__path__"):  # a package is started by its __main__
+            module = importlib.import_module(f"{plan.module}.__main__")
+        configure = module.configure
     except (ImportError, AttributeError) as error:
         raise RequestError(f"--module: {plan.module} cannot be started: {error}") from error
     configure(plan.flags)

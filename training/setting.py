@@ -69,9 +69,12 @@ def settings(section: type) -> Iterator[Setting]:
     """Give the described fields of a dataclass, in their order."""
     for field in dataclasses.fields(section):
         if "about" in field.metadata:
-            yield Setting(
-                field.name, _READ[str(field.type)], field.default, field.metadata["about"]
-            )
+            yield Setting(field.name, READ[str(field.type)], field.default, field.metadata["about"])
+
+
+def named(section: type) -> dict[str, Setting]:
+    """Give the described fields of a dataclass by name."""
+    return {one.name: one for one in settings(section)}
 
 
 def faults(section: Any) -> list[str]:
@@ -106,7 +109,7 @@ def number(text: str) -> float:
         raise ValueError("a number") from None
 
 
-_READ: dict[str, Callable[[str], Any]] = {
+READ: dict[str, Callable[[str], Any]] = {
     "bool": boolean,
     "float": number,
     "int": integer,

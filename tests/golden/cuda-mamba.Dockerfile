@@ -264,6 +264,7 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Kernels that Triton has compiled before, from warm/cuda-mamba/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/
+COPY configs/ /sqshforge/configs/
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
 COPY meta/provenance.json /sqshforge/meta/

@@ -33,22 +33,24 @@ def write_text(folder: Path, size: int = 60_000) -> str:
     return f"text:{folder}/*.txt"
 
 
-def command(ranks: int, *flags: str) -> list[str]:
-    """The door on so many ranks; 0 is plain python."""
+def command(ranks: int, *flags: str, door: str = "training.mamba_fsdp") -> list[str]:
+    """A door on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, "-m", "training.mamba_fsdp", *flags]
+    return [sys.executable, *launcher, "-m", door, *flags]
 
 
 @contextmanager
-def started(ranks: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """The door while it runs; nothing of it is left afterwards."""
+def started(
+    ranks: int, *flags: str, door: str = "training.mamba_fsdp"
+) -> Iterator[subprocess.Popen[str]]:
+    """A door while it runs; nothing of it is left afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
-        command(ranks, *flags),
+        command(ranks, *flags, door=door),
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -61,8 +63,10 @@ def started(ranks: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def run(ranks: int, *flags: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    with started(ranks, *flags) as process:
+def run(
+    ranks: int, *flags: str, timeout: float = 120, door: str = "training.mamba_fsdp"
+) -> subprocess.CompletedProcess[str]:
+    with started(ranks, *flags, door=door) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.models.presets import PRESETS, preset
 from training.models.sizes import (
+    FAMILIES,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -41,6 +42,7 @@ def build(sizes: Sizes) -> LanguageModel:
 
 
 __all__ = [
+    "FAMILIES",
     "PRESETS",
     "LlamaConfig",
     "Mamba2Config",

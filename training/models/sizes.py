@@ -235,3 +235,9 @@ class NeoXConfig(Sizes):
         if self.d_rotary % 2:
             return [f"rotary_pct: {self.d_rotary} of {self.d_head} channels is an odd number"]
         return []
+
+
+FAMILIES: dict[str, type[Sizes]] = {
+    one.family: one
+    for one in (MambaConfig, Mamba2Config, LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig)
+}

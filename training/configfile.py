@@ -1,0 +1,186 @@
+"""Configuration files: YAML with a section for the model, data, optim, schedule, parallel and run.
+
+    model:    {name: llama2-7b}          a preset, or with sizes of its own: {name: ..., n_layer: 4}
+    model:    {family: llama, d_model: ...}                                       or sizes alone
+    data:     {dataset_path: ..., seq_length: 4096}
+    schedule: {name: cosine, warmup: 0.01}
+
+What is given after the file, as key=value, counts more: run.num_steps=100, or num_steps=100, as no
+two sections have a key in common. Light: no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from training.assemble import SECTIONS, assemble
+from training.config import Config
+from training.errors import RequestError
+from training.models import FAMILIES, RopeScaling, Sizes, preset
+from training.setting import READ, Setting, named
+
+_ROPE = "rope_scaling"
+
+
+@dataclass
+class _Found:
+    """What was read so far, and what is wrong with it."""
+
+    settings: dict[str, Any] = field(default_factory=dict)  # of all sections; "schedule": its name
+    model: dict[str, Any] = field(default_factory=dict)  # name, family and sizes
+    faults: list[str] = field(default_factory=list)
+
+
+def load(path: Path, changes: Sequence[str]) -> Config:
+    """Read a file, and changes to it. Raises RequestError listing every fault with its place."""
+    found = _Found()
+    for section, given in _parse(path).items():
+        where = f"{path}: {section}"
+        if section not in SECTIONS:
+            found.faults.append(f"{where}: there is no such section{_near(section, SECTIONS)}")
+        elif not isinstance(given or {}, Mapping):
+            found.faults.append(f"{where}: must be a list of settings, name: value")
+        else:
+            for name, value in (given or {}).items():
+                _take(found, section, str(name), value, f"{where}.{name}")
+    for change in changes:
+        _change(found, change)
+    model = _model(found)
+    if found.faults:
+        raise RequestError.of(found.faults)
+    return assemble(found.settings, model)
+
+
+def _parse(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RequestError(f"--config: {path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise RequestError(f"--config: {path} is not YAML: {reason}") from error
+    if not isinstance(content, Mapping):
+        raise RequestError(f"--config: {path} must have sections: {', '.join(SECTIONS)}")
+    return content
+
+
+def _change(found: _Found, change: str) -> None:
+    """Take one key=value of the command line; the key may leave its section out."""
+    import yaml
+
+    key, equals, text = change.partition("=")
+    if not equals or key.startswith("-"):
+        found.faults.append(f"{change!r} is no change of a setting; write section.name=value")
+        return
+    try:
+        value = yaml.safe_load(text) if text else ""
+    except yaml.YAMLError:
+        value = text
+    section, dot, name = key.rpartition(".")
+    if not dot:
+        section = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
+        if not section or name == "name":
+            known = {name: None for kind in SECTIONS.values() for name in named(kind)}
+            found.faults.append(f"{key}: there is no such setting{_near(key, known)}")
+            return
+    if section not in SECTIONS:
+        found.faults.append(f"{key}: there is no section {section!r}{_near(section, SECTIONS)}")
+        return
+    # What is a text is meant as it stands: a folder may be called 1e3, a tokenizer 2024.
+    setting = named(SECTIONS[section]).get(name)
+    _take(found, section, name, text if setting and setting.read is str else value, key)
+
+
+def _take(found: _Found, section: str, name: str, value: Any, where: str) -> None:
+    known = named(SECTIONS[section])
+    if section == "schedule" and name == "name":
+        found.settings["schedule"] = str(value)
+    elif name in known:
+        try:
+            found.settings[name] = _value(known[name], value)
+        except ValueError as error:
+            found.faults.append(f"{where}: must be {error}, not {value!r}")
+    elif section == "model":
+        found.model[name] = value  # whether the family has such a size is seen when it is known
+    else:
+        owner = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
+        hint = f"; it belongs to {owner}" if owner else _near(name, known)
+        found.faults.append(f"{where}: there is no such setting{hint}")
+
+
+def _value(setting: Setting, value: Any) -> Any:
+    """Read a value of YAML as the setting's type; as text it is read like a flag's.
+
+    Raises ValueError with what it must be. YAML reads 3e-4, without a point, as a text.
+    """
+    if setting.read is str:
+        if not isinstance(value, str):
+            raise ValueError("a text")
+        return value
+    if isinstance(value, bool) and setting.read is not READ["bool"]:
+        raise ValueError("a whole number" if setting.read is READ["int"] else "a number")
+    return setting.read(str(value))
+
+
+def _model(found: _Found) -> dict[str, Any]:
+    """Make the model's name and sizes of what was given of them; faults are added to `found`."""
+    given = dict(found.model)
+    name, family = given.pop("name", ""), given.pop("family", "")
+    try:
+        if name:
+            start = preset(str(name))
+            kind: type[Sizes] = type(start)
+            if family and family != kind.family:
+                found.faults.append(f"model.family: {name} is of family {kind.family}")
+        elif family in FAMILIES:
+            kind = FAMILIES[family]
+        else:
+            wrong = f"there is no family {family!r}{_near(str(family), FAMILIES)}"
+            found.faults.append(
+                f"model.family: {wrong} (known: {', '.join(FAMILIES)})"
+                if family
+                else "model: name, or family and sizes, must be given"
+            )
+            return {}
+        sizes = _sizes(kind, given, found)
+        if found.faults:
+            return {}
+        made = replace(start, **sizes) if name else kind(**sizes)
+    except RequestError as error:
+        found.faults.append(str(error))
+        return {}
+    return {"name": str(name or family), "sizes": made}
+
+
+def _sizes(kind: type[Sizes], given: Mapping[str, Any], found: _Found) -> dict[str, Any]:
+    known = {one.name: one for one in fields(kind)}
+    sizes: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            found.faults.append(f"model.{name}: {kind.family} has no such size{_near(name, known)}")
+        elif name == _ROPE and isinstance(value, Mapping):
+            try:
+                sizes[name] = RopeScaling(**value)
+            except TypeError:
+                ours = ", ".join(one.name for one in fields(RopeScaling))
+                found.faults.append(f"model.{name}: must have kind and factor, may have {ours}")
+        elif name == _ROPE and value is None:
+            sizes[name] = None
+        else:
+            try:
+                sizes[name] = READ[str(known[name].type)](str(value))
+            except (KeyError, ValueError) as error:
+                must = error if isinstance(error, ValueError) else "kind, factor and so on"
+                found.faults.append(f"model.{name}: must be {must}, not {value!r}")
+    return sizes
+
+
+def _near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""

@@ -1,0 +1,233 @@
+"""Pre-train Llama, Mistral, Mixtral or GPT-NeoX with FSDP: `... -m training.llama_fsdp --flag=...`.
+
+The model is given by its sizes. Runs under torchrun on any number of ranks, or alone under plain
+python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 85 stopped by SIGTERM after a
+checkpoint (start it again).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.assemble import assemble, flags
+from training.config import Config
+from training.door import enter, leave, renamed
+from training.errors import RequestError
+from training.flags import Flag, parse
+from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
+from training.setting import boolean, integer, number
+
+STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
+SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
+MOVED = {"c4": "allenai/c4"}
+"""Sets that have another name in the hub now."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """A flag of the system that is a setting of ours: under another name, or another default."""
+
+    name: str
+    setting: str
+    default: Any
+    aliases: tuple[str, ...] = ()
+
+
+KNOWN = (
+    Known("train_batch_size", "batch_size", 2),
+    Known("val_batch_size", "eval_batch_size", 4),
+    Known("max_steps", "num_steps", 5000, ("max_training_steps",)),
+    Known("epochs", "epochs", 3),
+    Known("seed", "seed", 12345),
+    Known("max_context_width", "seq_length", 2048),
+    Known("dataset_config_name", "dataset_config", ""),
+    Known("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
+    Known("validation_freq", "eval_interval", 0),
+    Known("validation_batches", "eval_batches", 10),
+    Known("lr", "learning_rate", 1e-4),
+    Known("grad_clip", "grad_clip_thresh", 1.0),
+    Known("weight_decay", "weight_decay", 0.2),
+    Known("activation_checkpointing", "fsdp_activation_checkpointing", True),
+    Known("low_cpu_fsdp", "low_cpu_fsdp", True),
+    Known("logging_freq", "report_interval", 1),
+    Known("checkpoint_freq", "checkpoint_interval", 1000),
+    Known("checkpoint_dir", "save_ckpt_path", ""),
+    Known("resume_from_checkpoint", "load_ckpt_path", ""),
+)
+SETTINGS = {known.name: known.setting for known in KNOWN}
+NAMES = {
+    **{known.setting: known.name for known in KNOWN},
+    **{"schedule": "lr_decay_style", "dataset_path": "dataset", "precision": "bf16"},
+    **{"n_head": "num_heads", "n_kv_head": "num_key_value_heads", "d_ff": "intermediate_size"},
+    **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},
+}
+"""What errors call by our names -> the flag that was meant."""
+
+OWN = (
+    Flag("model_type", str, "gpt_neox", "llama_v2, llama_v3, mistral, mixtral or gpt_neox"),
+    Flag("hidden_width", integer, 768, "channels of the stream"),
+    Flag("num_layers", integer, 12, "blocks"),
+    Flag("num_heads", integer, 12, "heads of attention"),
+    Flag("num_key_value_heads", integer, None, "fewer: heads share keys and values"),
+    Flag(
+        "intermediate_size",
+        integer,
+        None,
+        "channels inside an MLP (default: 11008); gpt_neox has 4 x hidden_width",
+        ("llama_intermediate_size",),
+    ),
+    Flag("vocab_size", integer, 50432, "ids of tokens"),
+    Flag("initializer_range", number, 0.02, "standard deviation of the first weights"),
+    Flag("rotary_emb_base", number, None, "of rotary positions; by default the model type's own"),
+    Flag("rotary_pct", number, None, "gpt_neox: share of channels that is rotated (default: 0.25)"),
+    Flag("sliding_window", integer, None, "mistral, mixtral: positions seen back, 0 for all"),
+    Flag("resid_pdrop", number, None, "gpt_neox: dropout after attention and MLP (default: 0.1)"),
+    Flag("attn_pdrop", number, None, "gpt_neox: dropout of attention (default: 0.1)"),
+    Flag("embd_pdrop", number, None, "gpt_neox: dropout of embeddings, as resid_pdrop"),
+    Flag("summary_first_pdrop", number, None, "of a head that none of these models has"),
+    Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
+    Flag("lr_decay_style", str, "cosine", ", ".join(STYLES)),
+    Flag("sharding_strategy", str, "full", ", ".join(SHARDING)),
+    Flag(
+        "dataset",
+        str,
+        "c4",
+        "a set of the hub, streamed; a folder or source of docs/data.md",
+        ("dataset_path",),
+    ),
+)
+TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
+"""Settings of ours that the system's own flags stand for."""
+
+
+def _flags() -> list[Flag]:
+    """The system's flags, and all settings of ours that it has none for."""
+    by_setting = {flag.name: flag for flag in flags({})}
+    known = [
+        replace(
+            by_setting.pop(one.setting), name=one.name, default=one.default, aliases=one.aliases
+        )
+        for one in KNOWN
+    ]
+    return [*OWN, *known, *(flag for name, flag in by_setting.items() if name not in TAKEN)]
+
+
+FLAGS = tuple(_flags())
+
+
+def configure(arguments: Sequence[str]) -> Config:
+    """Turn the command line into a configuration. Raises RequestError listing the faults."""
+    given = parse(FLAGS, arguments, program="python -m training.llama_fsdp", about=str(__doc__))
+    faults = [
+        f"--{name}: must be one of {', '.join(known)}, not {given[name]!r}"
+        for name, known in (
+            ("model_type", _SIZES),
+            ("lr_decay_style", STYLES),
+            ("sharding_strategy", SHARDING),
+        )
+        if given[name] not in known
+    ]
+    if faults:
+        raise RequestError.of(faults)
+    settings = {SETTINGS.get(name, name): value for name, value in given.items()}
+    settings |= {
+        "precision": "bf16" if given["bf16"] else "fp32",
+        "schedule": given["lr_decay_style"],
+        "sharding_strategy": SHARDING[given["sharding_strategy"]],
+        "dataset_path": _source(given["dataset"]),
+    }
+    if given["validation_freq"] and not settings["eval_dataset_path"]:
+        settings["eval_dataset_path"] = settings["dataset_path"]  # its eval_split
+    try:
+        return assemble(settings, {"name": given["model_type"], "sizes": _sizes(given)})
+    except RequestError as error:
+        raise RequestError(renamed(str(error), NAMES)) from error
+
+
+def _source(dataset: str) -> str:
+    """A name of the hub is streamed; what has a kind, or is a path, is meant as it stands."""
+    is_path = dataset.startswith(("/", "./", "../", "~"))
+    return dataset if ":" in dataset or is_path else f"stream:{MOVED.get(dataset, dataset)}"
+
+
+def _sizes(given: Mapping[str, Any]) -> Sizes:
+    """Raise RequestError for a flag that the model type has no use for."""
+    make, takes = _SIZES[given["model_type"]]
+    useless = [
+        f"--{name}: {given['model_type']} has none"
+        for name in _SOME
+        if given[name] is not None and name not in takes
+    ]
+    if useless:
+        raise RequestError.of(useless)
+    return make(given)
+
+
+def _common(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "d_model": given["hidden_width"],
+        "n_layer": given["num_layers"],
+        "n_head": given["num_heads"],
+        "vocab_size": given["vocab_size"],
+        "initializer_range": given["initializer_range"],
+        "context": given["max_context_width"],
+    }
+
+
+def _grouped(given: Mapping[str, Any], rope_theta: float) -> dict[str, Any]:
+    return {
+        **_common(given),
+        "n_kv_head": given["num_key_value_heads"] or given["num_heads"],
+        "d_ff": _or(given["intermediate_size"], 11008),
+        "rope_theta": _or(given["rotary_emb_base"], rope_theta),
+    }
+
+
+def _neox(given: Mapping[str, Any]) -> Sizes:
+    dropout = _or(given["resid_pdrop"], 0.1)
+    if _or(given["embd_pdrop"], dropout) != dropout:
+        raise RequestError("--embd_pdrop: gpt_neox has one dropout for this and resid_pdrop")
+    return NeoXConfig(
+        **_common(given),
+        d_ff=4 * given["hidden_width"],
+        rotary_pct=_or(given["rotary_pct"], 0.25),
+        rope_theta=_or(given["rotary_emb_base"], 1e4),
+        hidden_dropout=dropout,
+        attention_dropout=_or(given["attn_pdrop"], 0.1),
+    )
+
+
+def _mistral(given: Mapping[str, Any]) -> Sizes:
+    return MistralConfig(**_grouped(given, 1e4), window=_or(given["sliding_window"], 4096))
+
+
+def _mixtral(given: Mapping[str, Any]) -> Sizes:
+    return MixtralConfig(**_grouped(given, 1e6), window=_or(given["sliding_window"], 0))
+
+
+def _or(value: float | None, default: float) -> Any:
+    return default if value is None else value
+
+
+_LLAMA = ("num_key_value_heads", "intermediate_size", "rotary_emb_base")
+_MISTRAL = (*_LLAMA, "sliding_window")
+_SIZES: dict[str, tuple[Callable[[Mapping[str, Any]], Sizes], tuple[str, ...]]] = {
+    "llama_v2": (lambda given: LlamaConfig(**_grouped(given, 1e4)), _LLAMA),
+    "llama_v3": (lambda given: LlamaConfig(**_grouped(given, 5e5)), _LLAMA),
+    "mistral": (_mistral, _MISTRAL),
+    "mixtral": (_mixtral, _MISTRAL),
+    "gpt_neox": (
+        _neox,
+        ("rotary_emb_base", "rotary_pct", "resid_pdrop", "attn_pdrop", "embd_pdrop"),
+    ),
+}
+"""Model type -> how its sizes are made, and which of the optional flags it takes."""
+_SOME = sorted({"summary_first_pdrop"}.union(*(takes for _, takes in _SIZES.values())))
+"""Flags that not every model type takes; no type has the head that the first one is of."""
+
+
+if __name__ == "__main__":
+    leave(enter(configure, sys.argv[1:], NAMES))
