@@ -206,6 +206,14 @@ def faults(config: Config) -> list[str]:
         found.append("keep_every: all checkpoints are kept already, as keep_checkpoints is 0")
     if run.eval_interval and not data.eval_dataset_path:
         found.append("eval_interval: there is no eval_dataset_path to evaluate on")
+    unset = RunConfig()
+    found += [
+        f"{name}: counts only with use_wandb"
+        for name in ("wandb_project", "wandb_dir", "wandb_run_id")
+        if not run.use_wandb and getattr(run, name) != getattr(unset, name)
+    ]
+    if run.hang_seconds and 0 < run.hang_abort_seconds <= run.hang_seconds:
+        found.append("hang_abort_seconds: must be more than hang_seconds, or 0 for never")
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
     return found

@@ -15,8 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training import checkpoint, flops, manifest, schedule
+from training import checkpoint, flops, manifest, observers, outlets, schedule
 from training.config import Config, write_resolved
+from training.console import Console
 from training.data import open_data, open_evaluation
 from training.data.reader import Reader
 from training.errors import SAVED, RequestError, TrainingError
@@ -27,7 +28,6 @@ from training.ops.loss import counted
 from training.optim import clip_gradients, make_optimizer, set_learning_rate
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
-from training.profile import profiler
 from training.trace import look_at_gradients, trace
 
 MOST_SKIPPED = 10
@@ -64,9 +64,12 @@ class Trainer:
     def __init__(self, config: Config, group: Group) -> None:
         self.config, self.group = config, group
         self.stop = StopRequest()
+        self.console = Console()
         run = config.run
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
+        group.together(lambda: outlets.check(run) if group.rank == 0 else None)
+        observers.check(run, group.device)
         self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
         for note in getattr(self.data.samples, "notes", ()):
             self._say(f"dataset_path: {note}")
@@ -90,11 +93,13 @@ class Trainer:
         self.step, self.tokens_seen = self._resume()
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
+        self.phase = observers.observe(run, group, self.model, self.step, self.console)
+        opened = group.together(
+            lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
+        )
         self.metrics = Metrics(
-            self.folder,
+            opened,
             group,
-            start=self.step,
-            num_steps=run.num_steps,
             tokens_per_step=self.tokens_per_step,
             may_skip=run.on_nan == "skip",
             operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
@@ -106,19 +111,21 @@ class Trainer:
         0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on.
         """
         run = self.config.run
-        with profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace:
+        with self.phase, self.metrics:
             while self.step < run.num_steps:
-                self._advance()
-                if trace is not None:
-                    trace.step()
+                with self.phase("step"):
+                    self._advance()
                 last = self.step == run.num_steps
                 stopping = self.group.any(self.stop.made) and not last
                 if self.step % run.report_interval == 0 or last:
-                    self.metrics.report()
+                    with self.phase("report"):
+                        self.metrics.report()
                 if self.step % (run.eval_interval or run.num_steps) == 0 or last:
-                    self._evaluate()
+                    with self.phase("evaluation"):
+                        self._evaluate()
                 if self.step % run.checkpoint_interval == 0 or last or stopping:
-                    self._save()
+                    with self.phase("save"):
+                        self._save()
                 if stopping:
                     self._say(f"asked to stop after step {self.step}: start again to go on")
                     return SAVED
@@ -139,10 +146,13 @@ class Trainer:
         loss = self._backward()  # ()
         if self.config.run.trace_nan:
             look_at_gradients(self.model, self._where)
-        norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
-        if self._may_step(norm):
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        with self.phase("clip"):
+            norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
+            usable = self._may_step(norm)
+        with self.phase("optimizer"):
+            if usable:
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.tokens_seen += self.tokens_per_step
         self.metrics.add(self.step, loss, norm, rate, self.tokens_seen)
@@ -178,15 +188,20 @@ class Trainer:
         metrics of the losses, is then the step's own.
         """
         device = self.group.device
-        batches = [self.data.next_batch() for _ in range(self.config.data.gradient_accumulation)]
-        batches = [batch.to(device) for batch in batches]
+        with self.phase("data"):
+            count = self.config.data.gradient_accumulation
+            batches = [self.data.next_batch().to(device) for _ in range(count)]
         total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
         dist.all_reduce(total)
         total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
         losses = []
         for batch in batches:
-            loss = self.model(batch.inputs, batch.targets, weights=batch.weights, total=total)  # ()
-            loss.backward()
+            with self.phase("forward"):
+                loss = self.model(
+                    batch.inputs, batch.targets, weights=batch.weights, total=total
+                )  # ()
+            with self.phase("backward"):
+                loss.backward()
             losses.append(loss.detach())
         return torch.stack(losses).sum()  # ()
 
@@ -254,7 +269,7 @@ class Trainer:
 
     def _say(self, text: str) -> None:
         if self.group.rank == 0:
-            print(text, flush=True)
+            self.console.say(text)
 
 
 def _identity(config: Config) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""What a run tells: a line a report interval, and SAVE/metrics.jsonl.
+"""What a run tells of itself; training.outlets brings it to the log, to files and to servers.
 
-metrics.jsonl has three kinds of lines, in the order of the steps:
+Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
         in a step that was left out: loss and grad_norm null, "skipped" true
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
@@ -8,17 +8,16 @@ metrics.jsonl has three kinds of lines, in the order of the steps:
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
 mfu, the share of the device's peak by training.flops, is null where the peak is not known.
 Losses are means over all ranks, written with all their digits. A run that resumes from step N first
-removes the lines after N, so the file always tells one undisturbed history.
+removes the records after N, so that they always tell one undisturbed history.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import resource
 import sys
 import time
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -26,44 +25,51 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training import flops
-from training.errors import TrainingError, writing
+from training.errors import TrainingError
+from training.outlets import Outlet
+from training.outlets.outlet import Record
 from training.parallel.group import Group
-
-FILE = "metrics.jsonl"
 
 
 class Metrics:
-    """Collects steps without making the device wait; writes them when `flush` is called."""
+    """Collects steps without making the device wait; tells them when `flush` is called.
+
+    A context manager: its outlets are closed at the end.
+    """
 
     def __init__(
         self,
-        folder: Path,
+        outlets: list[Outlet],
         group: Group,
         *,
-        start: int,
-        num_steps: int,
         tokens_per_step: int,
         operations_per_token: float,
         may_skip: bool = False,
     ) -> None:
-        self.path, self.group, self.num_steps = folder / FILE, group, num_steps
-        self.tokens_per_step = tokens_per_step
+        self.outlets, self.group, self.tokens_per_step = outlets, group, tokens_per_step
         self.operations_per_token, self.may_skip = operations_per_token, may_skip
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
-        self._interval: list[dict[str, Any]] = []
+        self._interval: list[Record] = []
         self._since = time.perf_counter()
-        if group.rank == 0:
-            with writing(self.path):
-                truncate(self.path, start)
+
+    def __enter__(self) -> Metrics:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        with ExitStack() as last:  # all are closed, even if one cannot write what is left
+            for outlet in self.outlets:
+                last.callback(outlet.close, kind is not None)
 
     def add(
         self, step: int, loss: Tensor, grad_norm: Tensor, learning_rate: float, tokens_seen: int
     ) -> None:
         """Note a step: its loss () on this rank and its gradient norm (), read later."""
         self._pending.append((step, loss, grad_norm, learning_rate, tokens_seen))
+        for outlet in self.outlets:
+            outlet.step()
 
     def flush(self) -> None:
-        """Write the steps noted since the last call (a collective call).
+        """Tell the steps noted since the last call (a collective call).
 
         Raises TrainingError, on every rank, naming the first step whose loss or gradient norm is
         not a finite number, unless such steps are left out.
@@ -74,7 +80,7 @@ class Metrics:
         dist.all_reduce(losses)
         losses /= self.group.world_size  # (steps,)
         norms = torch.stack([norm.float() for _, _, norm, *_ in self._pending])  # (steps,)
-        lines = [
+        records: list[Record] = [
             {
                 "kind": "step",
                 "step": step,
@@ -88,19 +94,19 @@ class Metrics:
             )
         ]
         self._pending.clear()
-        for line in lines:
-            lost = [what for what in ("loss", "grad_norm") if not math.isfinite(line[what])]
+        for record in records:
+            lost = [what for what in ("loss", "grad_norm") if not math.isfinite(record[what])]
             if lost and not self.may_skip:
                 raise TrainingError(
-                    f"step {line['step']}: {lost[0]} is {line[lost[0]]}; the run stops here, and "
-                    "no checkpoint has been written since. A lower learning_rate or "
+                    f"step {record['step']}: {lost[0]} is {record[lost[0]]}; the run stops here, "
+                    "and no checkpoint has been written since. A lower learning_rate or "
                     "grad_clip_thresh may help; trace_nan=True names where it comes from, "
                     "on_nan=skip goes on"
                 )
             if lost:
-                line |= {"loss": None, "grad_norm": None, "skipped": True}
-        self._interval += lines
-        self._write(lines)
+                record |= {"loss": None, "grad_norm": None, "skipped": True}
+        self._interval += records
+        self._tell(records)
 
     def report(self) -> None:
         """Tell the means since the last report (a collective call)."""
@@ -109,7 +115,7 @@ class Metrics:
         tokens = count * self.tokens_per_step / self.group.world_size
         rate = tokens / (now - self._since)
         peak = flops.peak(name_of(self.group.device))
-        line = {
+        report = {
             **last,
             "kind": "report",
             **{what: self._mean(what) for what in ("loss", "grad_norm")},
@@ -118,9 +124,7 @@ class Metrics:
             "memory_bytes": memory(self.group.device),
         }
         self._interval, self._since = [], now
-        self._write([line])
-        if self.group.rank == 0:
-            print(readable(line, self.num_steps), flush=True)
+        self._tell([report])
 
     def _mean(self, what: str) -> float | None:
         """Mean of an interval's steps, without those that were left out."""
@@ -130,60 +134,22 @@ class Metrics:
     def evaluated(self, step: int, loss: float, tokens: int) -> None:
         """Tell what an evaluation gave."""
         perplexity = math.exp(min(loss, 700.0))  # beyond, it would be infinite
-        line = {
+        record = {
             "kind": "evaluation",
             "step": step,
             "loss": loss,
             "perplexity": perplexity,
             "tokens": tokens,
         }
-        self._write([line])
-        if self.group.rank == 0:
-            print(
-                f"step {step}/{self.num_steps} | evaluation on {tokens:,} tokens | "
-                f"loss {loss:.4f} | perplexity {perplexity:.2f}",
-                flush=True,
-            )
+        self._tell([record])
 
     def pause(self, seconds: float) -> None:
         """Take what was not training out of the interval's time."""
         self._since += seconds
 
-    def _write(self, lines: list[dict[str, Any]]) -> None:
-        if self.group.rank == 0:
-            with writing(self.path), self.path.open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in lines)
-
-
-def readable(line: dict[str, Any], num_steps: int) -> str:
-    """Format a report for people."""
-    loss, norm = (line[what] for what in ("loss", "grad_norm"))
-    mfu = "" if line["mfu"] is None else f"MFU {line['mfu']:.1%} | "
-    return (
-        f"step {line['step']}/{num_steps} | tokens {line['tokens_seen']:,} | "
-        f"loss {'-' if loss is None else f'{loss:.4f}'} | "
-        f"gradient norm {'-' if norm is None else f'{norm:.3f}'} | "
-        f"learning rate {line['learning_rate']:.2e} | "
-        f"{line['tokens_per_second_per_device']:,.0f} tokens/s/device | {mfu}"
-        f"memory {line['memory_bytes'] / 2**30:.2f} GiB"
-    )
-
-
-def truncate(path: Path, step: int) -> None:
-    """Keep only the whole lines up to and with a step."""
-    if not path.exists():
-        return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by a kill
-            continue
-        if line.endswith("\n") and record["step"] <= step:
-            kept.append(line)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
+    def _tell(self, records: list[Record]) -> None:
+        for outlet in self.outlets:
+            outlet.write(records)
 
 
 def name_of(device: torch.device) -> str:

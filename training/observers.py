@@ -1,0 +1,35 @@
+"""Who looks at a run's parts: the watch for hangs, nsys, torch's profiler, as it was asked for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from training.config import RunConfig
+from training.console import Console
+from training.nsight import Nsight, require_gpu
+from training.parallel.group import Group
+from training.phases import Observer, Phases
+from training.profile import Profiler
+from training.watch.marks import Marks
+from training.watch.watch import Watch
+
+
+def check(run: RunConfig, device: torch.device) -> None:
+    """Raise RequestError for an observer that this device cannot have."""
+    if run.use_nsight:
+        require_gpu(device)
+
+
+def observe(run: RunConfig, group: Group, model: nn.Module, start: int, console: Console) -> Phases:
+    """Make the observers of a run that goes on after step `start` (a collective call)."""
+    found: list[Observer] = []
+    if run.hang_seconds or run.hang_abort_seconds:
+        marks = Marks(start)
+        marks.follow(model)
+        found.append(Watch(run, group, marks, console))
+    if run.use_nsight:
+        found.append(Nsight())
+    if run.use_profiler:
+        found.append(Profiler(run.save_ckpt_path, group))
+    return Phases(found)

@@ -1,0 +1,62 @@
+"""Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a bar.
+
+A record is a line of metrics.jsonl (training/metrics.py lists the kinds). Only rank 0 has outlets.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+from training.config import Config, RunConfig
+from training.console import Console
+from training.errors import RequestError
+from training.outlets.jsonl import JsonLines
+from training.outlets.log import Bar, Log
+from training.outlets.outlet import Outlet
+
+__all__ = ["Outlet", "check", "open_outlets"]
+
+
+def check(run: RunConfig) -> None:
+    """Find out early whether what was asked for can be had.
+
+    Raises RequestError listing the packages that are not installed.
+    """
+    faults = []
+    for wanted, setting, module, package in (
+        (run.tensorboard_dir, "tensorboard_dir", "events", "tensorboard"),
+        (run.use_wandb, "use_wandb", "weights_biases", "wandb"),
+    ):
+        try:
+            if wanted:
+                _load(module)
+        except ImportError as error:
+            faults.append(f"{setting}: pip install {package}, which is missing here ({error})")
+    if faults:
+        raise RequestError.of(faults)
+
+
+def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
+    """Open all that a run asks for, to go on after step `start`.
+
+    What an outlet holds of later steps is removed. Raises RequestError where one cannot be opened.
+    """
+    run = config.run
+    opened: list[Outlet] = [
+        JsonLines(Path(run.save_ckpt_path), start),
+        Log(run.num_steps, console),
+    ]
+    if run.tensorboard_dir:
+        opened.append(_load("events").TensorBoard(Path(run.tensorboard_dir), start))
+    if run.use_wandb:
+        opened.append(_load("weights_biases").open_run(config))
+    if run.progress and console.show_bar(start, run.num_steps):
+        opened.append(Bar(console))
+    return opened
+
+
+def _load(module: str) -> Any:
+    """Import an outlet that takes a package which not every image has."""
+    return importlib.import_module(f"training.outlets.{module}")

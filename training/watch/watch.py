@@ -1,0 +1,134 @@
+"""The watch: a thread of every rank that sees when the rank's marks stop changing.
+
+Ranks wait for each other in every step, so when one hangs, the marks of all stop soon. The first to
+see it raises an alarm; all answer with their mark and stacks, and one of them tells what is known.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.config import RunConfig
+from training.console import Console
+from training.parallel.group import Group
+from training.phases import Observer
+from training.watch.exchange import Exchange
+from training.watch.marks import Marks
+from training.watch.stacks import WATCHING
+from training.watch.tell import Tell
+
+SLOW = {"evaluation", "save"}
+"""Parts that may take long without a mark; so may the first step, which compiles."""
+PATIENCE = 10
+"""How many times as long these may take."""
+STEPS = 3
+"""How many times the longest of the last steps is always waited for."""
+SILENCE = 25.0
+"""Seconds without an answer after which the store counts as gone."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds without a mark after which a rank raises an alarm, or ends; 0: never."""
+
+    alarm: float
+    end: float
+
+    def now(self, longest_step: float | None, phase: str) -> Limits:
+        """Give those that hold for a run with such steps, in such a part."""
+        slow = longest_step is None or phase in SLOW
+        least = STEPS * (longest_step or 0.0)
+        factor = PATIENCE if slow else 1
+        return Limits(
+            alarm=self.alarm and max(self.alarm, least) * factor,
+            end=self.end and max(self.end, 2 * least) * factor,
+        )
+
+
+class Watch(Observer):
+    """Watches this rank while it is entered; making it is a collective call."""
+
+    def __init__(self, run: RunConfig, group: Group, marks: Marks, console: Console) -> None:
+        self._group, self._marks = group, marks
+        self._limits = Limits(run.hang_seconds, run.hang_abort_seconds)
+        self._tell = Tell(Path(run.save_ckpt_path), console)
+        shortest = min(filter(None, (run.hang_seconds, run.hang_abort_seconds)))
+        self._interval = min(5.0, shortest / 6)
+        self._exchange = Exchange(group, marks, self._interval, self._tell)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
+        self._alarmed = -1  # the step in which this rank raised an alarm: one a step is enough
+        self._seen = marks.last
+        self._idle = 0.0
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._exchange.close()
+        self._over.set()
+        self._thread.join()
+
+    def begin(self, phase: str) -> None:
+        self._marks.begin(phase)
+
+    def end(self, phase: str) -> None:
+        self._marks.end(phase)
+
+    def _run(self) -> None:
+        before = time.monotonic()
+        while not self._over.wait(self._interval):
+            now = time.monotonic()
+            # While this process was stopped, as by a scheduler, no time has passed.
+            self._look(min(now - before, 2 * self._interval))
+            before = now
+
+    def _look(self, passed: float) -> None:
+        """Look at the mark. What is done about one that stays does not wait for other ranks."""
+        mark = self._marks.last
+        if mark != self._seen:
+            self._seen, self._idle = mark, 0.0
+            self._tell.progress()
+            return
+        self._idle += passed
+        limits = self._limits.now(self._marks.longest_step, self._marks.phase)
+        if limits.end and self._idle > limits.end:
+            self._end()
+        if limits.alarm and self._idle > limits.alarm:
+            if self._alarmed != mark.step:
+                self._alarmed = mark.step
+                self._exchange.raise_alarm()
+            elif self._alone and self._speaks and not self._tell.open:
+                self._exchange.tell_alone()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the other ranks cannot be asked."""
+        return time.monotonic() - self._exchange.heard > SILENCE
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank tells what it sees if none can be asked: one a node does, and rank 1.
+
+        For rank 0 may be the one that hangs.
+        """
+        rank = self._group.rank
+        return rank == 1 or rank % self._group.local_world_size == 0
+
+    def _end(self) -> None:
+        """End this process; one of the ranks says why."""
+        if self._speaks if self._alone else self._exchange.is_first("end"):
+            known, mark = self._exchange.verdict, self._seen
+            what = known or f"rank {self._group.rank} waits in step {mark.step}, {mark.place}"
+            stacks = f"; {self._tell.file} has the stacks" if known else ""
+            self._tell.error(
+                f"{what}; no progress for {self._idle:.0f} s, the run ends "
+                f"(hang_abort_seconds){stacks}"
+            )
+        os._exit(1)
