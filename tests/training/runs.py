@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+DOOR = "training.mamba_fsdp"
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",
@@ -38,7 +39,7 @@ def command(ranks: int, *flags: str) -> list[str]:
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, "-m", "training.mamba_fsdp", *flags]
+    return [sys.executable, *launcher, "-m", DOOR, *flags]
 
 
 @contextmanager
