@@ -9,9 +9,16 @@ from typing import Any
 import torch
 
 try:
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 except ImportError:  # torch < 2.5
-    from torch.distributed._tensor import DTensor  # type: ignore[no-redef]
+    from torch.distributed._tensor import (  # type: ignore[no-redef,attr-defined]
+        DTensor,
+        Replicate,  # noqa: F401
+        Shard,  # noqa: F401
+    )
+    from torch.distributed._tensor.placement_types import (  # type: ignore
+        _Partial as Partial,  # noqa: F401
+    )
 
 
 @functools.lru_cache

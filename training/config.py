@@ -15,6 +15,7 @@ from typing import Any
 
 from training.errors import RequestError, writing
 from training.models import Sizes
+from training.parallel import degrees
 from training.schedule import ScheduleConfig
 from training.setting import faults as own_faults
 from training.setting import setting
@@ -216,6 +217,12 @@ def faults(config: Config) -> list[str]:
         found.append("hang_abort_seconds: must be more than hang_seconds, or 0 for never")
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
+    found += degrees.faults(
+        config.model.sizes,
+        parallel.tensor_parallel,
+        parallel.fsdp_engine,
+        parallel.use_torch_compile,
+    )
     return found
 
 

@@ -29,5 +29,5 @@ def evaluate(model: nn.Module, data: Reader, batches: int, group: Group) -> tupl
         sums += torch.stack((loss, counted(batch.targets, batch.weights)))  # (2,)
     model.train(was_training)
     dist.all_reduce(sums)
-    loss, weight = sums.tolist()
+    loss, weight = (sums / group.tensor_parallel).tolist()  # ranks that read the same count once
     return loss / max(weight, 1e-30), round(weight)

@@ -26,7 +26,7 @@ from training.manifest import Manifest
 from training.metrics import Metrics
 from training.ops.loss import counted
 from training.optim import clip_gradients, make_optimizer, set_learning_rate
-from training.parallel import fsdp
+from training.parallel import degrees, fsdp
 from training.parallel.group import Group, start, stop
 from training.trace import look_at_gradients, trace
 
@@ -36,7 +36,7 @@ MOST_SKIPPED = 10
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    group = start(config.run.device)
+    group = start(config.run.device, config.parallel.tensor_parallel)
     code = Trainer(config, group).run()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
@@ -66,16 +66,18 @@ class Trainer:
         self.stop = StopRequest()
         self.console = Console()
         run = config.run
+        group.together(lambda: fsdp.check(config.parallel, group))
+        for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
+            self._say(f"WARNING: {warning}")
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
         group.together(lambda: outlets.check(run) if group.rank == 0 else None)
         observers.check(run, group.device)
-        self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
+        readers = group.data_rank, group.data_world_size
+        self.data = group.together(lambda: open_data(config, *readers))
         for note in getattr(self.data.samples, "notes", ()):
             self._say(f"dataset_path: {note}")
-        self.held_out = group.together(
-            lambda: open_evaluation(config, group.rank, group.world_size)
-        )
+        self.held_out = group.together(lambda: open_evaluation(config, *readers))
         first = group.broadcast(self.data.fingerprint)
         group.together(lambda: _require_same(self.data, first))
         samples = self.data.global_batch * config.data.gradient_accumulation

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+DOOR = "training.mamba_fsdp"
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",
@@ -33,17 +34,17 @@ def write_text(folder: Path, size: int = 60_000) -> str:
     return f"text:{folder}/*.txt"
 
 
-def command(ranks: int, *flags: str, door: str = "training.mamba_fsdp") -> list[str]:
-    """A door on so many ranks; 0 is plain python."""
+def command(ranks: int, *flags: str, door: str = "") -> list[str]:
+    """The door, or another, on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, "-m", door, *flags]
+    return [sys.executable, *launcher, "-m", door or DOOR, *flags]
 
 
 @contextmanager
 def started(
-    ranks: int, *flags: str, door: str = "training.mamba_fsdp"
+    ranks: int, *flags: str, door: str = ""
 ) -> Iterator[subprocess.Popen[str]]:
     """A door while it runs; nothing of it is left afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -64,7 +65,7 @@ def started(
 
 
 def run(
-    ranks: int, *flags: str, timeout: float = 120, door: str = "training.mamba_fsdp"
+    ranks: int, *flags: str, timeout: float = 120, door: str = ""
 ) -> subprocess.CompletedProcess[str]:
     with started(ranks, *flags, door=door) as process:
         out, err = process.communicate(timeout=timeout)

@@ -67,6 +67,12 @@ class LanguageModel(nn.Module):
             owner, _, attribute = second.rpartition(".")
             self.get_submodule(owner).register_parameter(attribute, self.get_parameter(first))
 
+    def put(self, name: str, parameter: nn.Parameter) -> None:
+        """Replace a parameter, in every place of the model that has it."""
+        for alias in (name, *(second for second, first in self.tied.items() if first == name)):
+            owner, _, attribute = alias.rpartition(".")
+            self.get_submodule(owner).register_parameter(attribute, parameter)
+
     @property
     def blocks(self) -> list[Block]:
         raise NotImplementedError

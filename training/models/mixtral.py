@@ -23,7 +23,7 @@ from training.ops.route import balance_loss, experts, load, route
 
 
 class Experts(nn.Module):
-    """The experts' parameters."""
+    """The experts; what each token is given of them is the sum of those chosen for it."""
 
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__()
@@ -31,6 +31,10 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(e, f, m))  # (e, f, m)
         self.w2 = nn.Parameter(torch.empty(e, m, f))  # (e, m, f)
         self.w3 = nn.Parameter(torch.empty(e, f, m))  # (e, f, m)
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
+        """(t, d_model), (t, k), (t, k) -> (t, d_model)."""
+        return experts(x, weights, chosen, self.w1, self.w3, self.w2)  # (t, d_model)
 
 
 class SparseMLP(nn.Module):
@@ -50,8 +54,7 @@ class SparseMLP(nn.Module):
         """The same, and the gate's logits (t, e) and choices (t, k)."""
         x = hidden.flatten(0, 1)  # (t, d_model)
         weights, chosen, logits = route(x, self.gate.weight, self.top_k)  # (t, k | k | e)
-        w1, w2, w3 = self.experts.w1, self.experts.w2, self.experts.w3  # (e, f | m | f, ...)
-        y = experts(x, weights, chosen, w1, w3, w2)  # (t, d_model)
+        y = self.experts(x, weights, chosen)  # (t, d_model)
         return y.view_as(hidden), logits, chosen
 
 

@@ -9,6 +9,7 @@ Shapes: d channels, g groups, s = d / g channels of a group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,12 +19,19 @@ from torch.autograd.function import once_differentiable
 
 from training.ops.choice import Choice, Implementation, on_gpu
 
+Mean = Callable[[Tensor], Tensor]
 
-def gated_rms_norm(x: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:
+
+def gated_rms_norm(
+    x: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float, mean: Mean | None = None
+) -> Tensor:
     """Compute y (..., d) for x and z (..., d) and weight (d); y has the dtype of x.
 
-    `groups` must divide d.
+    `groups` must divide d. Where other ranks have more channels of the groups, `mean` makes
+    theirs too of this rank's means (..., g, 1), going forward and back.
     """
+    if mean is not None:  # the kernels know no other ranks
+        return _Norm.apply(x, z, weight, groups, eps, mean)  # (..., d)
     y: Tensor = CHOICE(x)(x, z, weight, groups, eps)  # (..., d)
     return y
 
@@ -46,11 +54,18 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float
+        ctx: Any,
+        x: Tensor,
+        z: Tensor,
+        weight: Tensor,
+        groups: int,
+        eps: float,
+        mean: Mean = lambda own: own,
     ) -> Tensor:
+        ctx.mean = mean
         work = torch.promote_types(x.dtype, torch.float32)
         t = (x.to(work) * F.silu(z.to(work))).unflatten(-1, (groups, -1))  # (..., g, s)
-        scale = torch.rsqrt(t.square().mean(-1, keepdim=True) + eps)  # (..., g, 1)
+        scale = torch.rsqrt(mean(t.square().mean(-1, keepdim=True)) + eps)  # (..., g, 1)
         ctx.save_for_backward(x, z, weight, scale)
         return t.mul_(scale).flatten(-2).mul_(weight).to(x.dtype)  # (..., d)
 
@@ -58,7 +73,7 @@ class _Norm(torch.autograd.Function):
     @once_differentiable
     def backward(  # type: ignore[override]
         ctx: Any, dy: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor, None, None]:
+    ) -> tuple[Tensor | None, ...]:
         x, z, weight, scale = ctx.saved_tensors
         wide_x, wide_z, dy = (one.to(scale.dtype) for one in (x, z, dy))  # (..., d)
         gate = torch.sigmoid(wide_z)  # (..., d)
@@ -66,11 +81,12 @@ class _Norm(torch.autograd.Function):
         normal = (wide_x * open_).unflatten(-1, (scale.shape[-2], -1)).mul_(scale)  # (..., g, s)
         dweight = (dy * normal.flatten(-2)).flatten(0, -2).sum(0)  # (d,)
         dnormal = (dy * weight).unflatten(-1, (scale.shape[-2], -1))  # (..., g, s)
-        along = (dnormal * normal).mean(-1, keepdim=True)  # (..., g, 1)
+        along = ctx.mean((dnormal * normal).mean(-1, keepdim=True))  # (..., g, 1)
         dt = dnormal.sub_(normal.mul_(along)).mul_(scale).flatten(-2)  # (..., d)
         # silu'(z) = s + z s (1 - s)
         dz = dt * wide_x * (gate + open_ * (1 - gate))  # (..., d)
-        return dt.mul_(open_).to(x.dtype), dz.to(z.dtype), dweight.to(weight.dtype), None, None
+        dx, dz = dt.mul_(open_).to(x.dtype), dz.to(z.dtype)  # (..., d) both
+        return dx, dz, dweight.to(weight.dtype), None, None, None
 
 
 def _fast(x: Tensor, z: Tensor, weight: Tensor, groups: int, eps: float) -> Tensor:

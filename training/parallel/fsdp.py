@@ -1,12 +1,12 @@
 """Sharding by FSDP: full (fsdp), within groups of ranks (hsdp), or none (ddp).
 
 One unit a block. Master weights and optimizer state are float32; with bf16 the blocks compute in
-bfloat16 while gradients are reduced in float32. FSDP2 where torch has it, else FSDP1.
+bfloat16 while gradients are reduced in float32. FSDP2 where torch has it, else FSDP1. Ranks that
+share layers (training.parallel.tensor) hold parts of one copy, which FSDP cuts further.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from training.config import ParallelConfig
 from training.errors import RequestError
 from training.models import Sizes
 from training.models.language import LanguageModel
-from training.parallel import fsdp1
+from training.parallel import degrees, experts, fsdp1, tensor
 from training.parallel.compiled import compile_blocks
 from training.parallel.group import Group
 
@@ -29,9 +29,7 @@ def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.M
     With low_cpu_fsdp no rank ever holds more than its shards and one whole parameter.
     Raises RequestError if the layout does not fit the ranks or the device.
     """
-    mesh = init_device_mesh(
-        group.device.type, mesh_shape(config, group), mesh_dim_names=("replicate", "shard")
-    )
+    mesh, tensor_mesh = meshes(config, group)
     dtype = compute_dtype(config.precision, group.device)
     with torch.device("meta" if config.low_cpu_fsdp else "cpu"):
         model = models.build(sizes)
@@ -42,12 +40,23 @@ def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.M
         compile_blocks(model.blocks)
     if not config.low_cpu_fsdp:
         _fill(model, seed)
+    if tensor_mesh is not None:
+        tensor.split(model, tensor_mesh, group.device)
     if uses_fsdp2(config.fsdp_engine):
         _shard(model, mesh, dtype)
         if config.low_cpu_fsdp:
             _materialise(model, group.device, seed)
         return model
     return fsdp1.shard(model, config.sharding_strategy, mesh, dtype, group.device, seed)
+
+
+def check(config: ParallelConfig, group: Group) -> None:
+    """Raise RequestError with all faults if these ranks and this torch cannot share layers."""
+    found = degrees.world_faults(
+        config.tensor_parallel, group.world_size, compat.fsdp2() is not None
+    )
+    if found:
+        raise RequestError.of(found)
 
 
 def uses_fsdp2(engine: str) -> bool:
@@ -57,18 +66,35 @@ def uses_fsdp2(engine: str) -> bool:
     return engine != "fsdp1" and compat.fsdp2() is not None
 
 
+def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh | None]:
+    """Give the mesh of copies and shards, and that of the tensor group where there is one."""
+    shape, names = mesh_shape(config, group), ("replicate", "shard")
+    if config.tensor_parallel == 1:
+        return init_device_mesh(group.device.type, shape, mesh_dim_names=names), None
+    mesh = init_device_mesh(
+        group.device.type, (*shape, config.tensor_parallel), mesh_dim_names=(*names, "tensor")
+    )
+    return mesh[names], mesh["tensor"]
+
+
 def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
-    """Give (copies of the model, ranks that share one); their product is the world size."""
+    """Give (copies of the model, tensor groups that share one)."""
+    groups = group.data_world_size
     if config.sharding_strategy == "ddp":
-        return group.world_size, 1
+        return groups, 1
     if config.sharding_strategy == "fsdp":
-        return 1, group.world_size
+        return 1, groups
     shared = config.shard_group_size or group.local_world_size
     if group.world_size % shared:
         raise RequestError(
             f"shard_group_size: {group.world_size} ranks cannot be cut into groups of {shared}"
         )
-    return group.world_size // shared, shared
+    if shared % config.tensor_parallel:
+        raise RequestError(
+            f"shard_group_size: {shared} ranks are no whole tensor groups of "
+            f"{config.tensor_parallel}"
+        )
+    return group.world_size // shared, shared // config.tensor_parallel
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
@@ -89,6 +115,9 @@ def _shard(model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
         options["mp_policy"] = compat.fsdp2().MixedPrecisionPolicy(
             param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
+    placed = experts.placements(model, ranks=mesh.size(1))
+    if placed:
+        options["shard_placement_fn"] = placed.get
     for block in model.blocks:
         compat.fsdp2().fully_shard(block, **options)
     compat.fsdp2().fully_shard(model, **options)
@@ -105,7 +134,7 @@ def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
     parameters: list[tuple[str, Any]] = list(model.named_parameters())
     for name, meta in parameters:
         whole = model.initial(name, meta.shape, seed)  # the parameter's shape
-        local = _local_part(whole, meta).to(device, copy=True)  # (its first size / ranks, ...)
+        local = _local_part(whole, meta).to(device, copy=True)  # this rank's part
         value = compat.DTensor.from_local(
             local,
             meta.device_mesh,
@@ -114,22 +143,15 @@ def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
             shape=whole.shape,
             stride=whole.stride(),
         )
-        parameter = nn.Parameter(value)
-        for module, attribute in _holders(model, name):
-            module.register_parameter(attribute, parameter)
+        model.put(name, nn.Parameter(value))
 
 
 def _local_part(whole: Tensor, like: Any) -> Tensor:
-    for axis, placement in enumerate(like.placements):
-        if placement.is_shard():
-            parts = whole.chunk(like.device_mesh.size(axis), dim=0)  # (its first size / ranks, ...)
+    """Give this rank's part of a parameter: the tensor group cuts first, FSDP what is left."""
+    for axis, placement in reversed(list(enumerate(like.placements))):
+        if hasattr(placement, "dim"):
+            parts = whole.chunk(like.device_mesh.size(axis), placement.dim)  # (..., its part, ...)
             mine = like.device_mesh.get_local_rank(axis)
-            whole = parts[mine] if mine < len(parts) else whole[:0]
+            none = whole.narrow(placement.dim, 0, 0)  # (..., 0, ...)
+            whole = parts[mine] if mine < len(parts) else none
     return whole
-
-
-def _holders(model: LanguageModel, name: str) -> Iterator[tuple[nn.Module, str]]:
-    """Every place of the model that a parameter has, tied names included."""
-    for alias in (name, *(second for second, first in model.tied.items() if first == name)):
-        owner, _, attribute = alias.rpartition(".")
-        yield model.get_submodule(owner), attribute

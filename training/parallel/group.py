@@ -24,6 +24,15 @@ class Group:
     local_world_size: int
     device: torch.device
     control: Any  # a gloo process group
+    tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
+
+    @property
+    def data_rank(self) -> int:
+        return self.rank // self.tensor_parallel
+
+    @property
+    def data_world_size(self) -> int:
+        return self.world_size // self.tensor_parallel
 
     def any(self, flag: bool) -> bool:
         """Tell every rank whether the flag is set on at least one (a collective call)."""
@@ -66,7 +75,7 @@ class Group:
         return result
 
 
-def start(device: str) -> Group:
+def start(device: str, tensor_parallel: int = 1) -> Group:
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
     Raises RequestError if a GPU is asked for and there is none for this rank.
@@ -94,6 +103,7 @@ def start(device: str) -> Group:
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=where,
         control=control,
+        tensor_parallel=tensor_parallel,
     )
 
 

@@ -1,0 +1,22 @@
+"""The door to a model of any sizes, `--model_name=sized`: they are in SIZED, as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from training import models
+from training.door import enter, leave
+from training.mamba_fsdp import configure
+
+CLASSES = {
+    "mixtral": models.MixtralConfig,
+    "llama": models.LlamaConfig,
+    "mamba2": models.Mamba2Config,
+}
+
+if __name__ == "__main__":
+    sizes = json.loads(os.environ["SIZED"])
+    models.PRESETS["sized"] = CLASSES[sizes.pop("family")](**sizes)
+    leave(enter(configure, sys.argv[1:]))

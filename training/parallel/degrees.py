@@ -1,0 +1,68 @@
+"""Which degrees of tensor parallelism fit a model, its ranks and this torch.
+
+Light: no torch here, so that a request that cannot be is refused before any rank starts.
+"""
+
+from __future__ import annotations
+
+from training.models.sizes import LlamaConfig, Mamba2Config, Sizes
+
+
+def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
+    """List why the layers of a model cannot be shared by so many ranks."""
+    if degree <= 1:
+        return []
+    if not isinstance(sizes, LlamaConfig | Mamba2Config):
+        return [
+            f"tensor_parallel: {degree} ranks cannot share a layer of {sizes.family}; "
+            "those of llama, mistral, mixtral and mamba2 they can"
+        ]
+    found = [
+        f"tensor_parallel: {degree} ranks cannot share {value} {what} ({name}) evenly"
+        for name, what, value in _shared(sizes)
+        if value % degree
+    ]
+    if isinstance(sizes, Mamba2Config) and sizes.n_groups % degree and degree % sizes.n_groups:
+        found.append(
+            f"tensor_parallel: {degree} ranks need a multiple of {degree} groups, or a number "
+            f"that divides {degree}, not {sizes.n_groups} (n_groups)"
+        )
+    if engine == "fsdp1":
+        found.append("tensor_parallel: goes with FSDP2 only; use fsdp_engine=auto or fsdp2")
+    if compiled:
+        found.append("tensor_parallel: its blocks cannot be compiled; leave out use_torch_compile")
+    return found
+
+
+def world_faults(degree: int, ranks: int, has_fsdp2: bool) -> list[str]:
+    """List why these ranks cannot be cut into groups that share layers."""
+    found = []
+    if ranks % degree:
+        found.append(f"tensor_parallel: {ranks} ranks cannot be cut into groups of {degree}")
+    if degree > 1 and not has_fsdp2:
+        found.append("tensor_parallel: goes with FSDP2 only, which this torch does not have")
+    return found
+
+
+def warnings(degree: int, ranks_of_node: int) -> list[str]:
+    """Tell what is possible, and slow."""
+    if ranks_of_node % degree == 0:
+        return []
+    return [
+        f"tensor_parallel: groups of {degree} ranks span nodes, which have {ranks_of_node}; "
+        "every layer then waits for the network"
+    ]
+
+
+def _shared(sizes: LlamaConfig | Mamba2Config) -> list[tuple[str, str, int]]:
+    """Give what is cut: the name of the size, what it counts, its value."""
+    if isinstance(sizes, Mamba2Config):
+        return [
+            ("d_inner / head_dim", "heads", sizes.n_head),
+            ("d_model", "columns of in_proj", sizes.d_model),
+        ]
+    return [
+        ("n_head", "heads of queries", sizes.n_head),
+        ("n_kv_head", "heads of keys and values", sizes.n_kv_head),
+        ("d_ff", "channels of the MLP", sizes.d_ff),
+    ]
