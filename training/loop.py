@@ -28,6 +28,7 @@ from training.optim import clip_gradients, make_optimizer, set_learning_rate
 from training.parallel import fsdp
 from training.parallel.group import Group, start, stop
 from training.profile import profiler
+from training.saver import Saver
 from training.trace import look_at_gradients, trace
 
 MOST_SKIPPED = 10
@@ -88,6 +89,7 @@ class Trainer:
             trace(self.model, self._where)
         self.optimizer = make_optimizer(self.model, config.optim, group.device)
         self.step, self.tokens_seen = self._resume()
+        self.saver = Saver(config, self.model, self.optimizer, group, self._say)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.metrics = Metrics(
@@ -106,22 +108,29 @@ class Trainer:
         0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on.
         """
         run = self.config.run
-        with profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace:
-            while self.step < run.num_steps:
+        stopping = False
+        with (
+            self.saver,
+            profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace,
+        ):
+            while self.step < run.num_steps and not stopping:
                 self._advance()
                 if trace is not None:
                     trace.step()
                 last = self.step == run.num_steps
-                stopping = self.group.any(self.stop.made) and not last
+                asked, writing = self.group.any_of(self.stop.made, self.saver.writing)
+                stopping = asked and not last
+                if not writing:
+                    self.saver.end()
                 if self.step % run.report_interval == 0 or last:
                     self.metrics.report()
                 if self.step % (run.eval_interval or run.num_steps) == 0 or last:
                     self._evaluate()
                 if self.step % run.checkpoint_interval == 0 or last or stopping:
                     self._save()
-                if stopping:
-                    self._say(f"asked to stop after step {self.step}: start again to go on")
-                    return SAVED
+        if stopping:
+            self._say(f"asked to stop after step {self.step}: start again to go on")
+            return SAVED
         self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
         return 0
 
@@ -201,9 +210,8 @@ class Trainer:
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
-
-        def describe(files: dict[str, int]) -> Manifest:
-            return Manifest(
+        self.saver.save(
+            Manifest(
                 step=self.step,
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
@@ -211,20 +219,8 @@ class Trainer:
                 settings=_settings(self.config),
                 data=self.data.state(),
                 torch=torch.__version__,
-                files=files,
             )
-
-        path = checkpoint.save(
-            self.config.run.save_ckpt_path,
-            self.step,
-            self.model,
-            self.optimizer,
-            self.group,
-            describe,
-            self.config.run.keep_checkpoints,
-            self.config.run.keep_every,
         )
-        self._say(f"saved {path}")
 
     def _resume(self) -> tuple[int, int]:
         """Load the newest complete checkpoint, if any; (step, tokens seen) to go on from.

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -33,22 +33,27 @@ def write_text(folder: Path, size: int = 60_000) -> str:
     return f"text:{folder}/*.txt"
 
 
-def command(ranks: int, *flags: str) -> list[str]:
-    """The door on so many ranks; 0 is plain python."""
+DOOR = ("-m", "training.mamba_fsdp")
+
+
+def command(ranks: int, *flags: str, program: Sequence[str] = DOOR) -> list[str]:
+    """The door, or another program, on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, "-m", "training.mamba_fsdp", *flags]
+    return [sys.executable, *launcher, *program, *flags]
 
 
 @contextmanager
-def started(ranks: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
+def started(
+    ranks: int, *flags: str, program: Sequence[str] = DOOR
+) -> Iterator[subprocess.Popen[str]]:
     """The door while it runs; nothing of it is left afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
-        command(ranks, *flags),
+        command(ranks, *flags, program=program),
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -61,8 +66,10 @@ def started(ranks: int, *flags: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
-def run(ranks: int, *flags: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
-    with started(ranks, *flags) as process:
+def run(
+    ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = DOOR
+) -> subprocess.CompletedProcess[str]:
+    with started(ranks, *flags, program=program) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
