@@ -48,6 +48,7 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python -m benchmarks.models
 	.venv/bin/python -m benchmarks.data
 	.venv/bin/python -m benchmarks.tokenize
+	.venv/bin/python -m benchmarks.save
 
 doctor: setup  ## tell what is missing on this machine and how to mend it
 	@$(SQSHFORGE) doctor

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,27 +19,44 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from training import manifest
 from training.errors import RequestError, TrainingError
-from training.manifest import Manifest
+from training.manifest import File, Manifest
 from training.parallel.group import Group
 
 
-def save(
+def write(
     save_path: str,
-    step: int,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    state: dict[str, Any],
+    told: Manifest,
     group: Group,
-    describe: Callable[[dict[str, int]], Manifest],
     keep: int = 0,
     every: int = 0,
 ) -> Path:
-    """Write the checkpoint of a step; it appears under its name only when all of it is on disk.
+    """Write a checkpoint; it appears under its name only when all of it is on disk.
 
-    A collective call. `describe` makes the manifest from the files' sizes; older checkpoints than
-    the newest `keep` are removed, as manifest.retain tells. Raises TrainingError on every rank if
-    any could not write its part; then nothing is left behind.
+    A collective call, on `group.control` alone. Older checkpoints than the newest `keep` are
+    removed, as manifest.retain tells. Raises TrainingError on every rank if any could not write
+    its part; then nothing is left behind.
     """
-    folder = manifest.temporary(save_path, step)
+    folder = manifest.temporary(save_path, told.step)
+    try:
+        files = _write_files(folder, state, group)
+
+        def end() -> None:
+            if group.rank == 0:
+                with _told(folder):
+                    manifest.publish(folder, replace(told, files=files))
+                    manifest.retain(folder.parent, keep, every)
+
+        group.together(end)
+    except TrainingError:
+        if group.rank == 0:  # no rank is at work in it any more
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder.with_name(f"step_{told.step}_ckp")
+
+
+def _write_files(folder: Path, state: dict[str, Any], group: Group) -> dict[str, File]:
+    """Write and sync what all ranks hold; each then reads what it wrote, for the checksums."""
 
     def begin() -> None:
         if group.rank == 0:
@@ -46,31 +64,42 @@ def save(
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
 
-    def end() -> None:
-        if group.rank == 0:
-            with _told(folder):
-                manifest.publish(folder, describe)
-                manifest.retain(folder.parent, keep, every)
+    def own_files() -> dict[str, File]:
+        with _told(folder):
+            names = sorted(path.name for path in folder.iterdir())
+            own = manifest.share(names, group.rank, group.world_size)
+            return {name: File.of(folder / name) for name in own}
 
     group.together(begin)
     with _told(folder):
         dcp.save(
-            {**_state(model, optimizer), "random": {f"rank_{group.rank}": _random(group.device)}},
+            state,
             storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
             process_group=group.control,
         )
-    group.together(end)
-    return folder.with_name(f"step_{step}_ckp")
+    own = group.together(own_files)
+    return {name: file for part in group.gather(own) for name, file in part.items()}
 
 
 def find(
     folders: list[str], group: Group, tell: Callable[[str], None]
 ) -> tuple[Path, Manifest] | None:
-    """Find the newest complete checkpoint of the first folder that has one, for every rank."""
-    found = None
-    for folder in folders if group.rank == 0 else ():
-        found = found or manifest.newest(manifest.checkpoints(folder), tell)
-    return group.broadcast(found)
+    """Find the newest sound checkpoint of the first folder that has one, for every rank.
+
+    A collective call: every rank reads its share of the files to the end and compares them with
+    the manifest. Each broken checkpoint is told and passed over.
+    """
+    for folder in folders:
+        there = manifest.numbered(manifest.checkpoints(folder)) if group.rank == 0 else ()
+        for _, path in group.broadcast(list(there)):
+            told, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
+            if told is not None:
+                own = manifest.share(told.files, group.rank, group.world_size)
+                fault = next(filter(None, group.gather(manifest.rotten(path, told, own))), "")
+            if told is not None and not fault:
+                return path, told
+            tell(manifest.passed_over(path, fault))
+    return None
 
 
 def load(
@@ -95,7 +124,7 @@ def load(
     state = _state(model, optimizer)
     random = _random(group.device)
     if group.rank < told.world_size:
-        state["random"] = {f"rank_{group.rank}": random}
+        state["random"] = {_of(group): random}
     with _told(path, "read"):
         dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=group.control)
     for second, first in _tied(model).items():
@@ -111,12 +140,21 @@ def load(
         torch.cuda.set_rng_state(random["cuda"], group.device)
 
 
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> dict[str, Any]:
+    """Collect what this rank writes. The tensors of model and optimizer are the living ones."""
+    return {**_state(model, optimizer), "random": {_of(group): _random(group.device)}}
+
+
 def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Collect model and optimizer by parameter name, a tied parameter once."""
     weights, moments = get_state_dict(model, optimizer)
     for second in _tied(model):
         del weights[second]
     return {"model": weights, "optimizer": moments}
+
+
+def _of(group: Group) -> str:
+    return f"rank_{group.rank}"
 
 
 def _tied(model: nn.Module) -> dict[str, str]:
@@ -151,7 +189,6 @@ class _told:  # noqa: N801  (reads as a word: `with _told(folder)`)
             # A full disk reaches here as an error of torch's own that does not say so.
             free = shutil.disk_usage(self.folder.parent).free
             room = f" ({free:,} bytes were free there)"
-            shutil.rmtree(self.folder, ignore_errors=True)
         first_line = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise TrainingError(
             f"checkpoint {self.folder} could not be {self.verb}{room}: {first_line}"

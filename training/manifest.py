@@ -1,7 +1,8 @@
 """The manifest of a checkpoint: written last, so that a checkpoint is complete or absent.
 
 Layout: SAVE/checkpoints/step_<N>_ckp/{manifest.json, .metadata, __<rank>_<i>.distcp}. While it is
-written the folder is called step_<N>_ckp.tmp. Light: no torch here.
+written the folder is called step_<N>_ckp.tmp. The manifest has the size and a checksum of every
+file; in format 1 it has the sizes alone. Light: no torch here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,34 @@ from typing import Any
 from training.errors import RequestError
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
 _COMPLETE = re.compile(r"step_(\d+)_ckp")
+_OF_A_RANK = re.compile(r"__(\d+)_")
 _TEMPORARY = ".tmp"
+_PIECE = 2**22  # bytes that are read at once
+
+
+@dataclass(frozen=True)
+class File:
+    """What a file must be like: its size in bytes and, but in format 1, its CRC-32."""
+
+    size: int
+    crc32: int | None = None
+
+    @classmethod
+    def of(cls, path: Path) -> File:
+        """Read a file to its end."""
+        size = crc32 = 0
+        with path.open("rb", buffering=0) as file:
+            while piece := file.read(_PIECE):
+                size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
+        return cls(size, crc32)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint holds, and the size in bytes of each of its files."""
+    """What a checkpoint holds, and what each of its files must be like."""
 
     step: int
     tokens_seen: int
@@ -33,7 +55,7 @@ class Manifest:
     model: dict[str, Any]
     data: dict[str, Any]
     torch: str
-    files: dict[str, int]
+    files: dict[str, File] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
@@ -67,11 +89,10 @@ def prepare(save_path: str) -> None:
         ) from error
 
 
-def publish(folder: Path, manifest: Callable[[dict[str, int]], Manifest]) -> Path:
+def publish(folder: Path, manifest: Manifest) -> Path:
     """Turn a fully written temporary folder into a checkpoint: manifest, fsync, rename, fsync."""
-    sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     with (folder / NAME).open("w") as file:
-        json.dump(asdict(manifest(sizes)), file, indent=2)
+        json.dump(asdict(manifest), file, indent=2)
         file.flush()
         os.fsync(file.fileno())
     _sync(folder)
@@ -85,12 +106,16 @@ def publish(folder: Path, manifest: Callable[[dict[str, int]], Manifest]) -> Pat
 
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] | None:
     """Find the newest complete checkpoint; each broken one is told and passed over."""
-    for _, path in _numbered(folder):
+    for _, path in numbered(folder):
         manifest, fault = read(path)
         if manifest is not None:
             return path, manifest
-        tell(f"WARNING: checkpoint {path} is broken ({fault}); it is passed over")
+        tell(passed_over(path, fault))
     return None
+
+
+def passed_over(path: Path, fault: str) -> str:
+    return f"WARNING: checkpoint {path} is broken ({fault}); it is passed over"
 
 
 def retain(folder: Path, keep: int, every: int = 0) -> None:
@@ -98,7 +123,7 @@ def retain(folder: Path, keep: int, every: int = 0) -> None:
 
     Those of steps that `every` divides stay too, so that a long run can be looked back on.
     """
-    for step, path in list(_numbered(folder))[keep:] if keep else []:
+    for step, path in list(numbered(folder))[keep:] if keep else []:
         if every and step % every == 0:
             continue
         doomed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
@@ -106,7 +131,7 @@ def retain(folder: Path, keep: int, every: int = 0) -> None:
         shutil.rmtree(doomed)
 
 
-def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
+def numbered(folder: Path) -> Iterator[tuple[int, Path]]:
     """Every folder that is called like a checkpoint, with its step, the newest first."""
     found = [
         (int(match[1]), path)
@@ -119,20 +144,51 @@ def _numbered(folder: Path) -> Iterator[tuple[int, Path]]:
 def read(path: Path) -> tuple[Manifest | None, str]:
     """Read a checkpoint's manifest; None and the fault if the files do not agree with it."""
     try:
-        manifest = Manifest(**json.loads((path / NAME).read_text()))
+        record = json.loads((path / NAME).read_text())
+        if record.get("format", FORMAT) not in _READABLE:
+            return None, f"it has format {record['format']}, and this program reads {FORMAT}"
+        files = {
+            name: File(one) if isinstance(one, int) else File(**one)
+            for name, one in record["files"].items()
+        }
+        manifest = Manifest(**{**record, "files": files})
     except FileNotFoundError:
         return None, f"it has no {NAME}"
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return None, f"its {NAME} cannot be read: {error}"
-    if manifest.format != FORMAT:
-        return None, f"it has format {manifest.format}, and this program reads {FORMAT}"
-    for name, size in manifest.files.items():
+    for name, told in manifest.files.items():
         file = path / name
         found = file.stat().st_size if file.is_file() else None
-        if found != size:
+        if found != told.size:
             was = "is missing" if found is None else f"has {found} bytes"
-            return None, f"{name} {was}, should have {size}"
+            return None, f"{name} {was}, should have {told.size}"
     return manifest, ""
+
+
+def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> str:
+    """Tell which of a checkpoint's files (of these, or of all) holds other bytes than were written.
+
+    Reads them whole; empty if none does.
+    """
+    for name in manifest.files if names is None else names:
+        told = manifest.files[name]
+        try:
+            if told.crc32 is not None and File.of(path / name) != told:
+                return f"{name} is not what was written: its checksum differs"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+    return ""
+
+
+def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
+    """Give the files that one of so many ranks looks after: what it wrote itself, if it did."""
+    return [name for name in names if _writer(name) % ranks == rank]
+
+
+def _writer(name: str) -> int:
+    """Tell which rank wrote a file; rank 0 writes those that belong to all."""
+    match = _OF_A_RANK.match(name)
+    return int(match[1]) if match else 0
 
 
 def _sync(folder: Path) -> None:

@@ -22,7 +22,7 @@ LIBRARY = Path(sysconfig.get_path("stdlib"))
 def train(family: str, save: Path) -> list[float]:
     """Losses of the family's run, all steps."""
     changes = (f"dataset_path=text:{LIBRARY}/*.py", f"save_ckpt_path={save}")
-    done = run(0, "--config", str(GOLDEN / f"{family}.yaml"), *changes, door="training")
+    done = run(0, "--config", str(GOLDEN / f"{family}.yaml"), *changes, program=("-m", "training"))
     assert done.returncode == 0, done.stderr
     return losses(save)
 

@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DOOR = "training.mamba_fsdp"
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",
@@ -34,24 +33,27 @@ def write_text(folder: Path, size: int = 60_000) -> str:
     return f"text:{folder}/*.txt"
 
 
-def command(ranks: int, *flags: str, door: str = "") -> list[str]:
-    """The door, or another, on so many ranks; 0 is plain python."""
+DOOR = ("-m", "training.mamba_fsdp")
+
+
+def command(ranks: int, *flags: str, program: Sequence[str] = ()) -> list[str]:
+    """The door, or another program, on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, "-m", door or DOOR, *flags]
+    return [sys.executable, *launcher, *(program or DOOR), *flags]
 
 
 @contextmanager
 def started(
-    ranks: int, *flags: str, door: str = ""
+    ranks: int, *flags: str, program: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """A door while it runs; nothing of it is left afterwards."""
+    """The door while it runs; nothing of it is left afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
-        command(ranks, *flags, door=door),
+        command(ranks, *flags, program=program),
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -65,9 +67,9 @@ def started(
 
 
 def run(
-    ranks: int, *flags: str, timeout: float = 120, door: str = ""
+    ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    with started(ranks, *flags, door=door) as process:
+    with started(ranks, *flags, program=program) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 

@@ -132,7 +132,7 @@ def test_the_plain_way_in_trains_like_the_door(tmp_path: Path) -> None:
         "optim: {learning_rate: 3e-3}\nrun: {num_steps: 3}\n"
     )
     change = f"save_ckpt_path={tmp_path}/plain"
-    done = run(2, "--config", str(file), change, door="training")
+    done = run(2, "--config", str(file), change, program=("-m", "training"))
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path / "plain") == expected
     record = json.loads((tmp_path / "plain" / "config.json").read_text())

@@ -12,7 +12,7 @@ from training.errors import RequestError
 from training.llama_fsdp import FLAGS, configure
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig
 
-DOOR = "training.llama_fsdp"
+DOOR = ("-m", "training.llama_fsdp")
 LEAST = ("--checkpoint_dir=/x", "--dataset=text:x")
 PUBLISHED = (
     "--num_key_value_heads=32",
@@ -131,7 +131,7 @@ def test_no_flag_is_there_twice() -> None:
 
 
 def test_errors_of_the_run_use_the_names_of_the_door(tmp_path: Path) -> None:
-    done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", door=DOOR)
+    done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", program=DOOR)
     assert done.returncode == 2 and done.stderr.startswith("error: dataset: no file matches")
 
 
@@ -156,9 +156,9 @@ def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str)
         f"--dataset={data}",
         "--vocab_size=256",
     )
-    first = run(2, *flags, "--max_steps=4", door=DOOR)
+    first = run(2, *flags, "--max_steps=4", program=DOOR)
     assert first.returncode == 0, first.stderr
-    again = run(2, *flags, "--max_steps=6", door=DOOR)
+    again = run(2, *flags, "--max_steps=6", program=DOOR)
     assert again.returncode == 0, again.stderr
     assert "resumed from" in again.stdout and "step_4_ckp at step 4" in again.stdout
     assert "num_steps: the checkpoint was made with 4, this is 6" in again.stdout

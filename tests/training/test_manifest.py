@@ -8,7 +8,7 @@ import pytest
 
 from training import manifest
 from training.errors import RequestError
-from training.manifest import Manifest
+from training.manifest import File, Manifest
 
 
 def make(save: Path, step: int) -> Path:
@@ -16,12 +16,11 @@ def make(save: Path, step: int) -> Path:
     folder.mkdir(parents=True)
     (folder / "__0_0.distcp").write_bytes(b"weights")
     (folder / ".metadata").write_bytes(b"index")
-    return manifest.publish(
-        folder,
-        lambda files: Manifest(
-            step=step, tokens_seen=9, world_size=1, model={}, data={}, torch="2", files=files
-        ),
+    files = {path.name: File.of(path) for path in folder.iterdir()}
+    told = Manifest(
+        step=step, tokens_seen=9, world_size=1, model={}, data={}, torch="2", files=files
     )
+    return manifest.publish(folder, told)
 
 
 @pytest.fixture
@@ -63,8 +62,38 @@ def test_a_broken_one_is_passed_over_loudly(
 
 def test_another_format_is_not_guessed(tmp_path: Path, told: list[str]) -> None:
     path = make(tmp_path, 10) / "manifest.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 2}))
-    assert newest(tmp_path, told) is None and "format 2" in told[0]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
+    assert newest(tmp_path, told) is None and "format 3" in told[0]
+
+
+def test_the_first_format_is_read_by_its_sizes(tmp_path: Path, told: list[str]) -> None:
+    path = make(tmp_path, 10) / "manifest.json"
+    record = json.loads(path.read_text())
+    sizes = {name: file["size"] for name, file in record["files"].items()}
+    path.write_text(json.dumps({**record, "files": sizes, "format": 1}))
+    assert newest(tmp_path, told) == 10 and told == []
+    found, _ = manifest.read(path.parent)
+    assert found is not None and not manifest.rotten(path.parent, found)
+    (path.parent / "__0_0.distcp").write_bytes(b"weigh")
+    assert newest(tmp_path, told) is None and "has 5 bytes, should have 7" in told[0]
+
+
+def test_other_bytes_of_the_same_number_are_found_by_the_rank_that_looks(tmp_path: Path) -> None:
+    path = make(tmp_path, 10)
+    (path / "__0_0.distcp").write_bytes(b"wejghts")
+    found, fault = manifest.read(path)
+    assert found is not None and fault == ""
+    fault = "__0_0.distcp is not what was written: its checksum differs"
+    assert manifest.rotten(path, found) == fault
+    assert manifest.rotten(path, found, [".metadata"]) == ""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_every_file_is_looked_at_by_one_rank(ranks: int) -> None:
+    names = [".metadata", *(f"__{rank}_{i}.distcp" for rank in range(12) for i in range(2))]
+    shares = [manifest.share(names, rank, ranks) for rank in range(ranks)]
+    assert sorted(name for share in shares for name in share) == sorted(names)
+    assert ".metadata" in shares[0] and "__11_1.distcp" in shares[11 % ranks]
 
 
 def test_unfinished_ones_are_never_found_and_cleared_at_the_start(

@@ -20,7 +20,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     losses: dict[int, Any] = {}
     for ranks in (1, 2, 4):
         save = tmp_path_factory.mktemp(f"ranks{ranks}")
-        done = run(ranks, data, str(save), door="tests.training.matrix", timeout=600)
+        done = run(ranks, data, str(save), program=("-m", "tests.training.matrix"), timeout=600)
         assert done.returncode == 0, done.stderr
         losses[ranks] = json.loads((save / "losses.json").read_text())
     return losses

@@ -5,6 +5,7 @@ import random
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,33 +51,59 @@ def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
     )
 
 
-def test_kill_9_at_random_moments(tmp_path: Path, data: str, undisturbed: Any) -> None:
-    """Also in the middle of saving: the folder that is being written is the signal."""
-    asked = flags(tmp_path, data, "--checkpoint_interval=3", "--report_interval=1")
-    folder = tmp_path / "checkpoints"
+def newest(folder: Path) -> int:
+    """Give the step of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name.split("_")[1]) for path in folder.glob("step_*_ckp")), default=0)
+
+
+@pytest.mark.parametrize(
+    ("kills", "more"),
+    [
+        (20, ()),
+        (4, ("--fsdp_engine=fsdp1",)),
+        (3, ("--model_name=llama-tiny",)),
+    ],
+)
+def test_kill_9_at_random_moments(tmp_path: Path, data: str, kills: int, more: Any) -> None:
+    """One run that is killed over and over: after some steps, in a save, after some time."""
+    length = 12 * kills + 10
+    calm, harried = tmp_path / "calm", tmp_path / "harried"
+    train(calm, data, 2, 2, length, *more)
+    asked = (f"--num_steps={length}", "--checkpoint_interval=4", "--report_interval=1", *more)
+    lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
     chance = random.Random(4)
     interrupted_saves = 0
-    for kill in range(5):
-        seen = len(losses(tmp_path)) if (tmp_path / "metrics.jsonl").exists() else 0
-        goal = min(seen, STEPS - 9) + chance.randint(1, 5)
+    for kill in range(kills):
+        before = lines.stat().st_ino if lines.exists() else 0
+        begun = newest(folder)
+        goal = begun + chance.randint(1, 16)
 
         def in_a_save() -> bool:
             return any(folder.glob("step_*.tmp"))
 
-        def far_enough(goal: int = goal) -> bool:
-            path = tmp_path / "metrics.jsonl"
-            return path.exists() and path.read_text().count('"kind": "report"') >= goal
+        def trains(before: int = before) -> bool:
+            return lines.exists() and lines.stat().st_ino != before  # cut to what is resumed from
 
-        with started(2, *asked) as process:
-            if wait_for(in_a_save if kill % 2 else far_enough, process):
-                kill_tree(process)
-                assert process.wait() == -signal.SIGKILL
-                interrupted_saves += in_a_save()
+        def far_enough(goal: int = goal) -> bool:
+            return trains() and lines.read_text().count('"kind": "step"') >= goal
+
+        def saves_again(begun: int = begun) -> bool:
+            return newest(folder) > begun and in_a_save()
+
+        moment = (far_enough, saves_again, trains)[kill % 3]
+        with started(2, *flags(harried, data, *asked)) as process:
+            assert wait_for(moment, process, seconds=120), "it ended before it was killed"
+            if moment is not far_enough:
+                time.sleep(chance.uniform(0, 0.01 if moment is saves_again else 0.1))
+            kill_tree(process)
+            assert process.wait() == -signal.SIGKILL
+            interrupted_saves += in_a_save()
     assert interrupted_saves, "no kill fell into a save"
-    done = run(2, *asked)
+    done = run(2, *flags(harried, data, *asked))
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout
-    assert steps(tmp_path) == steps(undisturbed)
+    assert [line["step"] for line in steps(harried)] == list(range(1, length + 1))
+    assert steps(harried) == steps(calm)
     assert not list(folder.glob("*.tmp"))
 
 
@@ -114,17 +141,33 @@ def resume(save: Path, data: str, undisturbed: Any, ranks: int, *more: str) -> A
     return run(ranks, *flags(save, data, *more))
 
 
+def flip_a_bit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "damage", "fault"),
+    [
+        (2, lambda path: os.truncate(path, 100), "__1_0.distcp has 100 bytes, should have"),
+        (2, flip_a_bit, "__1_0.distcp is not what was written: its checksum differs"),
+        (0, flip_a_bit, "__1_0.distcp is not what was written: its checksum differs"),
+    ],
+)
 def test_a_broken_newest_checkpoint_is_passed_over_loudly(
-    tmp_path: Path, data: str, undisturbed: Any
+    tmp_path: Path, data: str, undisturbed: Any, ranks: int, damage: Any, fault: str
 ) -> None:
     broken = tmp_path / "checkpoints" / "step_25_ckp"
     shutil.copytree(undisturbed / "checkpoints" / "step_20_ckp", broken)
-    os.truncate(broken / "__1_0.distcp", 100)
-    done = resume(tmp_path, data, undisturbed, 2)
+    damage(broken / "__1_0.distcp")
+    done = resume(tmp_path, data, undisturbed, ranks, f"--batch_size={4 // max(1, ranks)}")
     assert done.returncode == 0, done.stderr
-    assert "WARNING: checkpoint" in done.stdout and "step_25_ckp is broken" in done.stdout
+    assert f"WARNING: checkpoint {broken} is broken ({fault}" in done.stdout
     assert f"resumed from {tmp_path}/checkpoints/step_20_ckp at step 20" in done.stdout
-    assert losses(tmp_path) == losses(undisturbed)[20:]
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=0 if ranks else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -140,14 +183,16 @@ def test_other_ranks_and_layouts_go_on_with_the_same_data(
     assert ("it was saved by 2 ranks, now 1" in done.stdout) == (ranks == 1)
 
 
+@pytest.mark.parametrize("background", [True, False])
 def test_a_full_disk_ends_the_run_and_spares_what_was_saved(
-    tmp_path: Path, data: str, undisturbed: Any
+    tmp_path: Path, data: str, undisturbed: Any, background: bool
 ) -> None:
     mount = tmp_path / "small"
     mount.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", mount], check=True)
     try:
-        done = run(2, *flags(mount, data, "--checkpoint_interval=5"))
+        how = ("--checkpoint_interval=5", f"--async_checkpoint={background}")
+        done = run(2, *flags(mount, data, *how))
         assert done.returncode == 1
         assert f"checkpoint {mount}/checkpoints/step_10_ckp.tmp could not be written" in done.stderr
         assert "bytes were free there" in done.stderr

@@ -104,7 +104,7 @@ def test_other_sizes(
     degree: int,
     sizes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(runs, "DOOR", "tests.training.sized")
+    monkeypatch.setattr(runs, "DOOR", ("-m", "tests.training.sized"))
     monkeypatch.setenv("SIZED", json.dumps(sizes))
     train(tmp_path / "alone", data, 0, GLOBAL_BATCH, STEPS, "--model_name=sized")
     shared(tmp_path / "shared", data, "sized", ranks, degree)

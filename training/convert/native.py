@@ -54,9 +54,11 @@ def newest(folder: Path) -> Path:
 
 
 def read_checkpoint(folder: Path) -> tuple[Sizes, Weights]:
-    """Open a checkpoint. Raises RequestError if it is not complete or of no family of ours."""
+    """Open a checkpoint. Raises RequestError if it is not sound or of no family of ours."""
     told, fault = manifest.read(folder)
-    if told is None:
+    if told is not None:
+        fault = manifest.rotten(folder, told)
+    if told is None or fault:
         raise RequestError(f"checkpoint {folder} is broken: {fault}")
     where = folder / manifest.NAME
     values = dict(told.model)

@@ -36,11 +36,21 @@ class Group:
 
     def any(self, flag: bool) -> bool:
         """Tell every rank whether the flag is set on at least one (a collective call)."""
+        return self.any_of(flag)[0]
+
+    def any_of(self, *flags: bool) -> list[bool]:
+        """Tell the same of several flags at once."""
         if self.world_size == 1:
-            return flag
-        votes = torch.tensor([int(flag)])  # (1,)
+            return list(flags)
+        votes = torch.tensor(flags, dtype=torch.int32)  # (flags,)
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
-        return bool(votes.item())
+        return [bool(vote) for vote in votes.tolist()]
+
+    def gather(self, value: T) -> list[T]:
+        """Give every rank the values of all, in the order of the ranks."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
 
     def broadcast(self, value: T) -> T:
         """Give every rank the value of rank 0."""
@@ -62,9 +72,7 @@ class Group:
             result = work()
         except TrainingError as failed:
             error = failed
-        told: list[Any] = [None] * self.world_size
-        mine = None if error is None else (str(error), error.exit_code)
-        dist.all_gather_object(told, mine, group=self.control)
+        told = self.gather(None if error is None else (str(error), error.exit_code))
         failures = [(rank, *failure) for rank, failure in enumerate(told) if failure is not None]
         if failures:
             rank, message, code = failures[0]

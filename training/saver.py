@@ -1,0 +1,130 @@
+"""Saving a run: training goes on while a checkpoint is written, where that can be."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from training import checkpoint, compat
+from training.config import Config
+from training.errors import TrainingError
+from training.manifest import Manifest
+from training.parallel import fsdp
+from training.parallel.group import Group
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    """A checkpoint that is being written in the background."""
+
+    result: Future[tuple[Path, float]]  # its folder, and when it was complete
+    since: float
+    waited: float  # seconds for which training has stood still so far
+
+
+class Saver:
+    """Writes the checkpoints of a run, one at a time.
+
+    In the background a thread writes a copy that `save` takes in the host's memory; what its ranks
+    tell each other goes over a group of its own, so it never meets what the training loop does.
+    `end` waits for it and tells its outcome; leaving the context does so too. Making it is a
+    collective call, and so are its methods; all but `writing` raise TrainingError on every rank
+    where a checkpoint cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        group: Group,
+        say: Callable[[str], None],
+    ) -> None:
+        self.run, self.model, self.optimizer = config.run, model, optimizer
+        self.group, self.say = group, say
+        self._under_way: _UnderWay | None = None
+        self._copy_to_host: Callable[[Any], Any] | None = None
+        if config.run.async_checkpoint:
+            fsdp2 = fsdp.uses_fsdp2(config.parallel.fsdp_engine)
+            self._copy_to_host = compat.host_copier(group.device) if fsdp2 else None
+            if self._copy_to_host is None:
+                why = f"torch {torch.__version__} cannot copy a state" if fsdp2 else "this is FSDP1"
+                say(f"checkpoints are written while training waits: {why}")
+        if self._copy_to_host:
+            self._background = replace(group, control=dist.new_group(backend="gloo"))
+            self._thread = ThreadPoolExecutor(1, "checkpoint", _use, (group.device,))
+
+    @property
+    def writing(self) -> bool:
+        """Tell whether this rank's part of a checkpoint is being written (no collective call)."""
+        return self._under_way is not None and not self._under_way.result.done()
+
+    def save(self, told: Manifest) -> None:
+        """Save the model and the optimizer as they are now, with what is told of them."""
+        self.end()
+        since = time.perf_counter()
+        state = checkpoint.state_of(self.model, self.optimizer, self.group)
+        if self._copy_to_host is None:
+            path, complete = self._write(state, told, self.group)
+            self._tell(path, complete - since, complete - since)
+            return
+        copy = self.group.together(lambda: self._copy(state))
+        result = self._thread.submit(self._write, copy, told, self._background)
+        self._under_way = _UnderWay(result, since, waited=time.perf_counter() - since)
+
+    def end(self) -> None:
+        """Wait until the checkpoint that is under way, if any, is complete, and say so."""
+        if self._under_way is None:
+            return
+        ending, self._under_way = self._under_way, None
+        since = time.perf_counter()
+        path, complete = ending.result.result()
+        waited = ending.waited + time.perf_counter() - since
+        self._tell(path, complete - ending.since, waited)
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if error is None:
+            self.end()
+            return
+        try:  # what was sound before the error is worth keeping
+            self.end()
+        except Exception as failure:  # the error is what ends the run, and is what is told
+            self.say(f"WARNING: {failure}")
+
+    def _copy(self, state: dict[str, Any]) -> Any:
+        assert self._copy_to_host is not None
+        try:
+            return self._copy_to_host(state)
+        except (RuntimeError, MemoryError) as error:
+            first_line = str(error).strip().partition("\n")[0]
+            raise TrainingError(
+                "a checkpoint could not be copied to the host's memory, which takes as much as it "
+                f"has bytes: {first_line}; async_checkpoint=False writes without a copy"
+            ) from error
+
+    def _write(self, state: dict[str, Any], told: Manifest, group: Group) -> tuple[Path, float]:
+        run = self.run
+        path = checkpoint.write(
+            run.save_ckpt_path, state, told, group, run.keep_checkpoints, run.keep_every
+        )
+        return path, time.perf_counter()
+
+    def _tell(self, path: Path, taken: float, waited: float) -> None:
+        self.say(f"saved {path} in {taken:.2f} s, for {waited:.2f} s of which training waited")
+
+
+def _use(device: torch.device) -> None:
+    """Let a new thread use this rank's GPU; it would use the first one."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
