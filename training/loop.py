@@ -17,8 +17,8 @@ from torch import Tensor
 
 from training import checkpoint, flops, manifest, schedule
 from training.config import Config, write_resolved
-from training.data import open_data, open_evaluation
-from training.data.reader import Reader
+from training.data.ahead import Ahead
+from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate
 from training.manifest import Manifest
@@ -37,7 +37,11 @@ MOST_SKIPPED = 10
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
     group = start(config.run.device)
-    code = Trainer(config, group).run()
+    trainer = Trainer(config, group)
+    try:
+        code = trainer.run()
+    finally:
+        trainer.data.close()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
     return code
@@ -67,16 +71,18 @@ class Trainer:
         run = config.run
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
-        self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
-        for note in getattr(self.data.samples, "notes", ()):
-            self._say(f"dataset_path: {note}")
+        self.data = group.together(
+            lambda: open_data(config, group.rank, group.world_size, group.device)
+        )
+        for note in self.data.notes:
+            self._say(note)
         self.held_out = group.together(
             lambda: open_evaluation(config, group.rank, group.world_size)
         )
-        first = group.broadcast(self.data.fingerprint)
+        first = group.broadcast(self.data.feed.fingerprint)
         group.together(lambda: _require_same(self.data, first))
-        samples = self.data.global_batch * config.data.gradient_accumulation
-        self.tokens_per_step = samples * config.data.seq_length
+        self.samples_per_step = self.data.feed.global_batch * config.data.gradient_accumulation
+        self.tokens_per_step = self.samples_per_step * config.data.seq_length
         optim = config.optim
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         torch.manual_seed(run.seed + group.rank)
@@ -107,14 +113,15 @@ class Trainer:
         """
         run = self.config.run
         with profiler(run.use_profiler, run.save_ckpt_path, self.group) as trace:
-            while self.step < run.num_steps:
+            over = self._is_over()
+            while not over:
                 self._advance()
                 if trace is not None:
                     trace.step()
-                last = self.step == run.num_steps
+                last = over = self._is_over()
                 stopping = self.group.any(self.stop.made) and not last
                 if self.step % run.report_interval == 0 or last:
-                    self.metrics.report()
+                    self.metrics.report(self.data.waited())
                 if self.step % (run.eval_interval or run.num_steps) == 0 or last:
                     self._evaluate()
                 if self.step % run.checkpoint_interval == 0 or last or stopping:
@@ -122,8 +129,16 @@ class Trainer:
                 if stopping:
                     self._say(f"asked to stop after step {self.step}: start again to go on")
                     return SAVED
+        if self.step < run.num_steps:
+            self._say(f"epochs: {self.config.data.epochs} passes over the data are done")
         self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
         return 0
+
+    def _is_over(self) -> bool:
+        """Whether the last step or the last epoch is done."""
+        if self.step >= self.config.run.num_steps:
+            return True
+        return bool(self.config.data.epochs) and not self.group.any(not self.data.ended())
 
     def _advance(self) -> None:
         """One step of the optimizer."""
@@ -166,9 +181,9 @@ class Trainer:
 
     def _where(self) -> str:
         """Tell the step that is under way, and what it reads."""
-        each = self.data.global_batch * self.config.data.gradient_accumulation
-        first = self.data.position - each
-        return f"step {self.step + 1}, samples {first:,} to {self.data.position - 1:,} of the order"
+        end = self.data.feed.position
+        first = end - self.samples_per_step
+        return f"step {self.step + 1}, samples {first:,} to {end - 1:,} of the order"
 
     def _backward(self) -> Tensor:
         """Add up the gradients of a step's batches; this rank's part of the loss, ().
@@ -177,9 +192,7 @@ class Trainer:
         counts in all of them. The mean over ranks, which FSDP takes of the gradients and the
         metrics of the losses, is then the step's own.
         """
-        device = self.group.device
         batches = [self.data.next_batch() for _ in range(self.config.data.gradient_accumulation)]
-        batches = [batch.to(device) for batch in batches]
         total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
         dist.all_reduce(total)
         total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
@@ -202,6 +215,8 @@ class Trainer:
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
 
+        place = self.data.state(self.group.gather)
+
         def describe(files: dict[str, int]) -> Manifest:
             return Manifest(
                 step=self.step,
@@ -209,7 +224,7 @@ class Trainer:
                 world_size=self.group.world_size,
                 model=_identity(self.config),
                 settings=_settings(self.config),
-                data=self.data.state(),
+                data=place,
                 torch=torch.__version__,
                 files=files,
             )
@@ -248,8 +263,9 @@ class Trainer:
             self._say(f"WARNING: {change}; what was asked for now counts")
         if told.world_size != self.group.world_size:
             self._say(f"it was saved by {told.world_size} ranks, now {self.group.world_size}")
-        if not self.data.resume(told.data):
-            self._say("WARNING: it was trained on other data; this data is read from its beginning")
+        warning = self.data.resume(told.data)
+        if warning:
+            self._say(f"WARNING: {warning}")
         return told.step, told.tokens_seen
 
     def _say(self, text: str) -> None:
@@ -287,6 +303,6 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     ]
 
 
-def _require_same(data: Reader, first: str) -> None:
-    if data.fingerprint != first:
+def _require_same(data: Ahead, first: str) -> None:
+    if data.feed.fingerprint != first:
         raise RequestError("dataset_path: this rank sees other files than rank 0")
