@@ -47,6 +47,7 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python -m benchmarks.pack
 	.venv/bin/python -m benchmarks.models
 	.venv/bin/python -m benchmarks.data
+	.venv/bin/python -m benchmarks.wait
 	.venv/bin/python -m benchmarks.tokenize
 	.venv/bin/python -m benchmarks.save
 

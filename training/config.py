@@ -215,6 +215,7 @@ def faults(config: Config) -> list[str]:
     ]
     if run.hang_seconds and 0 < run.hang_abort_seconds <= run.hang_seconds:
         found.append("hang_abort_seconds: must be more than hang_seconds, or 0 for never")
+    found += _data_faults(data)
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
     found += degrees.faults(
@@ -223,6 +224,33 @@ def faults(config: Config) -> list[str]:
         parallel.fsdp_engine,
         parallel.use_torch_compile,
     )
+    return found
+
+
+STREAM_ONLY = (
+    "dataset_config",
+    "dataset_split",
+    "tokenizer",
+    "shuffle_buffer",
+    "stream_retries",
+    "eval_split",
+)
+
+
+def _data_faults(data: DataConfig) -> list[str]:
+    """List settings that what is read would not heed."""
+    found = []
+    paths = (data.dataset_path, data.eval_dataset_path)
+    if not any(path.startswith("stream:") for path in paths):
+        found += [
+            f"{name}: only a stream heeds it (dataset_path=stream:...)"
+            for name in STREAM_ONLY
+            if getattr(data, name) != getattr(DataConfig, name)
+        ]
+    if data.num_workers and not data.prefetch:
+        found.append("prefetch: num_workers read ahead, so it must be at least 1 with them")
+    if data.eval_batch_size and not data.eval_dataset_path:
+        found.append("eval_batch_size: there is no eval_dataset_path to evaluate on")
     return found
 
 

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.data.reader import Reader
+from training.data.feed import Feed
 from training.ops.loss import counted
 from training.parallel.group import Group
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Reader, batches: int, group: Group) -> tuple[float, int]:
+def evaluate(model: nn.Module, data: Feed, batches: int, group: Group) -> tuple[float, int]:
     """Mean loss over the targets that count, and how many these are (a collective call).
 
     batches: of every rank, at most; 0 for all that there are. No sample is taken twice.
     """
-    whole = len(data.samples) // data.global_batch
-    data.position = 0
+    data.rewind()
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)  # loss, weight
     one = torch.ones((), device=group.device)  # (): so that the model gives the sum
     was_training = model.training
     model.eval()
-    for _ in range(min(batches or whole, whole)):
-        batch = data.next_batch().to(group.device)
+    for _ in range(batches) if batches else count():
+        part = data.next_rows(range(data.batch_size))
+        if not group.any(not part.spent):
+            break
+        batch = part.rows.to(group.device)
         loss = model(batch.inputs, batch.targets, weights=batch.weights, total=one)  # ()
         sums += torch.stack((loss, counted(batch.targets, batch.weights)))  # (2,)
     model.train(was_training)

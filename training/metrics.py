@@ -4,8 +4,10 @@ Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the ste
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
         in a step that was left out: loss and grad_norm null, "skipped" true
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
-     "tokens_per_second_per_device", "mfu", "memory_bytes"}          means of a report interval
+     "tokens_per_second_per_device", "mfu", "memory_bytes", "data_wait"}
+                                                                     means of a report interval
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
+data_wait is the share of the time that steps waited for data, on the rank that waited longest.
 mfu, the share of the device's peak by training.flops, is null where the peak is not known.
 Losses are means over all ranks, written with all their digits. A run that resumes from step N first
 removes the records after N, so that they always tell one undisturbed history.
@@ -108,9 +110,14 @@ class Metrics:
         self._interval += records
         self._tell(records)
 
-    def report(self) -> None:
-        """Tell the means since the last report (a collective call)."""
+    def report(self, waited: float) -> None:
+        """Tell the means since the last report, in which this rank `waited` seconds for data.
+
+        A collective call.
+        """
         self.flush()
+        wait = torch.tensor(waited, device=self.group.device)  # ()
+        dist.all_reduce(wait, op=dist.ReduceOp.MAX)
         now, count, last = time.perf_counter(), len(self._interval), self._interval[-1]
         tokens = count * self.tokens_per_step / self.group.world_size
         rate = tokens / (now - self._since)
@@ -122,6 +129,7 @@ class Metrics:
             "tokens_per_second_per_device": rate,
             "mfu": None if peak is None else rate * self.operations_per_token / peak,
             "memory_bytes": memory(self.group.device),
+            "data_wait": wait.item() / (now - self._since),
         }
         self._interval, self._since = [], now
         self._tell([report])

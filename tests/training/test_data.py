@@ -88,15 +88,15 @@ def test_resuming_goes_on_exactly_also_on_other_ranks(pattern: str) -> None:
     state = data.state()
     assert state["epoch"] == 1 and state["position"] == 28 - 21
     again = [open_text(pattern, rank, 2, 2) for rank in range(2)]
-    assert all(part.resume(state) for part in again)
+    assert [part.resume(state) for part in again] == [None, None]
     assert [row for part in again for row in rows(part, 1)] == rows(data, 1)
 
 
 def test_other_data_is_not_resumed(pattern: str, tmp_path: Path) -> None:
     state = open_text(pattern).state()
-    assert not open_text(pattern, seq_length=9).resume(state)
+    assert "other data" in str(open_text(pattern, seq_length=9).resume(state))
     (tmp_path / "c.txt").write_bytes(b"more")
-    assert not open_text(pattern).resume(state)
+    assert "other data" in str(open_text(pattern).resume(state))
 
 
 def test_data_that_is_not_there(tmp_path: Path) -> None:

@@ -20,13 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.data.columns import IDS, LABELS, METADATA
 from training.data.samples import Sample
 from training.errors import RequestError
 from training.ops.loss import IGNORED
-
-IDS, LABELS = "input_ids", "labels"
-METADATA = "sqshforge.json"
-"""Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
 
 Parts = list[np.ndarray[Any, np.dtype[Any]]]
 

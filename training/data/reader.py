@@ -8,17 +8,25 @@ is shuffled anew each epoch, or is that of the samples' own numbers.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
+from training.data.feed import Gather, Part
 from training.data.order import shuffled
 from training.data.samples import Sample, Samples, stacked
 from training.errors import RequestError
 
+OTHER_DATA = "it was trained on other data; this data is read from its beginning"
+
 
 class Reader:
-    """What one rank reads. `position` counts samples of the whole run, over all ranks.
+    """What one rank reads of numbered samples, a Feed (see training.data.feed).
 
-    Raises RequestError if there are fewer samples than one global batch.
+    The run's first `skip` samples of the order are left out. With `epochs`, reading ends before
+    the first step that would need more than so many epochs have.
+
+    Raises RequestError if there are fewer samples than one global batch, or, with `epochs`, than
+    one step takes.
     """
 
     def __init__(
@@ -29,18 +37,27 @@ class Reader:
         seed: int,
         rank: int,
         world_size: int,
+        accumulation: int = 1,
         shuffle: bool = True,
         skip: int = 0,
+        epochs: int = 0,
         setting: str = "dataset_path",
     ) -> None:
         self.samples, self.batch_size, self.shuffle = samples, batch_size, shuffle
         self.seed, self.rank, self.world_size = seed, rank, world_size
-        self.position = skip
+        self.accumulation = accumulation
+        self._end = epochs * len(samples)
+        self._begin = self._skip = self.position = skip
         if len(samples) < self.global_batch:
             raise RequestError(
                 f"{setting}: has {samples.told()}, which make {len(samples):,} samples of "
                 f"seq_length {samples.seq_length}; one step needs {self.global_batch:,} "
                 f"(batch_size {batch_size} x {world_size} ranks)"
+            )
+        if epochs and self._end < skip + self._step:
+            raise RequestError(
+                f"epochs: {epochs} of {len(samples):,} samples are less than the one step of "
+                f"{self._step:,}" + (f" after the {skip:,} that are left out" if skip else "")
             )
         order = f"{seed}" if shuffle else "in order"
         self.fingerprint = hashlib.blake2b(
@@ -51,24 +68,53 @@ class Reader:
     def global_batch(self) -> int:
         return self.batch_size * self.world_size
 
+    @property
+    def vocab_size(self) -> int:
+        return self.samples.vocab_size
+
+    @property
+    def notes(self) -> Sequence[str]:
+        return getattr(self.samples, "notes", ())
+
+    def next_rows(self, rows: range) -> Part:
+        """Read these rows of the rank's next batch, and go on to the one after it."""
+        first = self.position + self.rank * self.batch_size
+        read = [self.samples[self._number(first + row)] for row in rows]
+        part = Part(stacked(read), spent=self._is_spent())
+        self.took(part)
+        return part
+
     def next_batch(self) -> Sample:
         """Read this rank's part of the next step, (batch_size, seq_length)."""
-        first = self.position + self.rank * self.batch_size
-        rows = [self.samples[self._number(first + i)] for i in range(self.batch_size)]
-        self.position += self.global_batch
-        return stacked(rows)
+        return self.next_rows(range(self.batch_size)).rows
 
-    def state(self) -> dict[str, Any]:
-        """Tell where the reading stands, for a checkpoint."""
+    def took(self, part: Part) -> None:
+        self.position += self.global_batch
+
+    def rewind(self) -> None:
+        self._begin = self.position = self._skip
+
+    def state(self, gather: Gather | None = None) -> dict[str, Any]:
+        """Tell where the reading stands, for a checkpoint; every rank knows it by itself."""
         epoch, position = divmod(self.position, len(self.samples))
         return {"epoch": epoch, "position": position, "fingerprint": self.fingerprint}
 
-    def resume(self, state: dict[str, Any]) -> bool:
-        """Go on where a checkpoint stood; False, and nothing done, if it read other data."""
+    def resume(self, state: dict[str, Any]) -> str | None:
+        """Go on where a checkpoint stood; if it read other data, tell so, and nothing is done."""
         if state["fingerprint"] != self.fingerprint:
-            return False
-        self.position = state["epoch"] * len(self.samples) + state["position"]
-        return True
+            return OTHER_DATA
+        self._begin = self.position = state["epoch"] * len(self.samples) + state["position"]
+        return None
+
+    @property
+    def _step(self) -> int:
+        """Samples of one step, of all ranks."""
+        return self.global_batch * self.accumulation
+
+    def _is_spent(self) -> bool:
+        """Whether the step that the next batch is part of would go beyond the last epoch."""
+        in_step = (self.position - self._begin) % self._step
+        return bool(self._end) and self.position - in_step + self._step > self._end
 
     def _number(self, place: int) -> int:
         """Find which sample stands at a place of the order."""

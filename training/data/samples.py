@@ -31,19 +31,21 @@ class Sample:
         return cls(tokens[:-1], tokens[1:])  # (l,) each
 
     def to(self, device: torch.device) -> Sample:
-        """Move it to a device."""
-        weights = None if self.weights is None else self.weights.to(device)  # its own shape
-        return Sample(self.inputs.to(device), self.targets.to(device), weights)
+        """Move it to a device; to a GPU without waiting for it."""
+        weights = None if self.weights is None else _moved(self.weights, device)
+        return Sample(_moved(self.inputs, device), _moved(self.targets, device), weights)
 
 
 class Samples(Protocol):
     """A set of samples. Raises RequestError when it is made, TrainingError when it is read."""
 
     seq_length: int
-    vocab_size: int
-    """Every token id is below this."""
     fingerprint: str
     """The same for the same samples in the same numbers, on every machine."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Every token id is below this."""
 
     def __len__(self) -> int: ...
 
@@ -51,6 +53,12 @@ class Samples(Protocol):
 
     def told(self) -> str:
         """Say what there is, for messages: so many bytes in so many files."""
+
+
+def _moved(tensor: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return tensor.to(device)  # its own shape
+    return tensor.pin_memory().to(device, non_blocking=True)  # its own shape
 
 
 def stacked(samples: list[Sample]) -> Sample:

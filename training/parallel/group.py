@@ -58,6 +58,12 @@ class Group:
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
 
+    def gather(self, value: T) -> list[T]:
+        """Give every rank the values of all, in the ranks' order (a collective call)."""
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.control)
+        return values
+
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 

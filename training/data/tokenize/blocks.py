@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from training.data.arrow import IDS, LABELS, METADATA
+from training.data.columns import IDS, LABELS, METADATA
 from training.data.tokenize.encoder import Ids
 from training.errors import writing
 

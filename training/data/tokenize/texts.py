@@ -11,16 +11,14 @@ import errno
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from glob import has_magic, iglob
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from training.data.files import find_files, is_local
 from training.errors import RequestError, TrainingError
 
-BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-PACKED = (".gz", ".zst", ".xz", ".bz2")
 SAMPLES_BY = ("document", "paragraph", "line")
 LARGEST_TEXT = 2**31 - 1
 """Bytes of one text, the most that arrow's strings hold."""
@@ -117,7 +115,7 @@ def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
     datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False  # type: ignore[attr-defined]
     # What goes wrong is told here, in one line.
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
-    if not _is_local(name):
+    if not is_local(name):
         with _told(name, hub=True):
             return datasets.load_dataset(name, config, split=split)
     if config is not None:
@@ -143,33 +141,11 @@ def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
         return datasets.load_dataset(builder, data_files=files, split=split, **options)
 
 
-def _is_local(name: str) -> bool:
-    return Path(name).exists() or has_magic(name) or name.startswith((".", "/", "~"))
-
-
 def _files(name: str) -> tuple[str, list[str]]:
-    """Find the files of a folder or a pattern, sorted, and the builder that reads them."""
-    pattern = f"{name}/**/*" if Path(name).is_dir() else name
-    found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
-    if not found:
-        raise RequestError(f"--dataset: no file matches {pattern}")
-    known: dict[str, list[str]] = {}
-    for path in found:
-        endings = [end for end in Path(path).suffixes if end not in PACKED]
-        if endings and endings[-1] in BUILDERS:
-            known.setdefault(BUILDERS[endings[-1]], []).append(path)
-    if not known:
-        raise RequestError(
-            f"--dataset: {name} has no file that is known by its ending; "
-            f"they are {', '.join(BUILDERS)}, also with {', '.join(PACKED)}"
-        )
-    if len(known) > 1:
-        raise RequestError(
-            f"--dataset: {name} has files of several kinds ({', '.join(sorted(known))}); "
-            f"name one with a pattern, such as '{name}/**/*.txt'"
-        )
-    ((builder, files),) = known.items()
-    return builder, files
+    try:
+        return find_files(name)
+    except RequestError as error:
+        raise RequestError(f"--dataset: {error}") from error
 
 
 def _check_sizes(files: list[str]) -> None:

@@ -12,11 +12,9 @@ import fcntl
 import hashlib
 import json
 import multiprocessing
-import os
 import pickle
 import shutil
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -25,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.data.child import leave_with_parent
 from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
 from training.data.tokenize.encoder import Encoder, Tokenizer
 from training.data.tokenize.progress import Progress
@@ -208,14 +207,7 @@ def _begin(job: Job) -> None:
 def _begin_worker(path: Path) -> None:
     """Begin in a process of the pool, which ends when the one that started it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it sees to that
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def leave() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=leave, daemon=True).start()
+    leave_with_parent()
     _begin(pickle.loads(path.read_bytes()))
 
 

@@ -1,0 +1,120 @@
+"""How long steps wait for their data: FSDP on two processes, from three kinds of sources.
+
+usage: python -m benchmarks.wait [--steps 40] [--output DIR]
+
+Trains mamba-tiny on sequences of 512 from packed files, from a set on disk and from a stream of
+JSON lines that is tokenized as it is read, each with the defaults for reading ahead (a thread, two
+batches) and without any (prefetch=0). The share of the time that steps waited is `data_wait` of
+metrics.jsonl, of the rank that waited longest; the first ten steps, in which all is opened, do not
+count. Writes wait.json to benchmarks/results/ and exits 1 where reading ahead misses the goal.
+Take a quiet machine: what other programs take of it is waited for as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+
+from tests.training.runs import run
+from training.data.packed import PackedWriter
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+LENGTH = 512
+GOAL = 0.01
+UNCOUNTED = 10
+DOCUMENTS = 20_000
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    given = parser.parse_args()
+    if given.steps <= UNCOUNTED:
+        parser.error(f"--steps must be more than {UNCOUNTED}")
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as name:
+        folder = Path(name)
+        for source, flags in sources(folder):
+            for prefetch in (2, 0):
+                save = folder / f"run{len(rows)}"
+                shares = measure(save, given.steps, *flags, f"--prefetch={prefetch}")
+                rows.append({"source": source, "prefetch": prefetch, "data_wait": shares})
+                print(f"{source}, prefetch {prefetch}: waits of {max(shares):.2%}", flush=True)
+    met = all(max(row["data_wait"]) <= GOAL for row in rows if row["prefetch"])
+    result = {
+        "what": "share of the time that steps waited for data, FSDP on 2 processes, mamba-tiny, "
+        f"2 sequences of {LENGTH} each; one figure for every {UNCOUNTED} steps",
+        "how": "python -m benchmarks.wait",
+        "goal": GOAL,
+        "met": met,
+        "rows": rows,
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
+        "load": f"{os.getloadavg()[1]:.1f} processes on average while it ran",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "wait.json").write_text(json.dumps(result, indent=2) + "\n")
+    return 0 if met else 1
+
+
+def sources(folder: Path) -> list[tuple[str, tuple[str, ...]]]:
+    """Write the same documents in each way; what reads them."""
+    chance = np.random.default_rng(0)
+    texts = [
+        chance.integers(97, 123, length, dtype=np.uint8).tobytes().decode()
+        for length in chance.integers(100, 4000, DOCUMENTS).tolist()
+    ]
+    with PackedWriter(folder / "packed.npy") as packed:
+        for text in texts:
+            packed.write(np.frombuffer(text.encode(), np.uint8))
+    line = np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int32)  # (all tokens,)
+    blocks = line[: len(line) // LENGTH * LENGTH].reshape(-1, LENGTH)  # (rows, l)
+    datasets.Dataset.from_dict({"input_ids": blocks.tolist()}).save_to_disk(str(folder / "set"))
+    (folder / "texts").mkdir()
+    for file in range(4):
+        lines = (json.dumps({"text": text}) for text in texts[file::4])
+        (folder / "texts" / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
+    return [
+        ("packed", (f"--dataset_path=packed:{folder}/packed.npy",)),
+        ("set on disk", (f"--dataset_path={folder}/set",)),
+        ("stream", (f"--dataset_path=stream:{folder}/texts", "--tokenizer=bytes")),
+    ]
+
+
+def measure(save: Path, steps: int, *flags: str) -> list[float]:
+    """Train; the shares of all intervals but the first."""
+    done = run(
+        2,
+        "--model_name=mamba-tiny",
+        f"--seq_length={LENGTH}",
+        f"--save_ckpt_path={save}",
+        f"--num_steps={steps}",
+        f"--report_interval={UNCOUNTED}",
+        *flags,
+        timeout=1200,
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    lines: list[dict[str, Any]] = [
+        json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()
+    ]
+    return [round(line["data_wait"], 5) for line in lines if line["kind"] == "report"][1:]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

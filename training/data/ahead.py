@@ -1,0 +1,199 @@
+"""Reading ahead: batches are read while the model works, by a thread or by processes.
+
+The order is that of the feed itself, whoever reads and however far ahead: process w of W reads the
+rows w, w + W, ... of every batch. What a checkpoint tells is what the model has taken, not what
+was read.
+
+Processes are spawned: a fork of one that holds a network card's memory (EFA with huge pages) fails.
+They ignore the signals that ask a run to save and stop, and end with the process they read for.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from training.data.child import leave_with_parent
+from training.data.feed import Feed, Gather, Part
+from training.data.samples import Sample
+from training.errors import TrainingError
+
+Arrays = tuple[np.ndarray[Any, np.dtype[Any]] | None, ...]
+NOT_FOR_CHILDREN = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
+
+
+class Ahead:
+    """Takes batches of a feed in turn, on the device. `reopen` opens the same feed elsewhere.
+
+    workers: processes that read, 0 for a thread. prefetch: batches that are read before they are
+    asked for, beside the one that is.
+    """
+
+    def __init__(
+        self,
+        feed: Feed,
+        reopen: Callable[[], Feed],
+        *,
+        workers: int,
+        prefetch: int,
+        device: torch.device,
+    ) -> None:
+        self.feed, self.prefetch, self.device = feed, prefetch, device
+        self._reopen, self._workers = reopen, min(workers, feed.batch_size)
+        self.notes = [f"dataset_path: {note}" for note in feed.notes]
+        if self._workers < workers:
+            self.notes.append(
+                f"num_workers: {self._workers} of {workers} have something to read, as a rank's "
+                f"batch has {feed.batch_size} sequences"
+            )
+        self._pools: list[Executor] = []
+        self._reads: list[Callable[[], Future[Any]]] = []
+        self._coming: deque[list[Future[Any]]] = deque()
+        self._ready: deque[Part] = deque()
+        self._waited = 0.0
+
+    def next_batch(self) -> Sample:
+        """Give this rank's next batch, (b, l). Raises TrainingError where it cannot be read."""
+        part = self._part(0)
+        self._ready.popleft()
+        self.feed.took(part)
+        if self._coming and all(one.done() and not one.exception() for one in self._coming[0]):
+            self._ready.append(self._collected())  # on its way to the device while others compute
+        return part.rows
+
+    def ended(self) -> bool:
+        """Whether nothing in this rank's next step counts, as all passes over the data are done."""
+        return all(self._part(index).spent for index in range(self.feed.accumulation))
+
+    def waited(self) -> float:
+        """Seconds that were waited for data since this was last asked."""
+        waited, self._waited = self._waited, 0.0
+        return waited
+
+    def state(self, gather: Gather) -> dict[str, Any]:
+        """Tell what was taken, for a checkpoint (a collective call)."""
+        return self.feed.state(gather)
+
+    def resume(self, state: dict[str, Any]) -> str | None:
+        """Go on where a checkpoint stood, before anything is read; else tell why not."""
+        return self.feed.resume(state)
+
+    def close(self) -> None:
+        """Read no further; processes have ended when this returns."""
+        self._coming.clear()
+        self._reads.clear()
+        while self._pools:
+            self._pools.pop().shutdown(wait=bool(self._workers), cancel_futures=True)
+
+    def _part(self, index: int) -> Part:
+        """Give a batch of those that come next, which stays the next."""
+        since = time.perf_counter()
+        if not self._reads:
+            self._start()
+        while len(self._ready) + len(self._coming) < index + 1 + self.prefetch:
+            self._coming.append([read() for read in self._reads])
+        while len(self._ready) <= index:
+            self._ready.append(self._collected())
+        self._waited += time.perf_counter() - since
+        return self._ready[index]
+
+    def _start(self) -> None:
+        if not self._workers:
+            feed, rows = copy.copy(self.feed), range(self.feed.batch_size)
+            thread = ThreadPoolExecutor(1, "data")
+            self._pools = [thread]
+            self._reads = [lambda: thread.submit(feed.next_rows, rows)]
+            return
+        state = self.feed.state(lambda mine: [mine])
+        spawn = multiprocessing.get_context("spawn")
+        pools = [ProcessPoolExecutor(1, spawn) for _ in range(self._workers)]
+        every = range(self.feed.batch_size)
+        with _blocked():
+            begun = [
+                pool.submit(_begin, self._reopen, state, every[number :: len(pools)])
+                for number, pool in enumerate(pools)
+            ]
+        self._pools = [*pools]
+        self._reads = [partial(pool.submit, _next) for pool in pools]
+        with _told():
+            for one in begun:
+                one.result()
+
+    def _collected(self) -> Part:
+        """Put together what each has read of the batch that comes next."""
+        with _told():
+            parts = [one.result() for one in self._coming.popleft()]
+        if not self._workers:
+            part: Part = parts[0]
+            return Part(part.rows.to(self.device), part.lanes, part.spent)
+        rows = Sample(*(_woven([sent[0][at] for sent in parts]) for at in range(3)))  # type: ignore[arg-type]
+        lanes = {lane: place for _, lanes, _ in parts for lane, place in lanes.items()}
+        return Part(rows.to(self.device), lanes, all(spent for *_, spent in parts))
+
+
+def _woven(parts: list[Any]) -> Tensor | None:
+    """Put rows (r, l) in their places: part w of W has the rows w, w + W, ... of (b, l)."""
+    if parts[0] is None:
+        return None
+    whole = np.empty((sum(map(len, parts)), *parts[0].shape[1:]), parts[0].dtype)  # (b, l)
+    for number, part in enumerate(parts):
+        whole[number :: len(parts)] = part
+    return torch.from_numpy(whole)  # (b, l)
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise TrainingError(
+            "a process of num_workers was killed, likely for want of memory; start again, with "
+            "fewer or with num_workers=0, to go on from the last checkpoint",
+            local=True,
+        ) from error
+
+
+@contextmanager
+def _blocked() -> Iterator[None]:
+    """Start processes that will never hear of these signals, from their first moment on."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, NOT_FOR_CHILDREN)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_feed: Feed
+_rows: range
+
+
+def _begin(reopen: Callable[[], Feed], state: dict[str, Any], rows: range) -> None:
+    """Open the feed in a process of its own, to read these rows from here on."""
+    global _feed, _rows
+    leave_with_parent()
+    torch.set_num_threads(1)
+    _feed, _rows = reopen(), rows
+    if _feed.fingerprint != state["fingerprint"]:
+        raise TrainingError("dataset_path: it changed while the run started", local=True)
+    _feed.resume(state)
+
+
+def _next() -> tuple[Arrays, dict[int, tuple[int, ...]], bool]:
+    """Read on. Sent as arrays: tensors would go through /dev/shm, which is small in containers."""
+    part = _feed.next_rows(_rows)
+    rows = (part.rows.inputs, part.rows.targets, part.rows.weights)
+    arrays = tuple(None if one is None else one.numpy() for one in rows)
+    return arrays, part.lanes, part.spent

@@ -1,0 +1,198 @@
+"""A stream as what one rank reads: its lanes' rows, batch by batch.
+
+Shapes: l sequence length, r rows that are read at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import astuple
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.config import Config, DataConfig
+from training.data.feed import Gather, Part
+from training.data.reader import OTHER_DATA
+from training.data.samples import Sample, stacked
+from training.data.stream import PREFIX
+from training.data.stream.lane import Lane, Place, Reading
+from training.data.stream.shards import Shards
+from training.data.tokenize.encoder import Encoder, Ids, Tokenizer, open_tokenizer
+from training.errors import RequestError
+from training.ops.loss import IGNORED
+
+
+def open_stream(
+    config: Config, setting: str, rank: int, world_size: int, *, checked: bool = False
+) -> Stream:
+    """Open the stream of a setting: to train on, or for dataset_path's held-out counterpart.
+
+    That one is read in order and once. Raises RequestError, where it is not `checked` already also
+    for a first document that cannot be read.
+    """
+    data, training = config.data, setting == "dataset_path"
+    name = getattr(data, setting).removeprefix(PREFIX)
+    if not name:
+        raise RequestError(f"{setting}: {PREFIX} must be followed by a set, files or a URL")
+    tokenizer = _tokenizer(data.tokenizer)
+    split_setting = "dataset_split" if training else "eval_split"
+    split = getattr(data, split_setting)
+    batch_size = data.batch_size if training else data.eval_batch_size or data.batch_size
+    accumulation = data.gradient_accumulation if training else 1
+    try:
+        shards = Shards(name, data.dataset_config, split, data.stream_retries)
+        if not checked:
+            shards.tried(lambda: next(shards.read(0, 0), None))
+    except RequestError as error:
+        raise RequestError(f"{setting}: {error}") from error
+    if shards.has_no_splits and split != getattr(DataConfig, split_setting):
+        raise RequestError(f"{split_setting}: {name} is files, which are of no split")
+    reading = Reading(
+        shards=shards,
+        encoder=Encoder(tokenizer, append_eos=True),
+        lanes=batch_size * world_size * accumulation,
+        seq_length=data.seq_length,
+        shuffle_buffer=data.shuffle_buffer if training else 1,
+        seed=config.run.seed,
+        epochs=data.epochs if training else 1,
+    )
+    return Stream(
+        reading,
+        tokenizer,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        accumulation=accumulation,
+    )
+
+
+def _tokenizer(name: str) -> Tokenizer:
+    if not name:
+        raise RequestError(
+            "tokenizer: a stream needs one: bytes, or a tokenizer's file, folder or name in the hub"
+        )
+    try:
+        return open_tokenizer(name)
+    except RequestError as error:
+        raise RequestError(str(error).removeprefix("--")) from error
+
+
+class Stream:
+    """A rank's lanes, a Feed (see training.data.feed).
+
+    With `epochs`, a lane that has come to its end before others gives rows without targets.
+    """
+
+    def __init__(
+        self,
+        reading: Reading,
+        tokenizer: Tokenizer,
+        *,
+        batch_size: int,
+        rank: int,
+        world_size: int,
+        accumulation: int,
+    ) -> None:
+        self._reading, self.vocab_size = reading, tokenizer.vocab_size
+        self.batch_size, self.accumulation = batch_size, accumulation
+        self._rank, self.global_batch = rank, batch_size * world_size
+        self.position, self._first = 0, Place()
+        self._places: dict[int, Place] = {}  # of the lanes that were read
+        self._open: dict[int, Lane] = {}
+        shards = reading.shards
+        facts = [
+            f"stream {shards.fingerprint}",
+            f"{tokenizer.name if not tokenizer.definition else ''} {tokenizer.fingerprint}",
+            f"{reading.shuffle_buffer} {reading.seed}",
+        ]
+        self.fingerprint = hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+        self.notes: Sequence[str] = ()
+        if shards.count < reading.lanes:
+            self.notes = [
+                f"{shards.name} has {shards.count:,} files for {reading.lanes:,} sequences a step: "
+                "several read the same file, each the whole of it to train on its own part"
+            ]
+
+    def next_rows(self, rows: range) -> Part:
+        """Read these rows of the rank's next batch, each from its own lane."""
+        read = []
+        lanes: dict[int, tuple[int, ...]] = {}
+        for row in rows:
+            number = (self.position + self._rank * self.batch_size + row) % self._reading.lanes
+            lane = self._open.get(number)
+            if lane is None:
+                lane = self._open[number] = Lane(
+                    self._reading, number, self._places.get(number, self._first)
+                )
+            read.append(lane.next_row())  # (l + 1,) or less
+            if lane.place is not None:
+                lanes[number] = astuple(lane.place)
+        part = Part(
+            stacked([_sample(ids, self._reading.seq_length) for ids in read]),
+            lanes,
+            spent=all(len(ids) < 2 for ids in read),
+        )
+        self.took(part)
+        return part
+
+    def took(self, part: Part) -> None:
+        self.position += self.global_batch
+        self._places = {
+            **self._places,
+            **{number: Place(*place) for number, place in part.lanes.items()},
+        }
+
+    def rewind(self) -> None:
+        self.position, self._places, self._open = 0, {}, {}
+
+    def state(self, gather: Gather) -> dict[str, Any]:
+        """Tell where every lane of every rank stands, for a checkpoint (a collective call)."""
+        mine = {
+            number: astuple(place)
+            for number, place in self._places.items()
+            if number % self.global_batch // self.batch_size == self._rank
+        }
+        lanes = {number: place for some in gather(mine) for number, place in some.items()}
+        return {
+            "fingerprint": self.fingerprint,
+            "position": self.position,
+            "sequences": self._reading.lanes,
+            "first": " ".join(map(str, astuple(self._first))),
+            "lanes": {str(n): " ".join(map(str, place)) for n, place in sorted(lanes.items())},
+        }
+
+    def resume(self, state: dict[str, Any]) -> str | None:
+        """Go on where a checkpoint stood.
+
+        With another number of lanes the documents are divided otherwise: then the epoch that was
+        under way begins again, in an order of its own.
+        """
+        if state["fingerprint"] != self.fingerprint:
+            return OTHER_DATA
+        self.rewind()
+        first = Place(*map(int, state["first"].split()))
+        places = {int(n): Place(*map(int, at.split())) for n, at in state["lanes"].items()}
+        now, before = self._reading.lanes, state["sequences"]
+        if now == before:
+            self.position, self._places, self._first = state["position"], places, first
+            return None
+        self.position = -(-state["position"] // now) * now
+        epoch = max((place.epoch for place in places.values()), default=first.epoch)
+        self._first = Place(epoch)
+        return (
+            f"a step had {before:,} sequences and has {now:,} now, which divides the stream "
+            f"otherwise: its epoch {epoch + 1} begins again in another order, and reads anew what "
+            "of it was read"
+        )
+
+
+def _sample(ids: Ids, length: int) -> Sample:
+    """Make a sample (l,) of l + 1 tokens; of fewer, with nothing to predict after the last."""
+    inputs = np.zeros(length, np.int64)  # (l,)
+    targets = np.full(length, IGNORED, np.int64)  # (l,)
+    known = max(len(ids) - 1, 0)
+    inputs[:known], targets[:known] = ids[:-1], ids[1:]
+    return Sample(torch.from_numpy(inputs), torch.from_numpy(targets))
