@@ -47,7 +47,7 @@ class DataConfig:
 
     dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
     dataset_config: str = setting("", "stream: a set's configuration, such as en")
-    dataset_split: str = setting("train", "stream: the part of a set that is read")
+    dataset_split: str = setting("train", "stream, set on disk: the part that is read")
     tokenizer: str = setting("", "stream: bytes, or a tokenizer's file, folder or name in the hub")
     shuffle_buffer: int = setting(
         1000, "stream: documents that one sequence of a global batch mixes, 1 for none", least=1
@@ -68,7 +68,7 @@ class DataConfig:
     num_workers: int = setting(0, "processes that read ahead; 0: a thread does", least=0)
     prefetch: int = setting(2, "batches that are read ahead, 0 for none", least=0)
     eval_dataset_path: str = setting("", "held-out data of the same kinds; empty: no evaluation")
-    eval_split: str = setting("validation", "stream: the part of a set that is held out")
+    eval_split: str = setting("validation", "stream, set on disk: the part that is held out")
     eval_batch_size: int = setting(0, "batch_size of an evaluation, 0 for the same", least=0)
     eval_batches: int = setting(10, "batches of one rank in an evaluation, 0 for all", least=0)
 
@@ -229,11 +229,9 @@ def faults(config: Config) -> list[str]:
 
 STREAM_ONLY = (
     "dataset_config",
-    "dataset_split",
     "tokenizer",
     "shuffle_buffer",
     "stream_retries",
-    "eval_split",
 )
 
 

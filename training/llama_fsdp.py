@@ -10,10 +10,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from training.assemble import assemble, flags
 from training.config import Config
+from training.data.stream import PREFIX
 from training.door import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import Flag, parse
@@ -139,8 +141,10 @@ def configure(arguments: Sequence[str]) -> Config:
         "sharding_strategy": SHARDING[given["sharding_strategy"]],
         "dataset_path": _source(given["dataset"]),
     }
-    if given["validation_freq"] and not settings["eval_dataset_path"]:
-        settings["eval_dataset_path"] = settings["dataset_path"]  # its eval_split
+    source = settings["dataset_path"]
+    if given["validation_freq"] and not settings["eval_dataset_path"] and _has_splits(source):
+        settings["eval_dataset_path"] = source  # its eval_split
+    _forget_defaults(settings)
     try:
         return assemble(settings, {"name": given["model_type"], "sizes": _sizes(given)})
     except RequestError as error:
@@ -150,7 +154,24 @@ def configure(arguments: Sequence[str]) -> Config:
 def _source(dataset: str) -> str:
     """A name of the hub is streamed; what has a kind, or is a path, is meant as it stands."""
     is_path = dataset.startswith(("/", "./", "../", "~"))
-    return dataset if ":" in dataset or is_path else f"stream:{MOVED.get(dataset, dataset)}"
+    return dataset if ":" in dataset or is_path else f"{PREFIX}{MOVED.get(dataset, dataset)}"
+
+
+def _has_splits(source: str) -> bool:
+    return source.startswith(PREFIX) or (Path(source) / "dataset_dict.json").is_file()
+
+
+def _forget_defaults(settings: dict[str, Any]) -> None:
+    """Leave out what the system has a value for whether or not anything heeds it."""
+    sources = settings["dataset_path"], settings["eval_dataset_path"]
+    defaults = {one.setting: one.default for one in KNOWN}
+    heeded = {
+        "tokenizer": any(source.startswith(PREFIX) for source in sources),
+        "eval_batch_size": bool(sources[1]),
+    }
+    for name, is_heeded in heeded.items():
+        if not is_heeded and settings[name] == defaults[name]:
+            del settings[name]
 
 
 def _sizes(given: Mapping[str, Any]) -> Sizes:

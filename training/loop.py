@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import json
-import math
 import signal
 import time
-from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
-from training import checkpoint, flops, manifest, observers, outlets, schedule
+from training import flops, initial, manifest, models, observers, outlets, schedule
 from training.config import Config, write_resolved
 from training.console import Console
-from training.data import open_data, open_evaluation
-from training.data.reader import Reader
-from training.errors import SAVED, RequestError, TrainingError
+from training.data.ahead import Ahead
+from training.data.sources import open_data, open_evaluation
+from training.errors import SAVED, RequestError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
-from training.ops.loss import counted
-from training.optim import clip_gradients, make_optimizer, set_learning_rate
-from training.parallel import degrees, fsdp
+from training.optim import make_optimizer
+from training.parallel import degrees, fsdp, memory
 from training.parallel.group import Group, start, stop
-from training.trace import look_at_gradients, trace
+from training.resume import identity, resume, settings
+from training.saver import Saver
+from training.step import Stepper
 
-MOST_SKIPPED = 10
-"""Steps in a row that may be left out because their gradients are no numbers."""
+STATE_BYTES = 12
+"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    group = start(config.run.device, config.parallel.tensor_parallel)
-    code = Trainer(config, group).run()
+    parallel = config.parallel
+    group = start(config.run.device, parallel.tensor_parallel, cpu_offload=parallel.cpu_offload)
+    trainer = Trainer(config, group)
+    try:
+        code = trainer.run()
+    finally:
+        trainer.data.close()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
     return code
@@ -63,39 +63,36 @@ class Trainer:
 
     def __init__(self, config: Config, group: Group) -> None:
         self.config, self.group = config, group
-        self.stop = StopRequest()
-        self.console = Console()
-        run = config.run
-        group.together(lambda: fsdp.check(config.parallel, group))
-        for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
-            self._say(f"WARNING: {warning}")
-        self.folder = Path(run.save_ckpt_path)
-        group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
-        group.together(lambda: outlets.check(run) if group.rank == 0 else None)
-        observers.check(run, group.device)
+        self.stop, self.console = StopRequest(), Console()
+        self.stopping = False
+        run, optim = config.run, config.optim
+        self._check()
         readers = group.data_rank, group.data_world_size
-        self.data = group.together(lambda: open_data(config, *readers))
-        for note in getattr(self.data.samples, "notes", ()):
-            self._say(f"dataset_path: {note}")
+        self.data = group.together(lambda: open_data(config, *readers, group.device))
+        for note in self.data.notes:
+            self._say(note)
         self.held_out = group.together(lambda: open_evaluation(config, *readers))
-        first = group.broadcast(self.data.fingerprint)
+        first = group.broadcast(self.data.feed.fingerprint)
         group.together(lambda: _require_same(self.data, first))
-        samples = self.data.global_batch * config.data.gradient_accumulation
+        samples = self.data.feed.global_batch * config.data.gradient_accumulation
         self.tokens_per_step = samples * config.data.seq_length
-        optim = config.optim
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
-        torch.manual_seed(run.seed + group.rank)
+        weights = initial.weights(config, group, self._say)
+        torch.manual_seed(run.seed + (0 if run.same_seed else group.rank))
         self.model = group.together(
-            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed)
+            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed, weights)
         )
-        self.skipped = 0  # steps in a row
-        if run.trace_nan:
-            trace(self.model, self._where)
-        self.optimizer = make_optimizer(self.model, config.optim, group.device)
-        self.step, self.tokens_seen = self._resume()
+        self.optimizer = make_optimizer(self.model, optim, group.device)
+        self.step, self.tokens_seen = resume(
+            config, group, self.model, self.optimizer, self.data, self._say
+        )
+        self.saver = Saver(config, self.model, self.optimizer, group, self._say)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.phase = observers.observe(run, group, self.model, self.step, self.console)
+        self.stepper = Stepper(
+            *(config, group, self.model, self.optimizer, self.data, self.phase, self._say)
+        )
         opened = group.together(
             lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
         )
@@ -112,100 +109,70 @@ class Trainer:
 
         0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on.
         """
-        run = self.config.run
-        with self.phase, self.metrics:
-            while self.step < run.num_steps:
-                with self.phase("step"):
-                    self._advance()
-                last = self.step == run.num_steps
-                stopping = self.group.any(self.stop.made) and not last
-                if self.step % run.report_interval == 0 or last:
-                    with self.phase("report"):
-                        self.metrics.report()
-                if self.step % (run.eval_interval or run.num_steps) == 0 or last:
-                    with self.phase("evaluation"):
-                        self._evaluate()
-                if self.step % run.checkpoint_interval == 0 or last or stopping:
-                    with self.phase("save"):
-                        self._save()
-                if stopping:
-                    self._say(f"asked to stop after step {self.step}: start again to go on")
-                    return SAVED
+        with self.saver, self.phase, self.metrics:
+            over = self._is_over()
+            while not over and not self.stopping:
+                over = self.turn()
+            with self.phase("save"):
+                self.saver.end()
+        if self.stopping:
+            self._say(f"asked to stop after step {self.step}: start again to go on")
+            return SAVED
+        if self.step < self.config.run.num_steps:
+            self._say(f"epochs: {self.config.data.epochs} passes over the data are done")
         self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
         return 0
 
-    def _advance(self) -> None:
-        """One step of the optimizer."""
-        optim = self.config.optim
-        rate = schedule.learning_rate(
-            optim.schedule,
-            self.step + 1,
-            self.config.run.num_steps,
-            optim.learning_rate,
-            self.tokens_per_step,
-        )
-        set_learning_rate(self.optimizer, rate)
-        loss = self._backward()  # ()
-        if self.config.run.trace_nan:
-            look_at_gradients(self.model, self._where)
-        with self.phase("clip"):
-            norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
-            usable = self._may_step(norm)
-        with self.phase("optimizer"):
-            if usable:
-                self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.tokens_seen += self.tokens_per_step
-        self.metrics.add(self.step, loss, norm, rate, self.tokens_seen)
+    def turn(self) -> bool:
+        """Take a step, and do what is due after it; whether it was the last."""
+        run = self.config.run
+        with self.phase("step"):
+            taken = self.stepper.take(self.step + 1)
+            self.step += 1
+            self.tokens_seen += self.tokens_per_step
+            self.metrics.add(self.step, *taken, self.tokens_seen)
+        last = self._is_over()
+        asked, writing = self.group.any_of(self.stop.made, self.saver.writing)
+        self.stopping = asked and not last
+        if not writing:
+            self.saver.end()
+        if self.step % run.report_interval == 0 or last:
+            with self.phase("report"):
+                self.metrics.report(self.data.waited())
+        if self.step % (run.eval_interval or run.num_steps) == 0 or last:
+            with self.phase("evaluation"):
+                self._evaluate()
+        if self.step % run.checkpoint_interval == 0 or last or self.stopping:
+            with self.phase("save"):
+                self._save()
+        return last
 
-    def _may_step(self, norm: Tensor) -> bool:
-        """Tell whether the gradients can be used; on_nan=skip waits for the device to know.
+    def _check(self) -> None:
+        """Find what does not need data or model; raises RequestError."""
+        config, group, run = self.config, self.group, self.config.run
+        group.together(lambda: fsdp.check(config.parallel, group))
+        group.together(lambda: memory.check(config, group.device))
+        observers.check(run, group.device)
+        for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
+            self._say(f"WARNING: {warning}")
+        self.folder = Path(run.save_ckpt_path)
+        count = models.parameters(config.model.sizes)
 
-        The norm is that of all ranks, so all decide alike. Raises TrainingError after too many
-        steps in a row that were left out.
-        """
-        if self.config.run.on_nan == "stop":
-            return True  # metrics stop the run before anything of it is saved
-        if math.isfinite(norm.item()):
-            self.skipped = 0
+        def alone() -> None:
+            outlets.check(run)
+            manifest.prepare(run.save_ckpt_path, STATE_BYTES * count)
+
+        group.together(lambda: alone() if group.rank == 0 else None)
+        self._say(f"{config.model.name}: {count:,} parameters")
+
+    def _is_over(self) -> bool:
+        """Whether the last step or the last epoch is done."""
+        if self.step >= self.config.run.num_steps:
             return True
-        self.skipped += 1
-        self._say(f"step {self.step + 1}: the gradient norm is {norm.item()}, the step is left out")
-        if self.skipped >= MOST_SKIPPED:
-            raise TrainingError(f"{self.skipped} steps in a row were left out; the run stops here")
-        return False
-
-    def _where(self) -> str:
-        """Tell the step that is under way, and what it reads."""
-        each = self.data.global_batch * self.config.data.gradient_accumulation
-        first = self.data.position - each
-        return f"step {self.step + 1}, samples {first:,} to {self.data.position - 1:,} of the order"
-
-    def _backward(self) -> Tensor:
-        """Add up the gradients of a step's batches; this rank's part of the loss, ().
-
-        Each target counts alike, wherever it is: the sum over all ranks and batches is over what
-        counts in all of them. The mean over ranks, which FSDP takes of the gradients and the
-        metrics of the losses, is then the step's own.
-        """
-        device = self.group.device
+        if not self.config.data.epochs:
+            return False
         with self.phase("data"):
-            count = self.config.data.gradient_accumulation
-            batches = [self.data.next_batch().to(device) for _ in range(count)]
-        total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
-        dist.all_reduce(total)
-        total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
-        losses = []
-        for batch in batches:
-            with self.phase("forward"):
-                loss = self.model(
-                    batch.inputs, batch.targets, weights=batch.weights, total=total
-                )  # ()
-            with self.phase("backward"):
-                loss.backward()
-            losses.append(loss.detach())
-        return torch.stack(losses).sum()  # ()
+            return not self.group.any(not self.data.ended())
 
     def _evaluate(self) -> None:
         if self.held_out is None:
@@ -218,92 +185,23 @@ class Trainer:
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
-
-        def describe(files: dict[str, int]) -> Manifest:
-            return Manifest(
+        self.saver.save(
+            Manifest(
                 step=self.step,
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
-                model=_identity(self.config),
-                settings=_settings(self.config),
-                data=self.data.state(),
+                model=identity(self.config),
+                settings=settings(self.config),
+                data=self.data.state(self.group.gather),
                 torch=torch.__version__,
-                files=files,
             )
-
-        path = checkpoint.save(
-            self.config.run.save_ckpt_path,
-            self.step,
-            self.model,
-            self.optimizer,
-            self.group,
-            describe,
-            self.config.run.keep_checkpoints,
-            self.config.run.keep_every,
         )
-        self._say(f"saved {path}")
-
-    def _resume(self) -> tuple[int, int]:
-        """Load the newest complete checkpoint, if any; (step, tokens seen) to go on from.
-
-        The save folder comes first: what this run wrote is newer than what it began from.
-        """
-        run = self.config.run
-        folders = [folder for folder in (run.save_ckpt_path, run.load_ckpt_path) if folder]
-        found = checkpoint.find(folders, self.group, self._say)
-        if found is None:
-            self._say("no checkpoint found: starting at step 0")
-            return 0, 0
-        path, told = found
-        if told.step > run.num_steps:
-            raise RequestError(
-                f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
-            )
-        checkpoint.load(path, told, self.model, self.optimizer, self.group, _identity(self.config))
-        self._say(f"resumed from {path} at step {told.step}")
-        for change in _changes(told.settings, _settings(self.config)):
-            self._say(f"WARNING: {change}; what was asked for now counts")
-        if told.world_size != self.group.world_size:
-            self._say(f"it was saved by {told.world_size} ranks, now {self.group.world_size}")
-        if not self.data.resume(told.data):
-            self._say("WARNING: it was trained on other data; this data is read from its beginning")
-        return told.step, told.tokens_seen
 
     def _say(self, text: str) -> None:
         if self.group.rank == 0:
             self.console.say(text)
 
 
-def _identity(config: Config) -> dict[str, Any]:
-    """Give what must not change between a checkpoint and its resumption."""
-    sizes = config.model.sizes
-    return {"family": sizes.family, **asdict(sizes)}
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """Give what a resumption may change, but seldom means to."""
-    optim = asdict(config.optim)
-    rates = optim.pop("schedule")
-    return {
-        "schedule": rates.pop("name"),
-        **rates,
-        **optim,
-        "num_steps": config.run.num_steps,
-        "seed": config.run.seed,
-        "gradient_accumulation": config.data.gradient_accumulation,
-    }
-
-
-def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """List the settings of a checkpoint that are others now, as they are after a JSON file."""
-    now = json.loads(json.dumps(now))
-    return [
-        f"{name}: the checkpoint was made with {before[name]}, this is {value}"
-        for name, value in now.items()
-        if name in before and before[name] != value
-    ]
-
-
-def _require_same(data: Reader, first: str) -> None:
-    if data.fingerprint != first:
+def _require_same(data: Ahead, first: str) -> None:
+    if data.feed.fingerprint != first:
         raise RequestError("dataset_path: this rank sees other files than rank 0")

@@ -69,10 +69,11 @@ def temporary(save_path: str, step: int) -> Path:
     return checkpoints(save_path) / f"step_{step}_ckp{_TEMPORARY}"
 
 
-def prepare(save_path: str) -> None:
+def prepare(save_path: str, room: int = 0) -> None:
     """Make the folder, prove that it can be written, and clear what killed runs left behind.
 
-    Raises RequestError naming the folder if it cannot be written.
+    Raises RequestError naming the folder if it cannot be written, or has not `room` bytes for a
+    checkpoint.
     """
     folder = checkpoints(save_path)
     try:
@@ -87,6 +88,11 @@ def prepare(save_path: str) -> None:
         raise RequestError(
             f"save_ckpt_path: {folder} cannot be written: {error.strerror}"
         ) from error
+    free = shutil.disk_usage(folder).free
+    if free < room:
+        raise RequestError(
+            f"save_ckpt_path: {folder} has {free:,} bytes free, and a checkpoint takes {room:,}"
+        )
 
 
 def publish(folder: Path, manifest: Manifest) -> Path:

@@ -108,6 +108,8 @@ def _folder(path: Path, split: str) -> Path:
         if not folder.is_dir():
             there = sorted(one.name for one in path.iterdir() if one.is_dir())
             raise RequestError(f"{path} has no split {split!r}; there are: {', '.join(there)}")
+    elif split not in ("train", "validation"):
+        raise RequestError(f"{path} has no splits, so none that is called {split!r}")
     for name in ("state.json", "dataset_info.json"):
         if not (folder / name).is_file():
             raise RequestError(

@@ -59,6 +59,7 @@ def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = Fal
             config.model.sizes.vocab_size,
             config.run.seed,
             position_weighting=data.position_weighting,
+            split=data.dataset_split,
         )
         feed = Reader(
             samples,
@@ -92,6 +93,7 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> Feed | None:
             setting,
             config.model.sizes.vocab_size,
             config.run.seed,
+            split=data.eval_split,
         )
         feed = Reader(
             samples,
@@ -123,6 +125,7 @@ def open_samples(
     seed: int,
     *,
     position_weighting: bool = False,
+    split: str = "train",
 ) -> Samples:
     """Open a source by its kind, for a model's vocabulary. Raises RequestError naming the setting.
 
@@ -131,7 +134,7 @@ def open_samples(
     lines:FOLDER        *.json and *.json.gz, an object a line with input_ids and attention_mask
     synthetic:          random tokens
     mixture:FILE        several of these, as a YAML list of {path, weight, order}
-    a folder            a Hugging Face set on disk
+    a folder            a Hugging Face set on disk; `split` is its part, where it has parts
     """
     kind, separator, rest = path.partition(":")
     if position_weighting and kind not in (*_LAYOUTS, "mixture"):
@@ -154,7 +157,7 @@ def open_samples(
         if kind == "mixture" and rest:
             return _mixture(Path(rest), seq_length, vocab_size, seed, position_weighting)
         if Path(path).is_dir():
-            return Arrow(path, seq_length)
+            return Arrow(path, seq_length, split)
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
     raise RequestError(

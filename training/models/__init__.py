@@ -41,6 +41,14 @@ def build(sizes: Sizes) -> LanguageModel:
     return model
 
 
+def parameters(sizes: Sizes) -> int:
+    """Count a model's parameters, without making any."""
+    import torch
+
+    with torch.device("meta"):
+        return sum(one.numel() for one in build(sizes).parameters())
+
+
 __all__ = [
     "FAMILIES",
     "PRESETS",
@@ -53,5 +61,6 @@ __all__ = [
     "RopeScaling",
     "Sizes",
     "build",
+    "parameters",
     "preset",
 ]

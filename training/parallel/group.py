@@ -46,12 +46,6 @@ class Group:
         dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self.control)
         return [bool(vote) for vote in votes.tolist()]
 
-    def gather(self, value: T) -> list[T]:
-        """Give every rank the values of all, in the order of the ranks."""
-        values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value, group=self.control)
-        return values
-
     def broadcast(self, value: T) -> T:
         """Give every rank the value of rank 0."""
         box: list[Any] = [value]

@@ -1,0 +1,122 @@
+"""One step of the optimizer: read, forward, backward, clip, update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from training import schedule
+from training.config import Config
+from training.data.ahead import Ahead
+from training.errors import TrainingError
+from training.ops.loss import counted
+from training.optim import clip_gradients, set_learning_rate
+from training.parallel.group import Group
+from training.phases import Phases
+from training.trace import look_at_gradients, trace
+
+MOST_SKIPPED = 10
+"""Steps in a row that may be left out because their gradients are no numbers."""
+
+
+class Taken(NamedTuple):
+    """What a step gave: this rank's part of its loss, (), and the whole gradient's norm, ()."""
+
+    loss: Tensor
+    grad_norm: Tensor
+    learning_rate: float
+
+
+class Stepper:
+    """Takes steps; all its ranks must, together. `phase` is told their parts."""
+
+    def __init__(
+        self,
+        config: Config,
+        group: Group,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        data: Ahead,
+        phase: Phases,
+        say: Callable[[str], None],
+    ) -> None:
+        self.config, self.group, self.phase, self.say = config, group, phase, say
+        self.model, self.optimizer, self.data = model, optimizer, data
+        self.accumulation = config.data.gradient_accumulation
+        self.samples = data.feed.global_batch * self.accumulation  # of a step, over all ranks
+        self.step = 0  # that is under way
+        self.skipped = 0  # steps in a row
+        if config.run.trace_nan:
+            trace(model, self._where)
+
+    def take(self, step: int) -> Taken:
+        """Take this step, the first of which is 1. Raises TrainingError."""
+        optim, self.step = self.config.optim, step
+        rate = schedule.learning_rate(
+            optim.schedule,
+            step,
+            self.config.run.num_steps,
+            optim.learning_rate,
+            self.samples * self.config.data.seq_length,
+        )
+        set_learning_rate(self.optimizer, rate)
+        loss = self._backward()  # ()
+        if self.config.run.trace_nan:
+            look_at_gradients(self.model, self._where)
+        with self.phase("clip"):
+            norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
+            usable = self._is_usable(norm)
+        with self.phase("optimizer"):
+            if usable:
+                self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return Taken(loss, norm, rate)
+
+    def _backward(self) -> Tensor:
+        """Add up the gradients of a step's batches; this rank's part of the loss, ().
+
+        Each target counts alike, wherever it is: the sum over all ranks and batches is over what
+        counts in all of them. The mean over ranks, which FSDP takes of the gradients and the
+        metrics of the losses, is then the step's own.
+        """
+        with self.phase("data"):
+            batches = [self.data.next_batch() for _ in range(self.accumulation)]
+        total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
+        dist.all_reduce(total)
+        total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
+        losses = []
+        for batch in batches:
+            with self.phase("forward"):
+                inputs, targets, weights = batch.inputs, batch.targets, batch.weights  # (b, l) each
+                loss = self.model(inputs, targets, weights=weights, total=total)  # ()
+            with self.phase("backward"):
+                loss.backward()
+            losses.append(loss.detach())
+        return torch.stack(losses).sum()  # ()
+
+    def _is_usable(self, norm: Tensor) -> bool:
+        """Tell whether the gradients can be used; on_nan=skip waits for the device to know.
+
+        The norm is that of all ranks, so all decide alike. Raises TrainingError after too many
+        steps in a row that were left out.
+        """
+        if self.config.run.on_nan == "stop":
+            return True  # metrics stop the run before anything of it is saved
+        if math.isfinite(norm.item()):
+            self.skipped = 0
+            return True
+        self.skipped += 1
+        self.say(f"step {self.step}: the gradient norm is {norm.item()}, the step is left out")
+        if self.skipped >= MOST_SKIPPED:
+            raise TrainingError(f"{self.skipped} steps in a row were left out; the run stops here")
+        return False
+
+    def _where(self) -> str:
+        """Tell the step that is under way, and what it reads."""
+        end = self.data.feed.position
+        return f"step {self.step}, samples {end - self.samples:,} to {end - 1:,} of the order"
