@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training import checkpoint, flops, manifest, schedule
+from training import checkpoint, flops, initial, manifest, schedule
 from training.config import Config, write_resolved
 from training.data import open_data, open_evaluation
 from training.data.reader import Reader
@@ -25,7 +25,7 @@ from training.manifest import Manifest
 from training.metrics import Metrics
 from training.ops.loss import counted
 from training.optim import clip_gradients, make_optimizer, set_learning_rate
-from training.parallel import fsdp
+from training.parallel import fsdp, memory
 from training.parallel.group import Group, start, stop
 from training.profile import profiler
 from training.trace import look_at_gradients, trace
@@ -36,7 +36,7 @@ MOST_SKIPPED = 10
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    group = start(config.run.device)
+    group = start(config.run.device, cpu_offload=config.parallel.cpu_offload)
     code = Trainer(config, group).run()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
@@ -65,6 +65,7 @@ class Trainer:
         self.config, self.group = config, group
         self.stop = StopRequest()
         run = config.run
+        group.together(lambda: memory.check(config, group.device))
         self.folder = Path(run.save_ckpt_path)
         group.together(lambda: manifest.prepare(run.save_ckpt_path) if group.rank == 0 else None)
         self.data = group.together(lambda: open_data(config, group.rank, group.world_size))
@@ -80,8 +81,9 @@ class Trainer:
         optim = config.optim
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         torch.manual_seed(run.seed + group.rank)
+        weights = initial.weights(config, group, self._say)
         self.model = group.together(
-            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed)
+            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed, weights)
         )
         self.skipped = 0  # steps in a row
         if run.trace_nan:
@@ -232,8 +234,7 @@ class Trainer:
         The save folder comes first: what this run wrote is newer than what it began from.
         """
         run = self.config.run
-        folders = [folder for folder in (run.save_ckpt_path, run.load_ckpt_path) if folder]
-        found = checkpoint.find(folders, self.group, self._say)
+        found = checkpoint.find(run.checkpoint_folders, self.group, self._say)
         if found is None:
             self._say("no checkpoint found: starting at step 0")
             return 0, 0

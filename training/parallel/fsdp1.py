@@ -5,9 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from training.config import ParallelConfig
 from training.models.language import Block, LanguageModel
 
 _STRATEGIES = {
@@ -19,7 +25,7 @@ _STRATEGIES = {
 
 def shard(
     model: LanguageModel,
-    strategy: str,
+    config: ParallelConfig,
     mesh: DeviceMesh,
     dtype: torch.dtype,
     device: torch.device,
@@ -34,13 +40,13 @@ def shard(
             name = f"{names[module]}.{attribute}"
             name = model.tied.get(name, name)
             if name not in made:
-                value = model.initial(name, meta.shape, seed).to(device)  # the parameter's shape
-                made[name] = nn.Parameter(value)
+                value = model.initial(name, meta.shape, seed)  # the parameter's shape
+                made[name] = nn.Parameter(value.to(device, torch.float32, copy=True))
             module.register_parameter(attribute, made[name])
 
     precision = MixedPrecision(
         param_dtype=dtype,
-        reduce_dtype=torch.float32,
+        reduce_dtype=reduce_dtype(config.reduce_precision, dtype),
         buffer_dtype=dtype,
         cast_forward_inputs=False,
         cast_root_forward_inputs=False,
@@ -48,10 +54,17 @@ def shard(
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sharding_strategy=_STRATEGIES[strategy],
+        sharding_strategy=_STRATEGIES[config.sharding_strategy],
         mixed_precision=None if dtype == torch.float32 else precision,
-        device_mesh=mesh if strategy == "hsdp" else None,
+        device_mesh=mesh if config.sharding_strategy == "hsdp" else None,
         device_id=device,
+        cpu_offload=CPUOffload(offload_params=True) if config.cpu_offload else None,
+        limit_all_gathers=config.limit_all_gathers,
         param_init_fn=materialise if next(model.parameters()).is_meta else None,
         use_orig_params=True,
     )
+
+
+def reduce_dtype(reduce_precision: str, dtype: torch.dtype) -> torch.dtype:
+    """Choose what gradients are added up in between ranks; auto is what blocks compute in."""
+    return {"auto": dtype, "bf16": torch.bfloat16, "fp32": torch.float32}[reduce_precision]
