@@ -7,16 +7,20 @@ export ENGINE OFFLINE MAX_JOBS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-torch22 test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	.venv/bin/pytest
+
+test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
+	@./setup.sh torch22
+	.venv22/bin/python -m pytest -p tests.without --without=transformers -n 2 tests/training
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest -m images tests/test_images.py

@@ -1,9 +1,10 @@
 #!/bin/sh
 # Set up this machine: Debian packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test
+# usage: ./setup.sh quickstart|test|torch22
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch
+# torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
 set -eu
 cd "$(dirname "$0")"
 
@@ -13,9 +14,9 @@ fail() { # what, how to mend
 }
 
 case "${1:-}" in
-quickstart | test) goal=$1 ;;
+quickstart | test | torch22) goal=$1 ;;
 *)
-    echo "usage: ./setup.sh quickstart|test" >&2
+    echo "usage: ./setup.sh quickstart|test|torch22" >&2
     exit 2
     ;;
 esac
@@ -65,20 +66,24 @@ if [ -n "$missing" ]; then
     rm -f "$log"
 fi
 
-# The stamp says what .venv was made for; a changed pyproject.toml or Python makes it anew.
+case $goal in
+test) venv=.venv extra="[test]" ;;
+torch22) venv=.venv22 extra="[torch22]" ;;
+*) venv=.venv extra="" ;;
+esac
+# The stamp says what it was made for; a changed pyproject.toml or Python makes it anew.
 stamp=$("$python" -c 'import sys; print(sys.version)'; cksum pyproject.toml)
-if [ "$goal" = test ]; then extra="[test]"; else extra=""; fi
-for made in .venv/made-for-test ".venv/made-for-$goal"; do
+for made in "$venv/made-for-test" "$venv/made-for-$goal"; do
     if [ -f "$made" ] && [ "$(cat "$made")" = "$stamp" ]; then exit 0; fi
 done
-echo "making .venv"
-if ! .venv/bin/python -c '' 2>/dev/null; then "$python" -m venv --clear .venv; fi
+echo "making $venv"
+if ! "$venv/bin/python" -c '' 2>/dev/null; then "$python" -m venv --clear "$venv"; fi
 log=$(mktemp)
-if ! .venv/bin/python -m pip install --quiet --disable-pip-version-check --editable ".$extra" \
+if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extra" \
     >"$log" 2>&1; then
     tail -n 12 "$log" >&2
     rm -f "$log"
     fail "pip could not install the Python packages" "see above; then run this again"
 fi
 rm -f "$log"
-printf '%s\n' "$stamp" >".venv/made-for-$goal"
+printf '%s\n' "$stamp" >"$venv/made-for-$goal"

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 try:
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -61,6 +63,26 @@ def host_copier(device: torch.device) -> Callable[[Any], Any] | None:
         return copied
 
     return copy
+
+
+def selective_contexts() -> Any:
+    """Find what makes the contexts of selective recomputation; None in torch before 2.4."""
+    return getattr(torch.utils.checkpoint, "create_selective_checkpoint_contexts", None)
+
+
+def fuses_adamw(device_type: str) -> bool:
+    """Tell whether AdamW has one kernel for parameters there: on a CPU since torch 2.4."""
+    return device_type == "cuda" or torch.__version__ >= "2.4"
+
+
+if torch.__version__ < "2.3":
+    # To collect FSDP1's optimizer state, torch 2.2 writes times and a table of the GPU's memory to
+    # the log at every save, and waits for the GPU, to ease debugging. Without a GPU both are errors.
+    for place in ("_optim_utils", "_debug_utils"):
+        logging.getLogger(f"torch.distributed.fsdp.{place}").setLevel(logging.ERROR)
+    if not torch.cuda.is_available():
+        torch.cuda.memory_summary = lambda *args, **kwargs: ""
+        torch.cuda.synchronize = lambda *args, **kwargs: None
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:

@@ -119,11 +119,12 @@ class ParallelConfig:
     selective_checkpointing: int = setting(1, "recompute every N-th block only", least=1)
     checkpointing_policy: str = setting(
         "full",
-        "what a recomputed block keeps: its input, or (selective) its matrix products too",
+        "what a recomputed block keeps: its input, or (selective) its matrix products and "
+        "attention too",
         choices=("full", "selective"),
     )
     offload_activations: bool = setting(
-        False, "keep what the backward pass needs in the host's memory"
+        False, "keep what the backward pass of the blocks needs in the host's memory"
     )
     activation_loading_horizon: int = setting(
         2, "with that: blocks whose activations are back before they are needed", least=1
@@ -177,6 +178,11 @@ class RunConfig:
         600, "seconds without progress after which the run is ended, 0: never", least=0
     )
 
+    @property
+    def checkpoint_folders(self) -> list[str]:
+        """Where a checkpoint to go on from is looked for, in this order."""
+        return [folder for folder in (self.save_ckpt_path, self.load_ckpt_path) if folder]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -224,6 +230,7 @@ def faults(config: Config) -> list[str]:
         parallel.fsdp_engine,
         parallel.use_torch_compile,
     )
+    found += _memory_faults(parallel)
     return found
 
 
@@ -249,6 +256,26 @@ def _data_faults(data: DataConfig) -> list[str]:
         found.append("prefetch: num_workers read ahead, so it must be at least 1 with them")
     if data.eval_batch_size and not data.eval_dataset_path:
         found.append("eval_batch_size: there is no eval_dataset_path to evaluate on")
+    return found
+
+
+def _memory_faults(parallel: ParallelConfig) -> list[str]:
+    """List what only says how something is traded for memory that is not traded."""
+    found = []
+    if not parallel.fsdp_activation_checkpointing:
+        found += [
+            f"{name}: only fsdp_activation_checkpointing=True recomputes blocks"
+            for name in ("selective_checkpointing", "checkpointing_policy")
+            if getattr(parallel, name) != getattr(ParallelConfig, name)
+        ]
+    elif parallel.checkpointing_policy == "selective" and parallel.use_torch_compile:
+        found.append(
+            "checkpointing_policy: selective sees no operation of compiled blocks; use full, or "
+            "leave out use_torch_compile"
+        )
+    horizon = parallel.activation_loading_horizon
+    if horizon != ParallelConfig.activation_loading_horizon and not parallel.offload_activations:
+        found.append("activation_loading_horizon: only offload_activations=True loads activations")
     return found
 
 

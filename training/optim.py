@@ -15,19 +15,21 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """AdamW; A_log, D, biases and norms are not decayed (Gu & Dao 2023, the reference's rule).
 
-    With decay_all they are, as in the systems that know no such rule.
+    With decay_all they are, as in the systems that know no such rule. `device` is what computes;
+    the parameters may be in the host's memory (cpu_offload).
     """
     named = [(p, config.decay_all or decays(n)) for n, p in model.named_parameters()]
     groups = [
         {"params": [p for p, decayed in named if decayed], "weight_decay": config.weight_decay},
         {"params": [p for p, decayed in named if not decayed], "weight_decay": 0.0},
     ]
+    held = next(model.parameters()).device.type
     return torch.optim.AdamW(
         groups,
         lr=config.learning_rate,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
-        fused=device.type == "cuda",
+        fused=device.type == "cuda" and compat.fuses_adamw(held),
     )
 
 

@@ -13,7 +13,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from training import compat
+
 ROOT = Path(__file__).parents[2]
+ENGINES = ("fsdp1", "fsdp2") if compat.fsdp2() else ("fsdp1",)
+"""What this torch has."""
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",

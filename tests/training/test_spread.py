@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.runs import TINY, run, steps, train, write_text
+from tests.training.runs import ENGINES, TINY, run, steps, train, write_text
 
 STEPS, GLOBAL_BATCH = 4, 4
 
@@ -57,7 +57,7 @@ def test_losses_do_not_depend_on_the_accumulation(
 
 
 @pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
-@pytest.mark.parametrize("engine", ["fsdp1", "fsdp2"])
+@pytest.mark.parametrize("engine", ENGINES)
 def test_every_family_can_be_spread(tmp_path: Path, data: str, name: str, engine: str) -> None:
     """With recomputation and a start on the meta device, which must find every parameter."""
     flags = (f"--model_name={name}", f"--fsdp_engine={engine}")

@@ -6,11 +6,13 @@ Shapes: b batch size, l length, m d_model, v vocabulary size.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from training.models.sizes import Sizes
 from training.ops.loss import next_token_cross_entropy
@@ -25,12 +27,19 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.recompute = False  # keep only the input, compute the rest again in the backward pass
+        self.kept: Callable[[], Any] = noop_context_fn  # what a recomputed block keeps beside it
+        self.saving: Saving = _here
 
     def forward(self, hidden: Tensor, *context: Any) -> Tensor:
         """(b, l, m) -> (b, l, m); `context` is what the model gives all its blocks."""
-        if self.recompute and torch.is_grad_enabled():
-            return checkpoint(self.inner, hidden, *context, use_reentrant=False)  # (b, l, m)
-        return self.inner(hidden, *context)  # (b, l, m)
+        if not torch.is_grad_enabled():
+            return self.inner(hidden, *context)  # (b, l, m)
+        with self.saving(self, context):
+            if not self.recompute:
+                return self.inner(hidden, *context)  # (b, l, m)
+            return checkpoint(
+                self.inner, hidden, *context, use_reentrant=False, context_fn=self.kept
+            )  # (b, l, m)
 
     def inner(self, hidden: Tensor, *context: Any) -> Tensor:
         """Compute `forward`; this is what is recomputed and compiled."""
@@ -46,6 +55,14 @@ class Block(nn.Module):
         (b, l, m) -> (b, l, m), for any l >= 1.
         """
         raise NotImplementedError
+
+
+Saving = Callable[[Block, tuple[Any, ...]], AbstractContextManager[None]]
+"""Around a block's forward pass, given its context: where it keeps what the backward pass needs."""
+
+
+def _here(block: Block, context: tuple[Any, ...]) -> AbstractContextManager[None]:
+    return nullcontext()
 
 
 class LanguageModel(nn.Module):

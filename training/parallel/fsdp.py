@@ -1,13 +1,14 @@
 """Sharding by FSDP: full (fsdp), within groups of ranks (hsdp), or none (ddp).
 
 One unit a block. Master weights and optimizer state are float32; with bf16 the blocks compute in
-bfloat16 while gradients are reduced in float32. FSDP2 where torch has it, else FSDP1. Ranks that
-share layers (training.parallel.tensor) hold parts of one copy, which FSDP cuts further.
+bfloat16, and gradients are reduced in it too unless reduce_precision is fp32. FSDP2 where torch has
+it, else FSDP1. Ranks that share layers (training.parallel.tensor) hold parts of one copy, which
+FSDP cuts further.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -16,26 +17,37 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from training import compat, models
 from training.config import ParallelConfig
 from training.errors import RequestError
+from training.initial import start_from
 from training.models import Sizes
 from training.models.language import LanguageModel
-from training.parallel import degrees, experts, fsdp1, tensor
+from training.parallel import degrees, experts, fsdp1, recompute, tensor
 from training.parallel.compiled import compile_blocks
 from training.parallel.group import Group
+from training.parallel.offload import HostMemory, Offload
+
+if TYPE_CHECKING:
+    from training.convert.source import Source
 
 
-def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.Module:
+def build(
+    sizes: Sizes, config: ParallelConfig, group: Group, seed: int, weights: Source | None = None
+) -> nn.Module:
     """Make the model, initialised and sharded; every layout starts from the same values.
 
-    With low_cpu_fsdp no rank ever holds more than its shards and one whole parameter.
+    These are random ones of the seed, or those of `weights`. With low_cpu_fsdp no rank ever holds
+    more than its shards and one whole parameter.
     Raises RequestError if the layout does not fit the ranks or the device.
     """
     mesh, tensor_mesh = meshes(config, group)
     dtype = compute_dtype(config.precision, group.device)
     with torch.device("meta" if config.low_cpu_fsdp else "cpu"):
         model = models.build(sizes)
-    for index, block in enumerate(model.blocks):
-        every = config.selective_checkpointing
-        block.recompute = config.fsdp_activation_checkpointing and index % every == 0
+    if weights is not None:
+        start_from(weights, model)
+    recompute.mark(model.blocks, config)
+    if config.offload_activations:
+        memory = HostMemory(group.device)
+        Offload(memory, config.activation_loading_horizon).attach(model.blocks)
     if config.use_torch_compile:
         compile_blocks(model.blocks)
     if not config.low_cpu_fsdp:
@@ -43,11 +55,12 @@ def build(sizes: Sizes, config: ParallelConfig, group: Group, seed: int) -> nn.M
     if tensor_mesh is not None:
         tensor.split(model, tensor_mesh, group.device)
     if uses_fsdp2(config.fsdp_engine):
-        _shard(model, mesh, dtype)
+        _shard(model, mesh, dtype, config)
         if config.low_cpu_fsdp:
-            _materialise(model, group.device, seed)
+            held = torch.device("cpu") if config.cpu_offload else group.device
+            _materialise(model, held, seed)
         return model
-    return fsdp1.shard(model, config.sharding_strategy, mesh, dtype, group.device, seed)
+    return fsdp1.shard(model, config, mesh, dtype, group.device, seed)
 
 
 def check(config: ParallelConfig, group: Group) -> None:
@@ -106,18 +119,24 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if wanted else torch.float32
 
 
-def _shard(model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype) -> None:
+def _shard(
+    model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype, config: ParallelConfig
+) -> None:
     # A mesh of one dimension is plain FSDP; of two, HSDP, whose shard group of one is DDP.
     wanted = mesh["shard"] if mesh.size(0) == 1 else mesh
     options: dict[str, Any] = {"mesh": wanted}
     if dtype != torch.float32:
         # The residual stream stays float32 from block to block, so inputs are not cast.
         options["mp_policy"] = compat.fsdp2().MixedPrecisionPolicy(
-            param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=dtype,
+            reduce_dtype=fsdp1.reduce_dtype(config.reduce_precision, dtype),
+            cast_forward_inputs=False,
         )
     placed = experts.placements(model, ranks=mesh.size(1))
     if placed:
         options["shard_placement_fn"] = placed.get
+    if config.cpu_offload:
+        options["offload_policy"] = compat.fsdp2().CPUOffloadPolicy()
     for block in model.blocks:
         compat.fsdp2().fully_shard(block, **options)
     compat.fsdp2().fully_shard(model, **options)
@@ -134,7 +153,8 @@ def _materialise(model: LanguageModel, device: torch.device, seed: int) -> None:
     parameters: list[tuple[str, Any]] = list(model.named_parameters())
     for name, meta in parameters:
         whole = model.initial(name, meta.shape, seed)  # the parameter's shape
-        local = _local_part(whole, meta).to(device, copy=True)  # this rank's part
+        part = _local_part(whole, meta)  # this rank's part
+        local = part.to(device, torch.float32, copy=True)  # this rank's part
         value = compat.DTensor.from_local(
             local,
             meta.device_mesh,

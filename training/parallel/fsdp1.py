@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    ShardingStrategy,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
+from training.config import ParallelConfig
 from training.models.language import Block, LanguageModel
-
-_STRATEGIES = {
-    "fsdp": ShardingStrategy.FULL_SHARD,
-    "hsdp": ShardingStrategy.HYBRID_SHARD,
-    "ddp": ShardingStrategy.NO_SHARD,
-}
 
 
 def shard(
     model: LanguageModel,
-    strategy: str,
+    config: ParallelConfig,
     mesh: DeviceMesh,
     dtype: torch.dtype,
     device: torch.device,
@@ -34,13 +34,13 @@ def shard(
             name = f"{names[module]}.{attribute}"
             name = model.tied.get(name, name)
             if name not in made:
-                value = model.initial(name, meta.shape, seed).to(device)  # the parameter's shape
-                made[name] = nn.Parameter(value)
+                value = model.initial(name, meta.shape, seed)  # the parameter's shape
+                made[name] = nn.Parameter(value.to(device, torch.float32, copy=True))
             module.register_parameter(attribute, made[name])
 
     precision = MixedPrecision(
         param_dtype=dtype,
-        reduce_dtype=torch.float32,
+        reduce_dtype=reduce_dtype(config.reduce_precision, dtype),
         buffer_dtype=dtype,
         cast_forward_inputs=False,
         cast_root_forward_inputs=False,
@@ -48,10 +48,25 @@ def shard(
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sharding_strategy=_STRATEGIES[strategy],
+        sharding_strategy=_strategy(mesh),
         mixed_precision=None if dtype == torch.float32 else precision,
-        device_mesh=mesh if strategy == "hsdp" else None,
+        device_mesh=mesh if _strategy(mesh) == ShardingStrategy.HYBRID_SHARD else None,
         device_id=device,
+        cpu_offload=CPUOffload(offload_params=True) if config.cpu_offload else None,
+        limit_all_gathers=config.limit_all_gathers,
         param_init_fn=materialise if next(model.parameters()).is_meta else None,
         use_orig_params=True,
     )
+
+
+def _strategy(mesh: DeviceMesh) -> ShardingStrategy:
+    """Choose by the mesh: hybrid sharding in groups of one rank does not add their gradients up."""
+    copies, shards = mesh.size(0), mesh.size(1)
+    if shards == 1:
+        return ShardingStrategy.NO_SHARD
+    return ShardingStrategy.HYBRID_SHARD if copies > 1 else ShardingStrategy.FULL_SHARD
+
+
+def reduce_dtype(reduce_precision: str, dtype: torch.dtype) -> torch.dtype:
+    """Choose what gradients are added up in between ranks; auto is what blocks compute in."""
+    return {"auto": dtype, "bf16": torch.bfloat16, "fp32": torch.float32}[reduce_precision]

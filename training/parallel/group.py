@@ -83,9 +83,10 @@ class Group:
         return result
 
 
-def start(device: str, tensor_parallel: int = 1) -> Group:
+def start(device: str, tensor_parallel: int = 1, *, cpu_offload: bool = False) -> Group:
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
+    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory.
     Raises RequestError if a GPU is asked for and there is none for this rank.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -99,7 +100,9 @@ def start(device: str, tensor_parallel: int = 1) -> Group:
     where = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(where)
-    backend = "nccl" if on_gpu else "gloo"
+    backend = "gloo"
+    if on_gpu:
+        backend = "cpu:gloo,cuda:nccl" if cpu_offload else "nccl"
     if "RANK" in os.environ:
         dist.init_process_group(backend)
     else:

@@ -1,0 +1,81 @@
+"""Training that starts from given weights instead of random ones.
+
+Every rank maps the files into its memory, and reads of them only what it keeps: its shards where
+the model starts on the meta device under FSDP2, else whole parameters, one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from training import checkpoint
+from training.config import Config, ModelConfig
+from training.errors import RequestError
+from training.models import Sizes
+from training.models.language import LanguageModel
+from training.parallel.group import Group
+
+if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
+    from training.convert.source import Source
+
+_WITHOUT_EFFECT = {"initializer_range", "dt_min", "dt_max", "dt_init_floor", "context"}
+"""Sizes that only say how random values are drawn, or what a model is meant for."""
+
+
+def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source | None:
+    """Open what a run starts from: given weights, or None for random ones (a collective call).
+
+    A run that goes on from a checkpoint does not read them. Raises as `open_weights` does.
+    """
+    if not config.model.init_weights:
+        return None
+    if checkpoint.find(config.run.checkpoint_folders, group, lambda told: None):
+        say("init_weights: not read, for there is a checkpoint to go on from")
+        return None
+    return group.together(lambda: open_weights(config.model))
+
+
+def open_weights(model: ModelConfig) -> Source:
+    """Open init_weights and compare it with the model.
+
+    Raises RequestError if it is no folder of weights, with every size that is another, or with
+    every tensor that is missing, too many or of another shape.
+    """
+    from training.convert.source import Source, detect
+
+    folder = Path(model.init_weights)
+    try:
+        source = Source.open(detect(folder), folder)
+    except RequestError as error:
+        raise RequestError(f"init_weights: {error}") from error
+    differing = _differing(source.sizes, model.sizes)
+    if differing:
+        first = f"init_weights: {folder} is of another model than {model.name}:"
+        raise RequestError("\n  - ".join([first, *differing]))
+    return source
+
+
+def start_from(source: Source, model: LanguageModel) -> None:
+    """Let the first values of a model be those of a source, wherever they are asked for."""
+
+    def initial(name: str, shape: torch.Size, seed: int) -> Tensor:
+        return source.read(name)  # shape
+
+    model.initial = initial  # type: ignore[method-assign]
+
+
+def _differing(found: Sizes, wanted: Sizes) -> list[str]:
+    """List the sizes that are not the same."""
+    if found.family != wanted.family:
+        return [f"family: {found.family} there, {wanted.family} asked for"]
+    return [
+        f"{one.name}: {getattr(found, one.name)!r} there, {getattr(wanted, one.name)!r} asked for"
+        for one in fields(wanted)
+        if one.name not in _WITHOUT_EFFECT and getattr(found, one.name) != getattr(wanted, one.name)
+    ]
