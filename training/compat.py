@@ -77,7 +77,7 @@ def fuses_adamw(device_type: str) -> bool:
 
 if torch.__version__ < "2.3":
     # To collect FSDP1's optimizer state, torch 2.2 writes times and a table of the GPU's memory to
-    # the log at every save, and waits for the GPU, to ease debugging. Without a GPU both are errors.
+    # the log at every save, and waits for the GPU, for debugging. Without a GPU both are errors.
     for place in ("_optim_utils", "_debug_utils"):
         logging.getLogger(f"torch.distributed.fsdp.{place}").setLevel(logging.ERROR)
     if not torch.cuda.is_available():

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.training.curves import FAMILIES, GOLDEN
-from training import compat
+from tests.training.runs import ENGINES
 from training.configfile import load
 from training.door import leave
 from training.loop import Trainer
@@ -22,7 +22,6 @@ from training.parallel.group import Group, start, stop
 
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")
-ENGINES = ("fsdp1", "fsdp2") if compat.fsdp2() else ("fsdp1",)
 
 
 def case(family: str, engine: str, sharding: str, accumulation: int) -> str:

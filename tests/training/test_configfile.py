@@ -51,7 +51,7 @@ def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
     assert (given.optim.learning_rate, given.run.num_steps) == (3e-4, 7)
     assert given.model.sizes.n_layer == 5 and given.model.sizes.d_model == 128
     assert given.optim.schedule.name == "cosine"
-    assert read(tmp_path, text, "wandb_run_id=12e3").run.wandb_run_id == "12e3"
+    assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=12e3").run.wandb_run_id == "12e3"
     assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
 
 

@@ -15,7 +15,7 @@ from tests.training.runs import ENGINES, TINY, losses, run, train, write_text
 from training.config import ModelConfig
 from training.convert.__main__ import convert
 from training.convert.source import Source, load
-from training.data import open_data
+from training.data.sources import open_feed
 from training.errors import RequestError
 from training.initial import open_weights
 from training.mamba_fsdp import configure
@@ -50,7 +50,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Any:
 def expected(data: str, weights: Path) -> Any:
     """The loss of the model that is started from, on the first batch."""
     flags = ("--save_ckpt_path=out", f"--dataset_path={data}", f"--batch_size={GLOBAL_BATCH}")
-    batch = open_data(configure((*TINY, *flags)), 0, 1).next_batch()
+    feed = open_feed(configure((*TINY, *flags)), 0, 1)
+    batch = feed.next_rows(range(GLOBAL_BATCH)).rows
     model = load(Source.open("ours", weights), torch.device("cpu"), torch.float32)
     return model(batch.inputs, batch.targets).item()
 

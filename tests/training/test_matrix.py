@@ -8,7 +8,7 @@ import pytest
 
 from tests.training import matrix
 from tests.training.curves import FAMILIES
-from tests.training.runs import run, write_text
+from tests.training.runs import ENGINES, run, write_text
 
 Found = Mapping[int, Mapping[str, list[float]]]
 
@@ -27,12 +27,12 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("engine", matrix.ENGINES)
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sharding", matrix.SHARDINGS)
 def test_losses_are_those_of_one_process(
     found: Found, family: str, engine: str, sharding: str
 ) -> None:
-    alone = found[1][matrix.case(family, matrix.ENGINES[0], "ddp", 1)]
+    alone = found[1][matrix.case(family, ENGINES[0], "ddp", 1)]
     assert len(alone) == matrix.STEPS and alone[-1] < alone[0]
     for ranks in (1, 2, 4):
         for accumulation in (1, 2):
