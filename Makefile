@@ -50,6 +50,7 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python benchmarks/rebuild.py
 	.venv/bin/python -m benchmarks.pack
 	.venv/bin/python -m benchmarks.models
+	.venv/bin/python -m benchmarks.train
 	.venv/bin/python -m benchmarks.data
 	.venv/bin/python -m benchmarks.wait
 	.venv/bin/python -m benchmarks.tokenize

@@ -1,0 +1,121 @@
+"""What the training loop adds to the bare step of a model.
+
+usage: python -m benchmarks.train [--rounds 9] [--output DIR]
+
+In one process, on the CPU, under FSDP2, two things take turns with the same model and optimizer:
+the loop (Trainer.turn: read ahead, vote, mark for the watch, collect and write metrics, report once
+a turn) and the bare step (forward, loss, backward, clipping, optimizer; its batch is there
+already). A turn is 10 steps of one, then 10 of the other, in random order; the figure is the ratio
+of the medians of all turns. The goal is 1.03.
+
+Writes train.json to benchmarks/results/ and exits 1 where the goal is missed. Take a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.models import RESULTS, machine
+from training.assemble import assemble
+from training.loop import Trainer
+from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
+from training.optim import clip_gradients
+from training.parallel.group import start, stop
+
+STEPS = 10
+GOAL = 1.03
+WARM = 3
+SETTINGS = {"seq_length": 256, "batch_size": 4, "report_interval": STEPS, "num_steps": 10**6}
+MODELS: dict[str, Sizes] = {
+    "mamba": MambaConfig(d_model=256, n_layer=4, vocab_size=256),
+    "mamba2": Mamba2Config(d_model=256, n_layer=4, vocab_size=256),
+    "llama": LlamaConfig(d_model=384, n_layer=6, vocab_size=256, n_head=6, n_kv_head=6, d_ff=1024),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    group = start("cpu")
+    rows = []
+    for name, sizes in MODELS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            rows.append(measure(name, sizes, Path(folder), given.rounds, group))
+        print(
+            f"{name}: loop {rows[-1]['loop']:.4f} s, bare {rows[-1]['bare']:.4f} s a step, ", end=""
+        )
+        print(f"ratio {rows[-1]['ratio']:.4f}", flush=True)
+    stop()
+    met = all(row["ratio"] <= GOAL for row in rows)
+    record = {"machine": machine(), "goal": GOAL, "met": met, "steps": rows}
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "train.json").write_text(json.dumps(record, indent=2) + "\n")
+    return 0 if met else 1
+
+
+def measure(name: str, sizes: Sizes, folder: Path, rounds: int, group: Any) -> dict[str, Any]:
+    """Time the loop and the bare step of one model in turns; seconds a step, medians."""
+    text = f"text:{sysconfig.get_path('stdlib')}/*.py"
+    settings = {**SETTINGS, "dataset_path": text, "save_ckpt_path": str(folder)}
+    trainer = Trainer(assemble(settings, {"name": name, "sizes": sizes}), group)
+    trainer.console.say = lambda text, file=None: None  # type: ignore[method-assign]
+    ways: dict[str, Callable[[], object]] = {"loop": trainer.turn, "bare": bare(trainer)}
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    with trainer.phase, trainer.metrics:
+        for step in ways.values():
+            timed(step, WARM)
+        for _ in range(rounds):
+            for way in random.sample(list(ways), len(ways)):
+                times[way].append(timed(ways[way], STEPS))
+    trainer.data.close()
+    median = {way: statistics.median(taken) for way, taken in times.items()}
+    return {
+        "model": name,
+        "parameters": parameters(sizes),
+        **median,
+        "ratio": median["loop"] / median["bare"],
+        "all": times,
+    }
+
+
+def bare(trainer: Trainer) -> Callable[[], object]:
+    """Make the step that knows one batch only."""
+    batch = trainer.data.next_batch()
+    model, optimizer = trainer.model, trainer.optimizer
+    threshold = trainer.config.optim.grad_clip_thresh
+
+    def step() -> None:
+        model(batch.inputs, batch.targets).backward()
+        clip_gradients(model, threshold)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return step
+
+
+def timed(way: Callable[[], object], steps: int) -> float:
+    """Seconds a step."""
+    since = time.perf_counter()
+    for _ in range(steps):
+        way()
+    return (time.perf_counter() - since) / steps
+
+
+if __name__ == "__main__":
+    sys.exit(main())
