@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from training import compat
 from training.config import OptimConfig
@@ -51,6 +52,26 @@ def clip_gradients(model: nn.Module, threshold: float) -> Tensor:
     A collective call: the norm is that of the whole model, whatever a rank holds of it.
     """
     if isinstance(model, FullyShardedDataParallel):
-        return model.clip_grad_norm_(threshold)  # ()
+        return _clip_fsdp1(model, threshold)  # ()
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), threshold)  # ()
     return compat.full_value(norm)  # ()
+
+
+def _clip_fsdp1(model: FullyShardedDataParallel, threshold: float) -> Tensor:
+    """Clip as the model's own clip_grad_norm_ does, but add up in the order of the parameters.
+
+    Torch 2.2 goes through a set of them, whose order is another in every process, so that a run
+    which is started again differs in the last digits.
+    """
+    gradients = [one.grad for one in model.parameters() if one.grad is not None]
+    square = torch.zeros((), device=model.compute_device)  # ()
+    for one in gradients:
+        part = torch.linalg.vector_norm(one, dtype=torch.float32)  # ()
+        square += part.square().to(square.device)
+    if model.sharding_strategy != ShardingStrategy.NO_SHARD:
+        dist.all_reduce(square, group=model.process_group)
+    norm = square.sqrt()  # ()
+    scale = (threshold / (norm + 1e-6)).clamp(max=1)  # ()
+    for one in gradients:
+        one.mul_(scale.to(one.device))
+    return norm  # ()
