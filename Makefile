@@ -16,7 +16,8 @@ quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
-	.venv/bin/pytest
+	.venv/bin/pytest --ignore=tests/training
+	.venv/bin/pytest -n 2 tests/training
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from glob import has_magic
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,11 @@ def _source(dataset: str) -> str:
 
 
 def _has_splits(source: str) -> bool:
-    return source.startswith(PREFIX) or (Path(source) / "dataset_dict.json").is_file()
+    """Tell whether what is trained on has another part to evaluate on: plain files have none."""
+    name = source.removeprefix(PREFIX)
+    if name == source:
+        return (Path(source) / "dataset_dict.json").is_file()
+    return not (Path(name).exists() or has_magic(name) or "://" in name)
 
 
 def _forget_defaults(settings: dict[str, Any]) -> None:

@@ -22,7 +22,7 @@ from training import manifest
 
 PROGRAM = """
 import os, sys, time
-from training import checkpoint, loop, mamba_fsdp, manifest
+from training import checkpoint, mamba_fsdp, manifest, step
 from training.door import enter, leave
 {change}
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
@@ -44,11 +44,11 @@ if os.environ["RANK"] == "1":
 """
 
 NO_NUMBER_IN_STEP_8 = """
-clip, seen = loop.clip_gradients, []
+clip, seen = step.clip_gradients, []
 def no_number(model, threshold):
     seen.append(1)
     return clip(model, threshold) * (float("nan") if len(seen) == 8 else 1)
-loop.clip_gradients = no_number
+step.clip_gradients = no_number
 """
 
 

@@ -17,7 +17,7 @@ from training.watch.watch import Limits
 
 PROGRAM = """
 import os, re, sys, time
-from training import loop, mamba_fsdp
+from training import mamba_fsdp
 from training.data.reader import Reader
 from training.door import enter, leave
 from training.models.language import Block
@@ -39,17 +39,17 @@ def sit(call):
             re.match(r"(a+)+$", "a" * 60 + "b")
         time.sleep(float(kind))
 
-forward, next_batch = Block.forward, Reader.next_batch
+forward, next_rows = Block.forward, Reader.next_rows
 
 def sitting_forward(self, *arguments):
     before("forward")
     return forward(self, *arguments)
 
-def sitting_next_batch(self):
+def sitting_next_rows(self, rows):
     before("data")
-    return next_batch(self)
+    return next_rows(self, rows)
 
-Block.forward, Reader.next_batch = sitting_forward, sitting_next_batch
+Block.forward, Reader.next_rows = sitting_forward, sitting_next_rows
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 

@@ -1,12 +1,13 @@
 """The door for Llama, Mixtral, Mistral and GPT-NeoX: the system's flags, meant as it means them."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.training.runs import losses, run, steps, write_text
+from tests.training.runs import losses, run, steps
 from training import models
 from training.errors import RequestError
 from training.llama_fsdp import FLAGS, configure
@@ -125,6 +126,13 @@ def test_bad_input(flags: tuple[str, ...], told: str) -> None:
     assert told in str(error.value)
 
 
+def test_plain_files_have_no_part_to_evaluate_on(tmp_path: Path) -> None:
+    for dataset in ("text:x", f"stream:{tmp_path}", "stream:/x/*.jsonl"):
+        given = ("--checkpoint_dir=/x", f"--dataset={dataset}", "--validation_freq=5")
+        with pytest.raises(RequestError, match=r"^validation_freq: there is no eval_dataset"):
+            configure(given)
+
+
 def test_no_flag_is_there_twice() -> None:
     names = [name for flag in FLAGS for name in (flag.name, *flag.aliases)]
     assert len(names) == len(set(names))
@@ -137,8 +145,10 @@ def test_errors_of_the_run_use_the_names_of_the_door(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama_v2", "mixtral", "mistral", "gpt_neox"])
 def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str) -> None:
-    """Two processes; killed halfway by its steps, it goes on by itself."""
-    data = write_text(tmp_path / "text")
+    """Two processes, streamed text; stopped halfway by its steps, it goes on by itself."""
+    for name, documents in (("train", range(400)), ("held", range(400, 440))):
+        lines = [json.dumps({"text": f"{n} is not {n + 1}, nor {n * n}. " * 4}) for n in documents]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
     sizes = (
         () if model_type == "gpt_neox" else ("--num_key_value_heads=2", "--intermediate_size=96")
     )
@@ -153,8 +163,10 @@ def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str)
         "--validation_freq=2",
         f"--checkpoint_dir={tmp_path}/checkpoints",
         f"--resume_from_checkpoint={tmp_path}/checkpoints",
-        f"--dataset={data}",
-        "--vocab_size=256",
+        f"--dataset=stream:{tmp_path}/train.jsonl",
+        f"--eval_dataset_path=stream:{tmp_path}/held.jsonl",
+        "--tokenizer=bytes",
+        "--vocab_size=257",
     )
     first = run(2, *flags, "--max_steps=4", program=DOOR)
     assert first.returncode == 0, first.stderr

@@ -46,16 +46,16 @@ def test_too_many_steps_that_are_left_out_end_the_run(given: tuple[str, ...]) ->
 
 BROKEN_ONCE = """
 import sys
-from training import loop, mamba_fsdp
+from training import mamba_fsdp, step
 from training.door import enter, leave
-clip = loop.clip_gradients
+clip = step.clip_gradients
 norms = iter(range(100))
 
 def broken_once(model, threshold):
     norm = clip(model, threshold)
     return norm * float("nan") if next(norms) == 2 else norm
 
-loop.clip_gradients = broken_once
+step.clip_gradients = broken_once
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 
