@@ -49,7 +49,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "7972d744772fd117fa9826826ba5d47a77f9f5d0ac45f50102566f908c2964ce  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "10fa756920d5ab94a9e6fbe630692dfb36f8e93c7e60a855e17ea0bfbe7294ee  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
