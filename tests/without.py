@@ -26,12 +26,21 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
     name = config.getoption("without")
     told = [f"left out, as it imports {name}: {one}" for one in sorted(left_out(name))]
+    if "fsdp2" not in ENGINES:
+        told.append("left out, as they take FSDP2: the tests that are marked so")
     return [f"torch {torch.__version__}, tested with its engines: {', '.join(ENGINES)}", *told]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    from tests.training.runs import ENGINES
+
     out = left_out(config.getoption("without"))
-    doomed = [item for item in items if item.nodeid.partition("[")[0] in out]
+    doomed = [
+        item
+        for item in items
+        if item.nodeid.partition("[")[0] in out
+        or (item.get_closest_marker("fsdp2") and "fsdp2" not in ENGINES)
+    ]
     config.hook.pytest_deselected(items=doomed)
     items[:] = [item for item in items if item not in doomed]
 

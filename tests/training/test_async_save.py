@@ -81,6 +81,7 @@ def saved(save: Path) -> list[str]:
     return sorted(path.name for path in (save / "checkpoints").iterdir())
 
 
+@pytest.mark.fsdp2
 def test_a_checkpoint_is_that_of_its_moment_though_training_went_on(
     tmp_path: Path, data: str, waiting: Path
 ) -> None:

@@ -12,6 +12,8 @@ from tests.training.runs import losses, train, write_text
 from training.models import MixtralConfig, build
 from training.parallel.experts import placements
 
+pytestmark = pytest.mark.fsdp2
+
 SIZES: dict[str, Any] = {
     "d_model": 64,
     "n_layer": 2,

@@ -13,6 +13,8 @@ from training.errors import RequestError
 from training.mamba_fsdp import configure
 from training.parallel import degrees
 
+pytestmark = pytest.mark.fsdp2
+
 STEPS, GLOBAL_BATCH = 4, 4
 MEMORY = ("--low_cpu_fsdp=True", "--fsdp_activation_checkpointing=True")
 GROUPS = {"family": "mamba2", "d_model": 64, "n_layer": 2, "vocab_size": 256, "head_dim": 16}
