@@ -131,4 +131,6 @@ class Watch(Observer):
                 f"{what}; no progress for {self._idle:.0f} s, the run ends "
                 f"(hang_abort_seconds){stacks}"
             )
+        if self._group.rank == 0:  # which may hold the store that the others still have to ask
+            time.sleep(2 * self._interval)
         os._exit(1)
