@@ -26,6 +26,9 @@ PACKAGES = (
 )
 """What a run's losses and speed may depend on, where it is installed."""
 
+BACKENDS = ("fsdp",)
+"""The ways of training.parallel.backend."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -91,6 +94,7 @@ class OptimConfig:
 class ParallelConfig:
     """How the model is spread, and what is traded for memory."""
 
+    backend: str = setting("fsdp", "what spreads the run over its ranks", choices=BACKENDS)
     sharding_strategy: str = setting(
         "fsdp", "over all ranks, within groups of them, or none", choices=("fsdp", "hsdp", "ddp")
     )

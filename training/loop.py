@@ -18,9 +18,8 @@ from training.errors import SAVED, RequestError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
-from training.optim import make_optimizer
-from training.parallel import degrees, fsdp, memory
-from training.parallel.group import Group, start, stop
+from training.parallel import backend, degrees
+from training.parallel.group import Group, stop
 from training.resume import identity, resume, settings
 from training.saver import Saver
 from training.step import Stepper
@@ -31,8 +30,7 @@ STATE_BYTES = 12
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    parallel = config.parallel
-    group = start(config.run.device, parallel.tensor_parallel, cpu_offload=parallel.cpu_offload)
+    group = backend.find(config.parallel.backend).start(config)
     trainer = Trainer(config, group)
     try:
         code = trainer.run()
@@ -63,6 +61,7 @@ class Trainer:
 
     def __init__(self, config: Config, group: Group) -> None:
         self.config, self.group = config, group
+        self.backend = backend.find(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
         self.stopping = False
         run, optim = config.run, config.optim
@@ -79,20 +78,15 @@ class Trainer:
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         weights = initial.weights(config, group, self._say)
         torch.manual_seed(run.seed + (0 if run.same_seed else group.rank))
-        self.model = group.together(
-            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed, weights)
-        )
-        self.optimizer = make_optimizer(self.model, optim, group.device)
-        self.step, self.tokens_seen = resume(
-            config, group, self.model, self.optimizer, self.data, self._say
-        )
-        self.saver = Saver(config, self.model, self.optimizer, group, self._say)
+        self.model = group.together(lambda: self.backend.build(config, group, weights))
+        self.optimizer = self.backend.optimizer(self.model, config, group)
+        trained = self.backend, self.model, self.optimizer
+        self.step, self.tokens_seen = resume(config, group, *trained, self.data, self._say)
+        self.saver = Saver(config, *trained, group, self._say)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.phase = observers.observe(run, group, self.model, self.step, self.console)
-        self.stepper = Stepper(
-            *(config, group, self.model, self.optimizer, self.data, self.phase, self._say)
-        )
+        self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
             lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
         )
@@ -150,8 +144,7 @@ class Trainer:
     def _check(self) -> None:
         """Find what does not need data or model; raises RequestError."""
         config, group, run = self.config, self.group, self.config.run
-        group.together(lambda: fsdp.check(config.parallel, group))
-        group.together(lambda: memory.check(config, group.device))
+        group.together(lambda: self.backend.check(config, group))
         observers.check(run, group.device)
         for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
             self._say(f"WARNING: {warning}")

@@ -7,7 +7,7 @@ import torch
 from training import compat
 from training.config import Config
 from training.errors import RequestError
-from training.parallel.fsdp import compute_dtype, uses_fsdp2
+from training.parallel.auto import compute_dtype, uses_fsdp2
 
 
 def check(config: Config, device: torch.device) -> None:
