@@ -74,6 +74,8 @@ class Watch(Observer):
         self._exchange.close()
         self._over.set()
         self._thread.join()
+        if error[0] is None and self._marks.last != self._seen:
+            self._tell.progress()
 
     def begin(self, phase: str) -> None:
         self._marks.begin(phase)
