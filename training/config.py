@@ -26,7 +26,7 @@ PACKAGES = (
 )
 """What a run's losses and speed may depend on, where it is installed."""
 
-BACKENDS = ("fsdp",)
+BACKENDS = ("fsdp", "neuron")
 """The ways of training.parallel.backend."""
 
 
@@ -137,6 +137,12 @@ class ParallelConfig:
         False, "keep weights, gradients and the optimizer in the host's memory"
     )
     use_torch_compile: bool = setting(False, "compile the blocks")
+    zero1: bool = setting(
+        False, "backend=neuron: the ranks that read data share the optimizer's work and state"
+    )
+    master_weights: bool = setting(
+        True, "backend=neuron: with precision=bf16, the optimizer's own weights are float32"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +164,11 @@ class RunConfig:
     async_checkpoint: bool = setting(True, "go on training while a checkpoint is written (fsdp2)")
     seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
     same_seed: bool = setting(False, "let all ranks draw the same dropouts")
-    device: str = setting("auto", "what computes", choices=("auto", "cpu", "cuda"))
+    device: str = setting(
+        "auto",
+        "what computes; xla: a Neuron device, for backend=neuron",
+        choices=("auto", "cpu", "cuda", "xla"),
+    )
     progress: bool = setting(True, "a bar on a terminal")
     tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none")
     use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
@@ -228,14 +238,35 @@ def faults(config: Config) -> list[str]:
     found += _data_faults(data)
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
-    found += degrees.faults(
-        config.model.sizes,
-        parallel.tensor_parallel,
-        parallel.fsdp_engine,
-        parallel.use_torch_compile,
-    )
+    found += _backend_faults(config)
     found += _memory_faults(parallel)
     return found
+
+
+FSDP_ONLY = (
+    *("sharding_strategy", "shard_group_size", "fsdp_engine", "limit_all_gathers", "low_cpu_fsdp"),
+    *("reduce_precision", "offload_activations", "cpu_offload", "use_torch_compile"),
+)
+NEURON_ONLY = ("zero1", "master_weights")
+
+
+def _backend_faults(config: Config) -> list[str]:
+    """List what the backend would not heed, or cannot spread."""
+    parallel, sizes = config.parallel, config.model.sizes
+    others = {"fsdp": NEURON_ONLY, "neuron": FSDP_ONLY}[parallel.backend]
+    found = [
+        f"{name}: backend={parallel.backend} does not heed it; leave it out"
+        for name in others
+        if getattr(parallel, name) != getattr(ParallelConfig, name)
+    ]
+    if parallel.backend == "neuron":
+        if not parallel.master_weights and parallel.precision != "bf16":
+            found.append("master_weights: False counts only with precision=bf16")
+        return [*found, *degrees.neuron_faults(sizes, parallel.tensor_parallel)]
+    if config.run.device == "xla":
+        found.append("device: xla takes backend=neuron")
+    degree = parallel.tensor_parallel
+    return found + degrees.faults(sizes, degree, parallel.fsdp_engine, parallel.use_torch_compile)
 
 
 STREAM_ONLY = (

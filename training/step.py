@@ -78,7 +78,7 @@ class Stepper:
             if usable:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
-            self.backend.mark()
+            self.backend.mark(self.group)
         return Taken(loss, norm, rate)
 
     def _backward(self) -> Tensor:
@@ -100,7 +100,7 @@ class Stepper:
                 loss = self.model(inputs, targets, weights=weights, total=total)  # ()
             with self.phase("backward"):
                 loss.backward()
-                self.backend.mark()
+                self.backend.mark(self.group)
             losses.append(loss.detach())
         return torch.stack(losses).sum()  # ()
 

@@ -20,7 +20,7 @@ from training.parallel.group import Group
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source
 
-_MODULES = {"fsdp": "training.parallel.fsdp"}
+_MODULES = {"fsdp": "training.parallel.fsdp", "neuron": "training.parallel.neuron.backend"}
 """Name of a way, as the setting `backend` has it -> the module whose `BACKEND` it is."""
 
 
@@ -49,7 +49,7 @@ class Backend:
         """Scale all gradients so that their global norm is at most `threshold`; it before, ()."""
         raise NotImplementedError
 
-    def mark(self) -> None:
+    def mark(self, group: Group) -> None:
         """Is told that a batch has gone back through the model, or that a step is taken."""
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
