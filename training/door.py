@@ -55,6 +55,7 @@ def _show_log() -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
+    log.propagate = False  # libraries give the log above handlers of their own
     log.setLevel(logging.INFO)
 
 

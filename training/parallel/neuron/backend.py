@@ -13,7 +13,9 @@ from training.config import Config
 from training.errors import RequestError
 from training.initial import start_from
 from training.models.sizes import Mamba2Config
+from training.ops.choice import absent
 from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
+from training.ops.nki.torch_ops import NKI
 from training.parallel import degrees, recompute
 from training.parallel.backend import Backend
 from training.parallel.group import Group
@@ -48,7 +50,7 @@ class Neuron(Backend):
     def check(self, config: Config, group: Group) -> None:
         parallel = config.parallel
         found = degrees.world_faults(parallel.tensor_parallel, group.world_size, True)
-        if group.device.type == "xla":
+        if group.device.type == "xla" and not absent(NKI):
             found += _kernel_faults(config)
         if found:
             raise RequestError.of(found)

@@ -22,16 +22,10 @@ from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, Wri
 
 @dataclass(frozen=True)
 class Box:
-    """A box of a larger tensor: where it begins, its values in the host's memory, their home."""
+    """A box of a larger tensor: where it begins, and its values in the host's memory."""
 
     offsets: tuple[int, ...]
     value: Tensor  # the box's shape
-    home: Tensor  # the box's shape: `value` itself, or on a device
-
-    @classmethod
-    def of(cls, offsets: tuple[int, ...], home: Tensor) -> Box:
-        """Take a tensor's values; those in the host's memory are not copied."""
-        return cls(offsets, home.detach().cpu(), home)
 
     @property
     def chunk(self) -> ChunkStorageMetadata:
@@ -51,14 +45,8 @@ class Boxes(torch.Tensor):
 
     def copied(self) -> Boxes:
         """Give the same with values of its own."""
-        copies = [Box(one.offsets, one.value.clone(), one.home) for one in self.boxes]
+        copies = [Box(one.offsets, one.value.clone()) for one in self.boxes]
         return Boxes(self.shape, self.dtype, copies)
-
-    def bring_home(self) -> None:
-        """Put the values where they belong."""
-        for one in self.boxes:
-            if one.value.data_ptr() != one.home.data_ptr():
-                one.home.detach().copy_(one.value)  # the box's shape
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]

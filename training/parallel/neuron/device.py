@@ -24,7 +24,10 @@ def start(device: str, tensor_parallel: int) -> Group:
     if device != "xla":
         return group.start(device, tensor_parallel)
     xla = _xla()
-    dist.init_process_group("xla")
+    if "RANK" in os.environ:
+        dist.init_process_group("xla")
+    else:
+        dist.init_process_group("xla", store=dist.HashStore(), rank=0, world_size=1)
     return Group(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),

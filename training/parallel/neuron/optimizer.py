@@ -7,7 +7,6 @@ makes of them goes back to all. Not shared, every rank does the whole, and the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +55,7 @@ class MasterAdamW(torch.optim.AdamW):
     ) -> None:
         """`places`: the model's parameters by name, and the shape of the whole model's."""
         self.tensor, self.data, self.zero1 = tensor, data, zero1 and data.size > 1
+        self._hosts: list[tuple[Tensor, Tensor]] = []  # what `restore` takes from host to device
         self.pieces = [
             self._piece(parameter, *places[name], wide)
             for name, parameter in model.named_parameters()
@@ -121,34 +121,51 @@ class MasterAdamW(torch.optim.AdamW):
 
     def checkpointed(self) -> dict[str, Any]:
         """Give the state as a checkpoint holds it: whole parameters by the model's own names."""
-        weights: dict[str, list[tuple[Piece, Tensor]]] = {}
+        by_name: dict[str, list[Piece]] = {}
         for piece in self.pieces:
-            weights.setdefault(piece.place.name, []).append((piece, piece.master))
+            by_name.setdefault(piece.place.name, []).append(piece)
+        weights: dict[str, Boxes] = {}
         moments: dict[str, dict[str, Any]] = {}
-        for name, pieces in weights.items():
-            moments[name] = {"step": self.state[pieces[0][0].master]["step"]}
+        self._hosts = []
+        for name, pieces in by_name.items():
+            weights[name] = self._boxes(pieces, [piece.master for piece in pieces])
+            states = [self.state[piece.master] for piece in pieces]
+            moments[name] = {"step": states[0]["step"]}
             for moment in MOMENTS:
-                values = [(piece, self.state[piece.master][moment]) for piece, _ in pieces]
-                moments[name][moment] = _boxes(values)
+                moments[name][moment] = self._boxes(pieces, [one[moment] for one in states])
         groups: list[dict[str, Any]] = []
         for group in self.param_groups:
             kept = {id(one) for one in group["params"]}
             names = {p.place.name: None for p in self.pieces if id(p.master) in kept}
             groups.append({**group, "params": list(names)})
         return {
-            "model": {name: _boxes(pieces) for name, pieces in weights.items()},
+            "model": weights,
             "optimizer": {"state": moments, "param_groups": groups},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint has put into `checkpointed`."""
-        for one in tensors(state):
-            if isinstance(one, Boxes):
-                one.bring_home()
+        for home, host in self._hosts:
+            home.copy_(host)  # its shape
+        self._hosts = []
         for piece in self.pieces:  # parts of one parameter have one count
             found = state["optimizer"]["state"][piece.place.name]["step"]
             self.state[piece.master]["step"].copy_(found)
         self.give()
+
+    def _boxes(self, pieces: list[Piece], values: list[Tensor]) -> Boxes:
+        """Make one tensor of the parts of a parameter that this rank has; values (rows, ...) each.
+
+        A device gives each value whole, as cutting it there would be a program to compile.
+        """
+        found = []
+        for piece, value in zip(pieces, values, strict=True):
+            home = value.detach()  # (rows, ...)
+            host = home.cpu()  # (rows, ...): itself where it is there already
+            if home.device.type != "cpu":
+                self._hosts.append((home, host))
+            found += [Box(*box) for box in piece.place.boxes(host, piece.first)]
+        return Boxes(pieces[0].whole, values[0].dtype, found)
 
     def _piece(self, parameter: nn.Parameter, place: Place, whole: torch.Size, wide: bool) -> Piece:
         dtype = torch.float32 if wide else parameter.dtype
@@ -189,15 +206,6 @@ class MasterAdamW(torch.optim.AdamW):
         return readers * (self.tensor.size if piece.place.slices is None else 1)
 
 
-def tensors(state: Any) -> Iterator[Tensor]:
-    """Give all tensors of a nested state."""
-    if isinstance(state, Tensor):
-        yield state
-    elif isinstance(state, dict):
-        for value in state.values():
-            yield from tensors(value)
-
-
 def copied(state: Any) -> Any:
     """Copy a nested state into memory of its own."""
     if isinstance(state, dict):
@@ -205,16 +213,6 @@ def copied(state: Any) -> Any:
     if isinstance(state, Boxes):
         return state.copied()
     return state.clone() if isinstance(state, Tensor) else state
-
-
-def _boxes(values: list[tuple[Piece, Tensor]]) -> Boxes:
-    """Make one tensor of the parts of a parameter that this rank has; values (rows, ...) each."""
-    found = [
-        Box.of(offsets, view)
-        for piece, value in values
-        for offsets, view in piece.place.boxes(value.detach(), piece.first)
-    ]
-    return Boxes(values[0][0].whole, values[0][1].dtype, found)
 
 
 def _widen(parameter: Tensor) -> None:
