@@ -47,7 +47,8 @@ def open_weights(model: ModelConfig) -> Source:
     Raises RequestError if it is no folder of weights, with every size that is another, or with
     every tensor that is missing, too many or of another shape.
     """
-    from training.convert.source import Source, detect
+    from training.convert.folders import detect
+    from training.convert.source import Source
 
     folder = Path(model.init_weights)
     try:

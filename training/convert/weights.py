@@ -79,11 +79,22 @@ class SafetensorsFiles(Weights):
         return self._file[name].get_tensor(name)  # its own shape
 
 
-class TorchFiles(Weights):
+class Held(Weights):
+    """Tensors that are in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.found = {n: Found(tuple(t.shape), t.dtype) for n, t in tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]  # its own shape
+
+
+class TorchFiles(Held):
     """Files of torch.save that hold a state dict, mapped into memory where they are zip files."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         faults = []
         for path in paths:
             try:
@@ -102,16 +113,13 @@ class TorchFiles(Weights):
                 if _DERIVED.fullmatch(str(name)):
                     continue
                 if isinstance(value, Tensor) and value.dtype in _DTYPES.values():
-                    self._tensors[name] = value.detach()  # its own shape
+                    tensors[name] = value.detach()  # its own shape
                 else:
                     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                     faults.append(f"{path}: {name} is {kind}; weights are {', '.join(_DTYPES)}")
         if faults:
             raise RequestError.of(faults)
-        self.found = {n: Found(tuple(t.shape), t.dtype) for n, t in self._tensors.items()}
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]  # its own shape
+        super().__init__(tensors)
 
 
 def open_files(folder: Path) -> Weights:

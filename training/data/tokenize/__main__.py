@@ -148,6 +148,7 @@ def _quiet() -> None:
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it tells each time that it tries again
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
