@@ -179,6 +179,9 @@ class RunConfig:
     use_nsight: bool = setting(
         False, "name steps and their parts for nsys, which records from step 4 on"
     )
+    compile_only: bool = setting(
+        False, "take a few steps, whatever they give, and save nothing: a pass to compile graphs"
+    )
     on_nan: str = setting(
         "stop",
         "what a loss or gradient that is no number makes of the run or step",

@@ -24,6 +24,8 @@ from training.resume import identity, resume, settings
 from training.saver import Saver
 from training.step import Stepper
 
+COMPILED = 4
+"""Steps of a run that only compiles: from the second on, their graphs are the same."""
 STATE_BYTES = 12
 """Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
@@ -82,6 +84,7 @@ class Trainer:
         self.optimizer = self.backend.optimizer(self.model, config, group)
         trained = self.backend, self.model, self.optimizer
         self.step, self.tokens_seen = resume(config, group, *trained, self.data, self._say)
+        self.compiled = self.step + COMPILED if run.compile_only else None
         self.saver = Saver(config, *trained, group, self._say)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
@@ -94,7 +97,7 @@ class Trainer:
             opened,
             group,
             tokens_per_step=self.tokens_per_step,
-            may_skip=run.on_nan == "skip",
+            may_skip=run.on_nan == "skip" or run.compile_only,
             operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
         )
 
@@ -112,7 +115,9 @@ class Trainer:
         if self.stopping:
             self._say(f"asked to stop after step {self.step}: start again to go on")
             return SAVED
-        if self.step < self.config.run.num_steps:
+        if self.config.run.compile_only:
+            self._say(f"compile_only: {COMPILED} steps were taken, and nothing is saved")
+        elif self.step < self.config.run.num_steps:
             self._say(f"epochs: {self.config.data.epochs} passes over the data are done")
         self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
         return 0
@@ -136,7 +141,8 @@ class Trainer:
         if self.step % (run.eval_interval or run.num_steps) == 0 or last:
             with self.phase("evaluation"):
                 self._evaluate()
-        if self.step % run.checkpoint_interval == 0 or last or self.stopping:
+        is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping
+        if is_due and not run.compile_only:
             with self.phase("save"):
                 self._save()
         return last
@@ -160,7 +166,7 @@ class Trainer:
 
     def _is_over(self) -> bool:
         """Whether the last step or the last epoch is done."""
-        if self.step >= self.config.run.num_steps:
+        if self.step >= self.config.run.num_steps or self.step == self.compiled:
             return True
         if not self.config.data.epochs:
             return False

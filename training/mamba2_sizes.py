@@ -1,11 +1,12 @@
 """The sizes of the models that the Mamba-2 system for Neuron has names for. Light: no torch here.
 
-Heads have 128 channels, and there is one group for each rank that shares a layer, where the
-programs of the system make a model.
+Heads have 128 channels. The programs of the system make a group for each rank that shares a layer,
+so that a model is another one with another number of ranks; here the groups are the model's own.
 """
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 
 from training.errors import RequestError
@@ -23,10 +24,16 @@ MODELS = {
 HEAD_DIM, INITIALIZER_RANGE = 128, 0.1
 
 
+MOST_GROUPS = 8
+"""Of a model, where no number is asked for: as many ranks then can share a layer."""
+
+
 def sizes(
-    name: str, vocab_size: int, n_groups: int, norm_across_groups: bool = False
+    name: str, vocab_size: int, n_groups: int = 0, norm_across_groups: bool = False
 ) -> Mamba2Config:
     """Make the sizes of a model of the system.
+
+    n_groups: 0 for the most that divide the heads, up to 8.
 
     Raises RequestError for a name that it does not have, with the nearest one, or if the groups do
     not divide the heads.
@@ -41,7 +48,7 @@ def sizes(
         n_layer=n_layer,
         vocab_size=vocab_size,
         head_dim=HEAD_DIM,
-        n_groups=n_groups,
+        n_groups=n_groups or math.gcd(MOST_GROUPS, 2 * d_model // HEAD_DIM),
         norm_across_groups=norm_across_groups,
         initializer_range=INITIALIZER_RANGE,
     )

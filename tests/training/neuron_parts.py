@@ -1,11 +1,13 @@
 """Under torchrun: the shared Mamba-2 beside the whole one; logits, and all gradients, are the same.
 
-usage: torchrun ... -m tests.training.neuron_parts FIELD=VALUE ... (sizes of Mamba-2)
+usage: torchrun ... -m tests.training.neuron_parts degree=N [layers=recorded] SIZE=VALUE ...
+With layers=recorded they are those of tests/training/neuron_contract.
 """
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from training.config import Config, DataConfig, ModelConfig, ParallelConfig, Run
 from training.door import leave
 from training.models import Mamba2Config
 from training.parallel.backend import find
+from training.parallel.neuron import device, nxd
 from training.parallel.neuron.places import place
 from training.setting import READ
 
@@ -60,6 +63,9 @@ def main(sizes: Mamba2Config, degree: int) -> None:
 if __name__ == "__main__":
     changes = dict(word.split("=") for word in sys.argv[1:])
     degree = int(changes.pop("degree"))
+    if changes.pop("layers", "own") == "recorded":
+        sys.path.insert(0, str(Path(__file__).parent / "neuron_contract"))
+        device.uses_nxd = lambda joined: nxd.is_there()
     known = {
         name: READ["bool" if text in ("True", "False") else "int"](text)
         for name, text in changes.items()

@@ -63,6 +63,7 @@ def same(one: Path, other: Path, within: float = 1e-5) -> None:
         (1, ()),
         (2, ("n_groups=2", "norm_across_groups=True", "bias=True")),
         (4, ("n_groups=4", "tie_embeddings=False", "conv_bias=False")),
+        (2, ("n_groups=2", "bias=True", "layers=recorded")),
     ],
 )
 def test_logits_and_gradients_are_those_of_the_whole_model(

@@ -59,8 +59,7 @@ class Neuron(Backend):
         sizes = config.model.sizes
         assert isinstance(sizes, Mamba2Config)
         ranks = Ranks(*device.shares(group))
-        on_neuron = group.device.type == "xla" and nxd.is_there()
-        layers = (nxd.NxdLayers if on_neuron else Layers)(ranks.tensor)
+        layers = (nxd.NxdLayers if device.uses_nxd(group) else Layers)(ranks.tensor)
         with torch.device("meta"):
             whole, model = models.build(sizes), NeuronMamba2(sizes, layers)
         if weights is not None:

@@ -38,9 +38,14 @@ def start(device: str, tensor_parallel: int) -> Group:
     )
 
 
+def uses_nxd(joined: Group) -> bool:
+    """Tell whether layers and groups are neuronx_distributed's."""
+    return joined.device.type == "xla" and nxd.is_there()
+
+
 def shares(joined: Group) -> tuple[Share, Share]:
     """Cut the ranks: the tensor group of this one, and the ranks that read data beside it."""
-    if joined.device.type == "xla" and nxd.is_there():
+    if uses_nxd(joined):
         return nxd.shares(joined.tensor_parallel)
     n, mine = joined.tensor_parallel, joined.rank
     ranks = range(joined.world_size)
