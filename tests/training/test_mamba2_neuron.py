@@ -1,13 +1,17 @@
 """The door for Mamba-2 on Neuron: the system's command lines, on CPUs and at a small size."""
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.runs import losses, run, write_text
+from tests.training.runs import ROOT, kill_tree, losses, run, write_text
 from training.errors import RequestError
 from training.mamba2_neuron import configure
 from training.models import Mamba2Config
@@ -106,6 +110,29 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
     done = run(0, *argv, program=("-m", "training.convert"))
     assert done.returncode == 0, done.stderr
     assert json.loads((out / "config.json").read_text())["rmsnorm_within_groups"] is False
+
+
+def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
+    """The launch of several instances: torchrun on each, which meet at the first one's address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    one = {"--tp": "2", "--dtype": "float32", "--max_steps": "2"}
+    meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7"]
+    argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2"]
+    argv += [*meet, *DOOR, *asked(tokenized, tmp_path, **one)]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    nodes = [
+        subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        said = [node.communicate(timeout=120) for node in nodes]
+    finally:
+        for node in nodes:
+            kill_tree(node)
+    assert [node.returncode for node in nodes] == [0, 0], said
+    assert sum("done: 2 steps" in out for out, _ in said) == 1
+    assert len(losses(tmp_path / "mamba2_7b_testrun")) == 2
 
 
 def test_a_pass_that_only_compiles(
