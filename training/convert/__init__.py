@@ -11,6 +11,8 @@ Formats:
                   models' own parameter names, the output embedding left out where it is tied.
                   Read is also what training writes: a run's folder (its newest complete
                   checkpoint) or one of its checkpoints, whatever the number of ranks.
+    composer      Read only: a checkpoint of training.mamba_composer, such as ep0-ba40-rank0.pt, or
+                  the folder of its run (the newest there).
 
 A folder of weights has all that `training.models.build` and a model's parameters need, so training
 can start from it: `training.convert.source.Source.open("ours", folder)` has `sizes`, and
@@ -20,3 +22,4 @@ Memory: no more than one file that is written and one parameter. DST is complete
 """
 
 FORMATS = ("hf", "state-spaces", "ours")
+READ = (*FORMATS, "composer")

@@ -1,7 +1,8 @@
 """Convert model weights: `python -m training.convert --from FORMAT SRC --to FORMAT DST`.
 
 Formats: hf (Hugging Face), state-spaces (mamba-ssm), ours (a run's folder, one of its checkpoints,
-or a folder of weights; written is the last). DST must not exist; it is complete or absent.
+or a folder of weights; written is the last), composer (read only: a checkpoint of
+training.mamba_composer, or the folder of its run). DST must not exist; it is complete or absent.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.convert import FORMATS
+from training.convert import FORMATS, READ
 from training.convert.arguments import Parser, enter
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -33,8 +34,8 @@ def size(text: str) -> int:
 def convert(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     parser = Parser("python -m training.convert", str(__doc__))
-    parser.add_argument("--from", dest="form", required=True, choices=FORMATS, help="of SRC")
-    parser.add_argument("src", type=Path, metavar="SRC", help="folder to read")
+    parser.add_argument("--from", dest="form", required=True, choices=READ, help="of SRC")
+    parser.add_argument("src", type=Path, metavar="SRC", help="folder or file to read")
     parser.add_argument("--to", required=True, choices=FORMATS, help="of DST")
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")

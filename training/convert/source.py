@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from training import manifest
-from training.convert import hf, native, state_spaces
+from training.convert import composer, hf, native, state_spaces
 from training.convert.names import Parameters, Stored, doubles, layout
 from training.convert.weights import Weights, open_files, read_json
 from training.errors import RequestError
@@ -48,10 +48,12 @@ class Source:
 
     @classmethod
     def open(cls, form: str, folder: Path) -> Source:
-        """Open a folder of a format. Raises RequestError if it is of another, or broken."""
+        """Open a folder, or Composer's file. Raises RequestError for another format, or broken."""
         found = detect(folder)
         if found != form:
             raise RequestError(f"{folder} is of format {found}, not {form}")
+        if file := composer.find(folder):
+            return cls(form, file.parent, *composer.read(file))
         if _is_trained(folder):
             if not (folder / manifest.NAME).exists():
                 folder = native.newest(folder)
@@ -77,7 +79,9 @@ class Source:
 
 
 def detect(folder: Path) -> str:
-    """Tell the format of a folder. Raises RequestError if it is of none."""
+    """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
+    if composer.find(folder):
+        return "composer"
     if not folder.is_dir():
         raise RequestError(f"{folder} is no folder")
     if _is_trained(folder):
