@@ -22,7 +22,7 @@ from training.setting import setting
 
 PACKAGES = (
     *("torch", "triton", "mamba-ssm", "causal-conv1d", "flash-attn", "numpy"),
-    *("safetensors", "datasets", "tokenizers", "transformers"),
+    *("safetensors", "datasets", "tokenizers", "transformers", "mosaicml"),
 )
 """What a run's losses and speed may depend on, where it is installed."""
 
@@ -319,19 +319,24 @@ def _memory_faults(parallel: ParallelConfig) -> list[str]:
 
 def write_resolved(config: Config, folder: Path, world_size: int) -> Path:
     """Write config.json: every setting with its value, and the versions that ran it."""
-    found = {name: _version(name) for name in PACKAGES}
     record: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "world_size": world_size,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version for name, version in found.items() if version},
-        },
+        "versions": versions(),
     }
     path = folder / "config.json"
     with writing(path):
         path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def versions() -> dict[str, str]:
+    """Tell the versions of what a run's losses and speed may depend on."""
+    found = {name: _version(name) for name in PACKAGES}
+    return {
+        "python": platform.python_version(),
+        **{name: version for name, version in found.items() if version},
+    }
 
 
 def _version(package: str) -> str:

@@ -1,9 +1,10 @@
 """Convert model weights: `python -m training.convert --from FORMAT SRC --to FORMAT DST`.
 
 Formats: hf (Hugging Face), state-spaces (mamba-ssm), ours (a run's folder, one of its checkpoints,
-or a folder of weights; written is the last), neuron (the Neuron system's Mamba-2, in_proj in three;
-neuron-fused: in one), neuron-tp (the files of its ranks, which are merged), codestral (Mistral's
-Mamba-2). DST must not exist; it is complete or absent.
+or a folder of weights; written is the last), composer (read only: a checkpoint of
+training.mamba_composer, or the folder of its run), neuron (the Neuron system's Mamba-2, in_proj in
+three; neuron-fused: in one), neuron-tp (the files of its ranks, which are merged), codestral
+(Mistral's Mamba-2). DST must not exist; it is complete or absent.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
@@ -50,7 +51,7 @@ def convert(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     parser = Parser("python -m training.convert", str(__doc__))
     parser.add_argument("--from", dest="form", required=True, choices=SOURCES, help="of SRC")
-    parser.add_argument("src", type=Path, metavar="SRC", help="folder to read")
+    parser.add_argument("src", type=Path, metavar="SRC", help="folder or file to read")
     parser.add_argument("--to", required=True, choices=TARGETS, help="of DST")
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import manifest
-from training.convert import codestral, hf, native, neuron, ranks, state_spaces
+from training.convert import codestral, composer, hf, native, neuron, ranks, state_spaces
 from training.convert.rank_sizes import Told, open_ranks
 from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
 from training.errors import RequestError
@@ -35,7 +35,7 @@ class Opened:
 
 
 def detect(folder: Path) -> str:
-    """Tell the format of a folder. Raises RequestError if it is of none."""
+    """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
     return _formats(folder)[0]
 
 
@@ -54,6 +54,8 @@ def open_folder(form: str, folder: Path, told: Told) -> Opened:
         if not (folder / manifest.NAME).exists():
             folder = native.newest(folder)
         return Opened("ours", folder, *native.read_checkpoint(folder))
+    if file := composer.find(folder):
+        return Opened("ours", file.parent, *composer.read(file))
     sizes = _READ[form](read_json(folder / CONFIG), folder / CONFIG)
     weights = open_files(folder)
     return Opened(_layout(form, weights), folder, sizes, weights)
@@ -87,10 +89,12 @@ def _layout(form: str, weights: Weights) -> str:
 
 def _formats(folder: Path) -> list[str]:
     """List the formats that a folder is of, the likeliest first. Raises RequestError for none."""
-    if not folder.is_dir():
-        raise RequestError(f"{folder} is no folder")
     if _is_trained(folder):
         return ["ours"]
+    if composer.find(folder):
+        return ["composer"]
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is no folder")
     if ranks.find(folder) is not None:
         return ["neuron-tp"]
     has_params = (folder / codestral.PARAMS).is_file()

@@ -54,7 +54,9 @@ def readable(record: Record, num_steps: int) -> str:
 
 def evaluation(record: Record, num_steps: int) -> str:
     """Format what an evaluation gave."""
+    label = f" {record['label']}," if "label" in record else ""
+    tops = [name for name in ("top3", "top10") if name in record]
     return (
-        f"step {record['step']}/{num_steps} | evaluation on {record['tokens']:,} tokens | "
+        f"step {record['step']}/{num_steps} | evaluation on{label} {record['tokens']:,} tokens | "
         f"loss {record['loss']:.4f} | perplexity {record['perplexity']:.2f}"
-    )
+    ) + "".join(f" | {name} {record[name]:.1%}" for name in tops)
