@@ -89,8 +89,8 @@ def find(
     the manifest. Each broken checkpoint is told and passed over.
     """
     for folder in folders:
-        there = manifest.numbered(manifest.checkpoints(folder)) if group.rank == 0 else ()
-        for _, path in group.broadcast(list(there)):
+        there = manifest.candidates(folder) if group.rank == 0 else []
+        for _, path in group.broadcast(there):
             told, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
             if told is not None:
                 own = manifest.share(told.files, group.rank, group.world_size)

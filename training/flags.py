@@ -25,6 +25,7 @@ class Flag:
     default: Any
     help: str
     aliases: tuple[str, ...] = ()
+    listed: bool = False  # elsewhere it takes a list; here one value, and more are refused by name
     short: str = ""  # its letter
 
     @classmethod
@@ -54,11 +55,13 @@ def parse(
         letters = [f"-{flag.short}"] if flag.short else []
         spellings = [*letters, *(f"--{name}" for name in (flag.name, *flag.aliases))]
         shown = f" (default: {flag.default})" if flag.default not in ("", None) else ""
-        alone: dict[str, Any] = {"nargs": "?", "const": "True"} if flag.read is boolean else {}
+        words: dict[str, Any] = {"nargs": "+"} if flag.listed else {}
+        if flag.read is boolean:
+            words = {"nargs": "?", "const": "True"}
         parser.add_argument(
             *spellings,
             dest=flag.name,
-            **alone,
+            **words,
             metavar="VALUE",
             help=(flag.help + shown).replace("%", "%%"),
         )
@@ -69,6 +72,10 @@ def parse(
     for flag in flags:
         text = getattr(given, flag.name)
         values[flag.name] = flag.default
+        if flag.listed and text is not None:
+            if len(text) > 1:
+                found.append(f"--{flag.name}: takes one value, and here are {len(text)}")
+            text = text[0]
         if text is not None:
             try:
                 values[flag.name] = flag.read(text)

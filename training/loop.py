@@ -9,15 +9,18 @@ from types import FrameType
 
 import torch
 
-from training import flops, initial, manifest, models, observers, outlets, schedule
+from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
 from training.config import Config, write_resolved
 from training.console import Console
 from training.data.ahead import Ahead
+from training.data.feed import Feed
+from training.data.fetch import fetched
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
+from training.mirror import Mirror
 from training.parallel import backend, degrees
 from training.parallel.group import Group, stop
 from training.resume import identity, resume, settings
@@ -40,6 +43,8 @@ def run(config: Config) -> int:
         trainer.data.close()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
+    if code == 0 and group.rank == 0:
+        final.write(config, trainer.console.say)  # it takes minutes, which no other rank waits for
     return code
 
 
@@ -68,6 +73,7 @@ class Trainer:
         self.stopping = False
         run, optim = config.run, config.optim
         self._check()
+        config = self.config = fetched(config, group, self._say)
         readers = group.data_rank, group.data_world_size
         self.data = group.together(lambda: open_data(config, *readers, group.device))
         for note in self.data.notes:
@@ -78,6 +84,8 @@ class Trainer:
         samples = self.data.feed.global_batch * config.data.gradient_accumulation
         self.tokens_per_step = samples * config.data.seq_length
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
+        if run.mirror_url:
+            Mirror(run).pull(group, self._say)
         weights = initial.weights(config, group, self._say)
         torch.manual_seed(run.seed + (0 if run.same_seed else group.rank))
         self.model = group.together(lambda: self.backend.build(config, group, weights))
@@ -97,6 +105,8 @@ class Trainer:
             opened,
             group,
             tokens_per_step=self.tokens_per_step,
+            seq_length=config.data.seq_length,
+            parameters=self.parameters,
             may_skip=run.on_nan == "skip" or run.compile_only,
             operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
         )
@@ -138,9 +148,9 @@ class Trainer:
         if self.step % run.report_interval == 0 or last:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
-        if self.step % (run.eval_interval or run.num_steps) == 0 or last:
+        if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
             with self.phase("evaluation"):
-                self._evaluate()
+                self._evaluate(self.held_out)
         is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping
         if is_due and not run.compile_only:
             with self.phase("save"):
@@ -155,14 +165,16 @@ class Trainer:
         for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
             self._say(f"WARNING: {warning}")
         self.folder = Path(run.save_ckpt_path)
-        count = models.parameters(config.model.sizes)
+        self.parameters = models.parameters(config.model.sizes)
 
         def alone() -> None:
             outlets.check(run)
-            manifest.prepare(run.save_ckpt_path, STATE_BYTES * count)
+            final.check(config)
+            manifest.prepare(run.save_ckpt_path, STATE_BYTES * self.parameters)
 
         group.together(lambda: alone() if group.rank == 0 else None)
-        self._say(f"{config.model.name}: {count:,} parameters")
+        mirror.check(run, group)
+        self._say(f"{config.model.name}: {self.parameters:,} parameters")
 
     def _is_over(self) -> bool:
         """Whether the last step or the last epoch is done."""
@@ -173,12 +185,10 @@ class Trainer:
         with self.phase("data"):
             return not self.group.any(not self.data.ended())
 
-    def _evaluate(self) -> None:
-        if self.held_out is None:
-            return
+    def _evaluate(self, held_out: Feed) -> None:
         since = time.perf_counter()
         batches = self.config.data.eval_batches
-        loss, tokens = evaluate(self.model, self.held_out, batches, self.group)
+        loss, tokens = evaluate(self.model, held_out, batches, self.group)
         self.metrics.evaluated(self.step, loss, tokens)
         self.metrics.pause(time.perf_counter() - since)
 

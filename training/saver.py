@@ -17,6 +17,7 @@ from training import checkpoint
 from training.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest
+from training.mirror import Mirror
 from training.parallel.backend import Backend
 from training.parallel.group import Group
 
@@ -51,6 +52,7 @@ class Saver:
     ) -> None:
         self.run, self.backend, self.group, self.say = config.run, backend, group, say
         self.model, self.optimizer = model, optimizer
+        self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
         self._copy_to_host: Callable[[Any], Any] | None = None
         if config.run.async_checkpoint:
@@ -117,6 +119,8 @@ class Saver:
         path = checkpoint.write(
             run.save_ckpt_path, state, told, group, run.keep_checkpoints, run.keep_every
         )
+        if self.mirror:
+            self.mirror.push(path, group)
         return path, time.perf_counter()
 
     def _tell(self, path: Path, taken: float, waited: float) -> None:

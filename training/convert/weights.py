@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from training.convert.config import read_json
 from training.errors import RequestError
 
 SAFETENSORS = "model.safetensors"
@@ -137,19 +137,9 @@ def open_files(folder: Path) -> Weights:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object. Raises RequestError if it does not."""
-    try:
-        held = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RequestError(f"{path} is not there") from None
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise RequestError(f"{path} does not hold a JSON object")
-    return held
+def open_file(path: Path) -> Weights:
+    """Open one file of weights, by its ending. Raises RequestError if it cannot be read."""
+    return (SafetensorsFiles if path.suffix == ".safetensors" else TorchFiles)([path])
 
 
 def _shards(index: Path) -> list[Path]:

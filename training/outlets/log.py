@@ -47,7 +47,9 @@ def readable(record: Record, num_steps: int) -> str:
         f"loss {'-' if loss is None else f'{loss:.4f}'} | "
         f"gradient norm {'-' if norm is None else f'{norm:.3f}'} | "
         f"learning rate {record['learning_rate']:.2e} | "
-        f"{record['tokens_per_second_per_device']:,.0f} tokens/s/device | {mfu}"
+        f"{record['tokens_per_second_per_device']:,.0f} tokens/s/device | "
+        f"{record['samples_per_second']:,.2f} samples/s | "
+        f"{record['tflops']:.2f} TFLOPS/device | {mfu}"
         f"memory {record['memory_bytes'] / 2**30:.2f} GiB"
     )
 

@@ -20,7 +20,11 @@ from training.parallel.group import Group
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source
 
-_MODULES = {"fsdp": "training.parallel.fsdp", "neuron": "training.parallel.neuron.backend"}
+_MODULES = {
+    "fsdp": "training.parallel.fsdp",
+    "neuron": "training.parallel.neuron.backend",
+    "smp": "training.parallel.sagemaker",
+}
 """Name of a way, as the setting `backend` has it -> the module whose `BACKEND` it is."""
 
 

@@ -9,6 +9,7 @@ FSDP cuts further.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,7 @@ from training.initial import start_from
 from training.models import Sizes
 from training.models.language import LanguageModel
 from training.optim import clip_gradients, make_optimizer
-from training.parallel import degrees, experts, fsdp1, memory, recompute, tensor
+from training.parallel import degrees, experts, float8, fsdp1, memory, recompute, tensor
 from training.parallel.auto import compute_dtype, uses_fsdp2
 from training.parallel.backend import Backend
 from training.parallel.compiled import compile_blocks
@@ -83,6 +84,7 @@ def build(
     if config.offload_activations:
         memory = HostMemory(group.device)
         Offload(memory, config.activation_loading_horizon).attach(model.blocks)
+    float8.convert(model.blocks, config, group.device, dtype)
     if config.use_torch_compile:
         compile_blocks(model.blocks)
     if not config.low_cpu_fsdp:
@@ -99,12 +101,13 @@ def build(
 
 
 def check(config: ParallelConfig, group: Group) -> None:
-    """Raise RequestError with all faults if these ranks and this torch cannot share layers."""
+    """Raise RequestError if these ranks and this torch cannot share layers, or the model."""
     found = degrees.world_faults(
         config.tensor_parallel, group.world_size, compat.fsdp2() is not None
     )
     if found:
         raise RequestError.of(found)
+    mesh_shape(config, group)
 
 
 def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh | None]:
@@ -156,9 +159,14 @@ def _shard(
         options["shard_placement_fn"] = placed.get
     if config.cpu_offload:
         options["offload_policy"] = compat.fsdp2().CPUOffloadPolicy()
+    reshard = config.reshard_after_forward
     for block in model.blocks:
-        compat.fsdp2().fully_shard(block, **options)
+        compat.fsdp2().fully_shard(block, reshard_after_forward=reshard, **options)
     compat.fsdp2().fully_shard(model, **options)
+    if config.forward_prefetch:
+        sharded: list[Any] = model.blocks
+        for block, after in pairwise(sharded):
+            block.set_modules_to_forward_prefetch([after])
 
 
 def _fill(model: LanguageModel, seed: int) -> None:
