@@ -20,15 +20,8 @@ from training.data.stream import PREFIX
 from training.door import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import Flag, parse
-from training.llama_flags import (
-    COMMON,
-    STYLES,
-    Known,
-    names_of,
-    settings_of,
-    with_ours,
-    wrong_choices,
-)
+from training.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.llama_flags import COMMON, STYLES
 from training.setting import boolean
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}

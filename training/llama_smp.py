@@ -21,7 +21,7 @@ from training.config import Config
 from training.door import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import parse
-from training.llama_flags import settings_of, wrong_choices
+from training.known import settings_of, wrong_choices
 from training.remote import is_url
 from training.smp import data, library, sharding, start
 from training.smp import model as models
