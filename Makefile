@@ -7,7 +7,7 @@ export ENGINE OFFLINE MAX_JOBS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-torch22 test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -22,6 +22,14 @@ test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22
 	.venv22/bin/python -m pytest -p tests.without --without=transformers -n 2 tests/training
+
+test-composer:  ## run the tests of training.mamba_composer on Composer and its torch, in .venvcomposer
+	@./setup.sh composer
+	.venvcomposer/bin/python -m pytest -n 2 --dist loadfile tests/composer
+
+test-xla:  ## run the Neuron backend on the device that torch-xla makes of the CPU, in .venvcomposer
+	@./setup.sh composer
+	.venvcomposer/bin/python -m pytest -n 2 tests/xla
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest -m images tests/test_images.py

@@ -1,10 +1,11 @@
 #!/bin/sh
 # Set up this machine: Debian packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test|torch22
+# usage: ./setup.sh quickstart|test|torch22|composer
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch
 # torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
+# composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
 set -eu
 cd "$(dirname "$0")"
 
@@ -14,9 +15,9 @@ fail() { # what, how to mend
 }
 
 case "${1:-}" in
-quickstart | test | torch22) goal=$1 ;;
+quickstart | test | torch22 | composer) goal=$1 ;;
 *)
-    echo "usage: ./setup.sh quickstart|test|torch22" >&2
+    echo "usage: ./setup.sh quickstart|test|torch22|composer" >&2
     exit 2
     ;;
 esac
@@ -69,6 +70,7 @@ fi
 case $goal in
 test) venv=.venv extra="[test]" ;;
 torch22) venv=.venv22 extra="[torch22]" ;;
+composer) venv=.venvcomposer extra="[composer]" ;;
 *) venv=.venv extra="" ;;
 esac
 # The stamp says what it was made for; a changed pyproject.toml or Python makes it anew.

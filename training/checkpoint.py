@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch import Tensor
 
 from training import manifest
 from training.errors import RequestError, TrainingError
@@ -90,8 +89,8 @@ def find(
     the manifest. Each broken checkpoint is told and passed over.
     """
     for folder in folders:
-        there = manifest.numbered(manifest.checkpoints(folder)) if group.rank == 0 else ()
-        for _, path in group.broadcast(list(there)):
+        there = manifest.candidates(folder) if group.rank == 0 else []
+        for _, path in group.broadcast(there):
             told, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
             if told is not None:
                 own = manifest.share(told.files, group.rank, group.world_size)
@@ -103,14 +102,9 @@ def find(
 
 
 def load(
-    path: Path,
-    told: Manifest,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    group: Group,
-    expected: dict[str, Any],
+    path: Path, told: Manifest, state: dict[str, Any], group: Group, expected: dict[str, Any]
 ) -> None:
-    """Put a checkpoint into model, optimizer and this rank's random state; any number of ranks.
+    """Read a checkpoint into a state's tensors, and this rank's random state; any number of ranks.
 
     Raises RequestError listing every field in which the model differs from `expected`.
     """
@@ -121,44 +115,24 @@ def load(
     ]
     if differing:
         raise RequestError("\n  - ".join([f"{path} is of another model:", *differing]))
-    state = _state(model, optimizer)
     random = _random(group.device)
+    state = dict(state)
     if group.rank < told.world_size:
         state["random"] = {_of(group): random}
     with _told(path, "read"):
         dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=group.control)
-    for second, first in _tied(model).items():
-        state["model"][second] = state["model"][first]
-    set_state_dict(
-        model,
-        optimizer,
-        model_state_dict=state["model"],
-        optim_state_dict=state["optimizer"],
-    )
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], group.device)
 
 
-def state_of(model: nn.Module, optimizer: torch.optim.Optimizer, group: Group) -> dict[str, Any]:
-    """Collect what this rank writes. The tensors of model and optimizer are the living ones."""
-    return {**_state(model, optimizer), "random": {_of(group): _random(group.device)}}
-
-
-def _state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Collect model and optimizer by parameter name, a tied parameter once."""
-    weights, moments = get_state_dict(model, optimizer)
-    for second in _tied(model):
-        del weights[second]
-    return {"model": weights, "optimizer": moments}
+def with_random(state: dict[str, Any], group: Group) -> dict[str, Any]:
+    """Add this rank's random state to what it writes."""
+    return {**state, "random": {_of(group): _random(group.device)}}
 
 
 def _of(group: Group) -> str:
     return f"rank_{group.rank}"
-
-
-def _tied(model: nn.Module) -> dict[str, str]:
-    return getattr(model, "tied", {})
 
 
 def _random(device: torch.device) -> dict[str, Tensor]:

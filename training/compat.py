@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.utils.checkpoint
 
 try:
@@ -83,6 +84,18 @@ if torch.__version__ < "2.3":
     if not torch.cuda.is_available():
         torch.cuda.memory_summary = lambda *args, **kwargs: ""
         torch.cuda.synchronize = lambda *args, **kwargs: None
+
+
+def reduce_scatter(own: torch.Tensor, all_: torch.Tensor, group: Any) -> None:
+    """Sum `all_` (n * rows, ...) over the n ranks, and keep this rank's rows, (rows, ...)."""
+    since_2_13 = getattr(dist, "reduce_scatter_single", None)
+    (since_2_13 or dist.reduce_scatter_tensor)(own, all_, group=group)
+
+
+def all_gather(all_: torch.Tensor, own: torch.Tensor, group: Any) -> None:
+    """Put the rows (rows, ...) of all n ranks into `all_`, (n * rows, ...)."""
+    since_2_13 = getattr(dist, "all_gather_single", None)
+    (since_2_13 or dist.all_gather_into_tensor)(all_, own, group=group)
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:

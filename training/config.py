@@ -22,9 +22,12 @@ from training.setting import setting
 
 PACKAGES = (
     *("torch", "triton", "mamba-ssm", "causal-conv1d", "flash-attn", "numpy"),
-    *("safetensors", "datasets", "tokenizers", "transformers"),
+    *("safetensors", "datasets", "tokenizers", "transformers", "mosaicml"),
 )
 """What a run's losses and speed may depend on, where it is installed."""
+
+BACKENDS = ("fsdp", "neuron", "smp")
+"""The ways of training.parallel.backend."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,14 @@ class ModelConfig:
     name: str
     sizes: Sizes
     init_weights: str = setting(
-        "", "folder of weights to start from, as training.convert writes them; empty: random ones"
+        "",
+        "folder of weights to start from, as training.convert reads them, or one file of them; "
+        "empty: random ones",
+    )
+    init_hub: str = setting(
+        "",
+        "model of the hub to start from; its files go to init_weights, or where the library keeps "
+        "them if that is empty",
     )
 
 
@@ -46,6 +56,9 @@ class DataConfig:
     """
 
     dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
+    data_cache: str = setting(
+        "", "folder that data at a URL (s3://...) is copied to; empty: one for temporary files"
+    )
     dataset_config: str = setting("", "stream: a set's configuration, such as en")
     dataset_split: str = setting("train", "stream, set on disk: the part that is read")
     tokenizer: str = setting("", "stream: bytes, or a tokenizer's file, folder or name in the hub")
@@ -91,6 +104,7 @@ class OptimConfig:
 class ParallelConfig:
     """How the model is spread, and what is traded for memory."""
 
+    backend: str = setting("fsdp", "what spreads the run over its ranks", choices=BACKENDS)
     sharding_strategy: str = setting(
         "fsdp", "over all ranks, within groups of them, or none", choices=("fsdp", "hsdp", "ddp")
     )
@@ -101,6 +115,19 @@ class ParallelConfig:
     fsdp_engine: str = setting(
         "auto", "fsdp2 where torch has it", choices=("auto", "fsdp1", "fsdp2")
     )
+    reshard_after_forward: bool = setting(
+        True,
+        "let a block's gathered weights go after its forward pass; False keeps them for the "
+        "backward pass",
+    )
+    forward_prefetch: bool = setting(
+        False, "gather the next block's weights before a block computes, not beside it"
+    )
+    backward_prefetch: str = setting(
+        "pre",
+        "gather the next block's weights before (pre) or after (post, fsdp1) a block's gradients",
+        choices=("pre", "post"),
+    )
     limit_all_gathers: bool = setting(
         True, "fsdp1: gather a layer only when one before is let go (fsdp2 always does)"
     )
@@ -109,6 +136,20 @@ class ParallelConfig:
         "auto",
         "auto: bf16 on a GPU that has it; weights stay fp32",
         choices=("auto", "bf16", "fp32"),
+    )
+    fp8: bool = setting(
+        False, "linear layers of the blocks multiply in float8 where that can be; told where not"
+    )
+    smp_transform: bool = setting(
+        False, "smp: put the library's own layers in place of the model's"
+    )
+    fp8_amax_history_len: int = setting(
+        1024, "smp: steps whose largest values scale float8", least=1
+    )
+    fp8_amax_compute_algo: str = setting(
+        "max",
+        "smp: which of these scales, the largest or the last",
+        choices=("max", "most_recent"),
     )
     reduce_precision: str = setting(
         "auto",
@@ -133,6 +174,12 @@ class ParallelConfig:
         False, "keep weights, gradients and the optimizer in the host's memory"
     )
     use_torch_compile: bool = setting(False, "compile the blocks")
+    zero1: bool = setting(
+        False, "backend=neuron: the ranks that read data share the optimizer's work and state"
+    )
+    master_weights: bool = setting(
+        True, "backend=neuron: with precision=bf16, the optimizer's own weights are float32"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +189,14 @@ class RunConfig:
     save_ckpt_path: str = setting(
         "", "folder of the results; its newest checkpoint is resumed from", needed=True
     )
-    load_ckpt_path: str = setting("", "folder to start from while save_ckpt_path has no checkpoint")
+    load_ckpt_path: str = setting(
+        "",
+        "folder of another run, or one of its checkpoints, to start from while save_ckpt_path has "
+        "no checkpoint",
+    )
+    mirror_url: str = setting(
+        "", "URL that checkpoints are copied to and fetched from, as s3://bucket/prefix"
+    )
     num_steps: int = setting(2000, "steps of the whole run", least=1)
     report_interval: int = setting(200, "steps between lines of the log", least=1)
     checkpoint_interval: int = setting(
@@ -152,11 +206,24 @@ class RunConfig:
     keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)
     keep_every: int = setting(0, "with that: keep those of every so many steps too", least=0)
     async_checkpoint: bool = setting(True, "go on training while a checkpoint is written (fsdp2)")
+    final_model_dir: str = setting(
+        "", "folder that the trained model is written to at the end, in Hugging Face's format"
+    )
     seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
     same_seed: bool = setting(False, "let all ranks draw the same dropouts")
-    device: str = setting("auto", "what computes", choices=("auto", "cpu", "cuda"))
+    device: str = setting(
+        "auto",
+        "what computes; xla: a Neuron device, for backend=neuron",
+        choices=("auto", "cpu", "cuda", "xla"),
+    )
     progress: bool = setting(True, "a bar on a terminal")
     tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none")
+    tensorboard_tags: str = setting(
+        "own", "what its curves are called: own names, or those of SMP v2", choices=("own", "smp")
+    )
+    average_interval: int = setting(
+        0, "steps between lines with the mean speed of all since step 30; 0: none", least=0
+    )
     use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
     wandb_project: str = setting("sqshforge", "its project")
     wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path")
@@ -164,6 +231,13 @@ class RunConfig:
     use_profiler: bool = setting(False, "trace steps 4 to 6 into save_ckpt_path/profile_traces")
     use_nsight: bool = setting(
         False, "name steps and their parts for nsys, which records from step 4 on"
+    )
+    track_memory: bool = setting(
+        False, "tell the memory of host and GPU in the first step, at evaluations and at saves"
+    )
+    clean_cache: bool = setting(False, "give a GPU's unused memory back before every step")
+    compile_only: bool = setting(
+        False, "take a few steps, whatever they give, and save nothing: a pass to compile graphs"
     )
     on_nan: str = setting(
         "stop",
@@ -213,6 +287,8 @@ def faults(config: Config) -> list[str]:
         found.append("keep_every: all checkpoints are kept already, as keep_checkpoints is 0")
     if run.eval_interval and not data.eval_dataset_path:
         found.append("eval_interval: there is no eval_dataset_path to evaluate on")
+    if run.tensorboard_tags != "own" and not run.tensorboard_dir:
+        found.append("tensorboard_tags: counts only with tensorboard_dir")
     unset = RunConfig()
     found += [
         f"{name}: counts only with use_wandb"
@@ -224,14 +300,46 @@ def faults(config: Config) -> list[str]:
     found += _data_faults(data)
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
-    found += degrees.faults(
-        config.model.sizes,
-        parallel.tensor_parallel,
-        parallel.fsdp_engine,
-        parallel.use_torch_compile,
-    )
+    if parallel.sharding_strategy == "ddp" and not parallel.reshard_after_forward:
+        found.append("reshard_after_forward: with sharding_strategy=ddp nothing is gathered")
+    found += _backend_faults(config)
     found += _memory_faults(parallel)
     return found
+
+
+FSDP_ONLY = (
+    *("sharding_strategy", "shard_group_size", "fsdp_engine", "limit_all_gathers", "low_cpu_fsdp"),
+    *("reduce_precision", "offload_activations", "cpu_offload", "use_torch_compile"),
+    *("reshard_after_forward", "forward_prefetch", "backward_prefetch", "fp8"),
+)
+NEURON_ONLY = ("zero1", "master_weights")
+SMP_ONLY = ("smp_transform", "fp8_amax_history_len", "fp8_amax_compute_algo")
+_UNHEEDED = {
+    "fsdp": (*NEURON_ONLY, *SMP_ONLY),
+    "neuron": (*FSDP_ONLY, *SMP_ONLY),
+    "smp": NEURON_ONLY,  # what else it does not heed it tells itself
+}
+"""Backend -> the settings that it has no use for."""
+
+
+def _backend_faults(config: Config) -> list[str]:
+    """List what the backend would not heed, or cannot spread."""
+    parallel, sizes = config.parallel, config.model.sizes
+    found = [
+        f"{name}: backend={parallel.backend} does not heed it; leave it out"
+        for name in _UNHEEDED[parallel.backend]
+        if getattr(parallel, name) != getattr(ParallelConfig, name)
+    ]
+    if parallel.backend == "neuron":
+        if not parallel.master_weights and parallel.precision != "bf16":
+            found.append("master_weights: False counts only with precision=bf16")
+        return [*found, *degrees.neuron_faults(sizes, parallel.tensor_parallel)]
+    if config.run.device == "xla":
+        found.append("device: xla takes backend=neuron")
+    if parallel.backend == "smp":
+        return found  # its library shares layers in a way of its own
+    degree = parallel.tensor_parallel
+    return found + degrees.faults(sizes, degree, parallel.fsdp_engine, parallel.use_torch_compile)
 
 
 STREAM_ONLY = (
@@ -281,19 +389,24 @@ def _memory_faults(parallel: ParallelConfig) -> list[str]:
 
 def write_resolved(config: Config, folder: Path, world_size: int) -> Path:
     """Write config.json: every setting with its value, and the versions that ran it."""
-    found = {name: _version(name) for name in PACKAGES}
     record: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "world_size": world_size,
-        "versions": {
-            "python": platform.python_version(),
-            **{name: version for name, version in found.items() if version},
-        },
+        "versions": versions(),
     }
     path = folder / "config.json"
     with writing(path):
         path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def versions() -> dict[str, str]:
+    """Tell the versions of what a run's losses and speed may depend on."""
+    found = {name: _version(name) for name in PACKAGES}
+    return {
+        "python": platform.python_version(),
+        **{name: version for name, version in found.items() if version},
+    }
 
 
 def _version(package: str) -> str:

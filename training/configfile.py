@@ -41,7 +41,7 @@ def load(path: Path, changes: Sequence[str]) -> Config:
     for section, given in _parse(path).items():
         where = f"{path}: {section}"
         if section not in SECTIONS:
-            found.faults.append(f"{where}: there is no such section{_near(section, SECTIONS)}")
+            found.faults.append(f"{where}: there is no such section{near(section, SECTIONS)}")
         elif not isinstance(given or {}, Mapping):
             found.faults.append(f"{where}: must be a list of settings, name: value")
         else:
@@ -87,10 +87,10 @@ def _change(found: _Found, change: str) -> None:
         section = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
         if not section or name == "name":
             known = {name: None for kind in SECTIONS.values() for name in named(kind)}
-            found.faults.append(f"{key}: there is no such setting{_near(key, known)}")
+            found.faults.append(f"{key}: there is no such setting{near(key, known)}")
             return
     if section not in SECTIONS:
-        found.faults.append(f"{key}: there is no section {section!r}{_near(section, SECTIONS)}")
+        found.faults.append(f"{key}: there is no section {section!r}{near(section, SECTIONS)}")
         return
     # What is a text is meant as it stands: a folder may be called 1e3, a tokenizer 2024.
     setting = named(SECTIONS[section]).get(name)
@@ -103,18 +103,18 @@ def _take(found: _Found, section: str, name: str, value: Any, where: str) -> Non
         found.settings["schedule"] = str(value)
     elif name in known:
         try:
-            found.settings[name] = _value(known[name], value)
+            found.settings[name] = value_of(known[name], value)
         except ValueError as error:
             found.faults.append(f"{where}: must be {error}, not {value!r}")
     elif section == "model":
         found.model[name] = value  # whether the family has such a size is seen when it is known
     else:
         owner = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
-        hint = f"; it belongs to {owner}" if owner else _near(name, known)
+        hint = f"; it belongs to {owner}" if owner else near(name, known)
         found.faults.append(f"{where}: there is no such setting{hint}")
 
 
-def _value(setting: Setting, value: Any) -> Any:
+def value_of(setting: Setting, value: Any) -> Any:
     """Read a value of YAML as the setting's type; as text it is read like a flag's.
 
     Raises ValueError with what it must be. YAML reads 3e-4, without a point, as a text.
@@ -141,7 +141,7 @@ def _model(found: _Found) -> dict[str, Any]:
         elif family in FAMILIES:
             kind = FAMILIES[family]
         else:
-            wrong = f"there is no family {family!r}{_near(str(family), FAMILIES)}"
+            wrong = f"there is no family {family!r}{near(str(family), FAMILIES)}"
             found.faults.append(
                 f"model.family: {wrong} (known: {', '.join(FAMILIES)})"
                 if family
@@ -163,7 +163,7 @@ def _sizes(kind: type[Sizes], given: Mapping[str, Any], found: _Found) -> dict[s
     sizes: dict[str, Any] = {}
     for name, value in given.items():
         if name not in known:
-            found.faults.append(f"model.{name}: {kind.family} has no such size{_near(name, known)}")
+            found.faults.append(f"model.{name}: {kind.family} has no such size{near(name, known)}")
         elif name == _ROPE and isinstance(value, Mapping):
             try:
                 sizes[name] = RopeScaling(**value)
@@ -181,6 +181,7 @@ def _sizes(kind: type[Sizes], given: Mapping[str, Any], found: _Found) -> dict[s
     return sizes
 
 
-def _near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
-    near = get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
+def near(name: str, known: Mapping[str, Any] | Sequence[str]) -> str:
+    """Ask, at the end of an error, for the known name that is nearest; empty if none is near."""
+    found = get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {found[0]}?" if found else ""

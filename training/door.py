@@ -24,13 +24,22 @@ def enter(
 
     names: settings that the door has under other names, which errors should use.
     """
-    if os.environ.get("RANK", "0") == "0":
-        _show_log()
-    try:
+
+    def work() -> int:
         config = configure(arguments)
         from training.loop import run  # torch is not needed to refuse a bad request
 
         return run(config)
+
+    return told(work, names)
+
+
+def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
+    """Do the work of a door; its exit code, or that of its error, which is told once."""
+    if os.environ.get("RANK", "0") == "0":
+        _show_log()
+    try:
+        return work()
     except TrainingError as error:
         rank = os.environ.get("RANK", "0")
         if rank == "0" or error.local:
@@ -55,6 +64,7 @@ def _show_log() -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(message)s"))
     log.addHandler(handler)
+    log.propagate = False  # libraries give the log above handlers of their own
     log.setLevel(logging.INFO)
 
 

@@ -1,7 +1,7 @@
 """Command-line flags: exact names, strict values, all faults told at once.
 
 Both `--name=value` and `--name value` work. A flag that is not known is an error that names the
-nearest one; a boolean must read as one.
+nearest one; a boolean must read as one, and its flag alone means true.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from training.errors import RequestError
-from training.setting import Setting
+from training.setting import Setting, boolean
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Flag:
     default: Any
     help: str
     aliases: tuple[str, ...] = ()
+    listed: bool = False  # elsewhere it takes a list; here one value, and more are refused by name
+    short: str = ""  # its letter
 
     @classmethod
     def of(cls, setting: Setting, aliases: tuple[str, ...] = ()) -> Flag:
@@ -50,11 +52,16 @@ def parse(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     for flag in flags:
-        spellings = [f"--{name}" for name in (flag.name, *flag.aliases)]
+        letters = [f"-{flag.short}"] if flag.short else []
+        spellings = [*letters, *(f"--{name}" for name in (flag.name, *flag.aliases))]
         shown = f" (default: {flag.default})" if flag.default not in ("", None) else ""
+        words: dict[str, Any] = {"nargs": "+"} if flag.listed else {}
+        if flag.read is boolean:
+            words = {"nargs": "?", "const": "True"}
         parser.add_argument(
             *spellings,
             dest=flag.name,
+            **words,
             metavar="VALUE",
             help=(flag.help + shown).replace("%", "%%"),
         )
@@ -65,6 +72,10 @@ def parse(
     for flag in flags:
         text = getattr(given, flag.name)
         values[flag.name] = flag.default
+        if flag.listed and text is not None:
+            if len(text) > 1:
+                found.append(f"--{flag.name}: takes one value, and here are {len(text)}")
+            text = text[0]
         if text is not None:
             try:
                 values[flag.name] = flag.read(text)

@@ -41,6 +41,14 @@ def per_token(sizes: Sizes, length: int) -> float:
     return 6.0 * (weights(sizes) + sizes.n_layer * _between(sizes, length))
 
 
+def model_tflops(parameters: int, tokens_per_second: float) -> float:
+    """10^12 operations a second as SMP v2 counts them: 6 for each token and parameter of any kind.
+
+    That is 6 x samples a second x parameters x length / devices, with tokens of one device.
+    """
+    return 6e-12 * parameters * tokens_per_second
+
+
 def peak(device: str) -> float | None:
     """Operations a second that a device of this name is sold with; None where it is not known."""
     return next((rate for name, rate in PEAKS.items() if name in device), None)

@@ -216,7 +216,8 @@ def write_text(arguments: Sequence[str]) -> None:
     # Torch is not needed to refuse a bad request, nor to help.
     import torch
 
-    from training.convert.source import Source, detect, load
+    from training.convert.folders import detect
+    from training.convert.source import Source, load
 
     has_cuda = torch.cuda.is_available()
     if given.device == "cuda" and not has_cuda:

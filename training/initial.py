@@ -7,14 +7,14 @@ the model starts on the meta device under FSDP2, else whole parameters, one at a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from training import checkpoint
+from training import checkpoint, hub
 from training.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
@@ -28,29 +28,42 @@ _WITHOUT_EFFECT = {"initializer_range", "dt_min", "dt_max", "dt_init_floor", "co
 """Sizes that only say how random values are drawn, or what a model is meant for."""
 
 
+_OF_FILES = ("hf", "ours")
+"""Formats that one file of weights may have, by the names of its tensors."""
+
+
 def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source | None:
     """Open what a run starts from: given weights, or None for random ones (a collective call).
 
     A run that goes on from a checkpoint does not read them. Raises as `open_weights` does.
     """
-    if not config.model.init_weights:
+    model = config.model
+    if not model.init_weights and not model.init_hub:
         return None
     if checkpoint.find(config.run.checkpoint_folders, group, lambda told: None):
-        say("init_weights: not read, for there is a checkpoint to go on from")
+        name = "init_weights" if model.init_weights else "init_hub"
+        say(f"{name}: not read, for there is a checkpoint to go on from")
         return None
-    return group.together(lambda: open_weights(config.model))
+    if model.init_hub:
+        folder = hub.fetch(model.init_hub, model.init_weights, group, say)
+        model = replace(model, init_weights=str(folder))
+    return group.together(lambda: open_weights(model))
 
 
 def open_weights(model: ModelConfig) -> Source:
-    """Open init_weights and compare it with the model.
+    """Open init_weights, a folder or one file, and compare it with the model.
 
-    Raises RequestError if it is no folder of weights, with every size that is another, or with
-    every tensor that is missing, too many or of another shape.
+    Raises RequestError if it is none of weights, with every size that is another, or with every
+    tensor that is missing, too many or of another shape.
     """
-    from training.convert.source import Source, detect
+    from training.convert import composer
+    from training.convert.folders import detect
+    from training.convert.source import Source
 
     folder = Path(model.init_weights)
     try:
+        if folder.is_file() and not composer.find(folder):
+            return _of_file(folder, model.sizes)
         source = Source.open(detect(folder), folder)
     except RequestError as error:
         raise RequestError(f"init_weights: {error}") from error
@@ -59,6 +72,20 @@ def open_weights(model: ModelConfig) -> Source:
         first = f"init_weights: {folder} is of another model than {model.name}:"
         raise RequestError("\n  - ".join([first, *differing]))
     return source
+
+
+def _of_file(path: Path, sizes: Sizes) -> Source:
+    """Open a file of weights, which tells no sizes; its format is the one whose names it has."""
+    from training.convert.names import Parameters, layout
+    from training.convert.source import Source
+    from training.convert.weights import open_file
+
+    weights, parameters = open_file(path), Parameters.of(sizes)
+
+    def missing(form: str) -> int:
+        return sum(one.name not in weights.found for one in layout(form, sizes, parameters))
+
+    return Source(min(_OF_FILES, key=missing), path, sizes, weights)
 
 
 def start_from(source: Source, model: LanguageModel) -> None:

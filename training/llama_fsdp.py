@@ -9,63 +9,41 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from glob import has_magic
 from pathlib import Path
 from typing import Any
 
 from training import llama_sizes
-from training.assemble import assemble, flags
+from training.assemble import assemble
 from training.config import Config
 from training.data.stream import PREFIX
 from training.door import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import Flag, parse
+from training.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.llama_flags import COMMON, STYLES
 from training.setting import boolean
 
-STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}
 """Sets that have another name in the hub now."""
 
 
-@dataclass(frozen=True)
-class Known:
-    """A flag of the system that is a setting of ours: under another name, or another default."""
-
-    name: str
-    setting: str
-    default: Any
-    aliases: tuple[str, ...] = ()
-
-
 KNOWN = (
-    Known("train_batch_size", "batch_size", 2),
-    Known("val_batch_size", "eval_batch_size", 4),
-    Known("max_steps", "num_steps", 5000, ("max_training_steps",)),
-    Known("epochs", "epochs", 3),
-    Known("seed", "seed", 12345),
-    Known("max_context_width", "seq_length", 2048),
+    *COMMON,
     Known("dataset_config_name", "dataset_config", ""),
     Known("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
-    Known("validation_freq", "eval_interval", 0),
-    Known("validation_batches", "eval_batches", 10),
-    Known("lr", "learning_rate", 1e-4),
-    Known("grad_clip", "grad_clip_thresh", 1.0),
-    Known("weight_decay", "weight_decay", 0.2),
-    Known("activation_checkpointing", "fsdp_activation_checkpointing", True),
     Known("low_cpu_fsdp", "low_cpu_fsdp", True),
-    Known("logging_freq", "report_interval", 1),
     Known("checkpoint_freq", "checkpoint_interval", 1000),
     Known("checkpoint_dir", "save_ckpt_path", ""),
-    Known("resume_from_checkpoint", "load_ckpt_path", ""),
 )
-SETTINGS = {known.name: known.setting for known in KNOWN}
-NAMES = {
-    **{known.setting: known.name for known in KNOWN},
-    **{"schedule": "lr_decay_style", "dataset_path": "dataset", "precision": "bf16"},
+NAMES = names_of(
+    KNOWN,
+    schedule="lr_decay_style",
+    dataset_path="dataset",
+    precision="bf16",
     **llama_sizes.NAMES,
-}
+)
 """What errors call by our names -> the flag that was meant."""
 
 OWN = (
@@ -84,41 +62,23 @@ TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
 """Settings of ours that the system's own flags stand for."""
 
 
-def _flags() -> list[Flag]:
-    """The system's flags, and all settings of ours that it has none for."""
-    by_setting = {flag.name: flag for flag in flags({})}
-    known = [
-        replace(
-            by_setting.pop(one.setting), name=one.name, default=one.default, aliases=one.aliases
-        )
-        for one in KNOWN
-    ]
-    return [
-        *llama_sizes.FLAGS,
-        *OWN,
-        *known,
-        *(flag for name, flag in by_setting.items() if name not in TAKEN),
-    ]
-
-
-FLAGS = tuple(_flags())
+FLAGS = with_ours((*llama_sizes.FLAGS, *OWN), KNOWN, TAKEN)
 
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     given = parse(FLAGS, arguments, program="python -m training.llama_fsdp", about=str(__doc__))
-    faults = [
-        f"--{name}: must be one of {', '.join(known)}, not {given[name]!r}"
-        for name, known in (
-            ("model_type", llama_sizes.TYPES),
-            ("lr_decay_style", STYLES),
-            ("sharding_strategy", SHARDING),
-        )
-        if given[name] not in known
-    ]
+    faults = wrong_choices(
+        given,
+        {
+            "model_type": llama_sizes.TYPES,
+            "lr_decay_style": STYLES,
+            "sharding_strategy": SHARDING,
+        },
+    )
     if faults:
         raise RequestError.of(faults)
-    settings = {SETTINGS.get(name, name): value for name, value in given.items()}
+    settings = settings_of(given, KNOWN)
     settings |= {
         "precision": "bf16" if given["bf16"] else "fp32",
         "schedule": given["lr_decay_style"],

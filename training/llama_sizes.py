@@ -49,7 +49,7 @@ def sizes(given: Mapping[str, Any]) -> Sizes:
     useless = [
         f"--{name}: {given['model_type']} has none"
         for name in _SOME
-        if given[name] is not None and name not in takes
+        if given.get(name) is not None and name not in takes
     ]
     if useless:
         raise RequestError.of(useless)
@@ -95,7 +95,12 @@ def _mistral(given: Mapping[str, Any]) -> Sizes:
 
 
 def _mixtral(given: Mapping[str, Any]) -> Sizes:
-    return MixtralConfig(**_grouped(given, 1e6), window=_or(given["sliding_window"], 0))
+    return MixtralConfig(
+        **_grouped(given, 1e6),
+        window=_or(given["sliding_window"], 0),
+        n_expert=_or(given.get("num_local_experts"), 8),
+        top_k=_or(given.get("num_experts_per_tok"), 2),
+    )
 
 
 def _or(value: float | None, default: float) -> Any:
@@ -104,11 +109,12 @@ def _or(value: float | None, default: float) -> Any:
 
 _LLAMA = ("num_key_value_heads", "intermediate_size", "rotary_emb_base")
 _MISTRAL = (*_LLAMA, "sliding_window")
+_MIXTRAL = (*_MISTRAL, "num_local_experts", "num_experts_per_tok")
 TYPES: dict[str, tuple[Callable[[Mapping[str, Any]], Sizes], tuple[str, ...]]] = {
     "llama_v2": (lambda given: LlamaConfig(**_grouped(given, 1e4)), _LLAMA),
     "llama_v3": (lambda given: LlamaConfig(**_grouped(given, 5e5)), _LLAMA),
     "mistral": (_mistral, _MISTRAL),
-    "mixtral": (_mixtral, _MISTRAL),
+    "mixtral": (_mixtral, _MIXTRAL),
     "gpt_neox": (
         _neox,
         ("rotary_emb_base", "rotary_pct", "resid_pdrop", "attn_pdrop", "embd_pdrop"),

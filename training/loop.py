@@ -9,30 +9,33 @@ from types import FrameType
 
 import torch
 
-from training import flops, initial, manifest, models, observers, outlets, schedule
+from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
 from training.config import Config, write_resolved
 from training.console import Console
 from training.data.ahead import Ahead
+from training.data.feed import Feed
+from training.data.fetch import fetched
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
-from training.optim import make_optimizer
-from training.parallel import degrees, fsdp, memory
-from training.parallel.group import Group, start, stop
+from training.mirror import Mirror
+from training.parallel import backend, degrees
+from training.parallel.group import Group, stop
 from training.resume import identity, resume, settings
 from training.saver import Saver
 from training.step import Stepper
 
+COMPILED = 4
+"""Steps of a run that only compiles: from the second on, their graphs are the same."""
 STATE_BYTES = 12
 """Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    parallel = config.parallel
-    group = start(config.run.device, parallel.tensor_parallel, cpu_offload=parallel.cpu_offload)
+    group = backend.find(config.parallel.backend).start(config)
     trainer = Trainer(config, group)
     try:
         code = trainer.run()
@@ -40,6 +43,8 @@ def run(config: Config) -> int:
         trainer.data.close()
     group.barrier()
     stop()  # not after an error: it may wait for ranks that wait for this one
+    if code == 0 and group.rank == 0:
+        final.write(config, trainer.console.say)  # it takes minutes, which no other rank waits for
     return code
 
 
@@ -63,10 +68,12 @@ class Trainer:
 
     def __init__(self, config: Config, group: Group) -> None:
         self.config, self.group = config, group
+        self.backend = backend.find(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
         self.stopping = False
         run, optim = config.run, config.optim
         self._check()
+        config = self.config = fetched(config, group, self._say)
         readers = group.data_rank, group.data_world_size
         self.data = group.together(lambda: open_data(config, *readers, group.device))
         for note in self.data.notes:
@@ -77,22 +84,20 @@ class Trainer:
         samples = self.data.feed.global_batch * config.data.gradient_accumulation
         self.tokens_per_step = samples * config.data.seq_length
         schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
+        if run.mirror_url:
+            Mirror(run).pull(group, self._say)
         weights = initial.weights(config, group, self._say)
         torch.manual_seed(run.seed + (0 if run.same_seed else group.rank))
-        self.model = group.together(
-            lambda: fsdp.build(config.model.sizes, config.parallel, group, run.seed, weights)
-        )
-        self.optimizer = make_optimizer(self.model, optim, group.device)
-        self.step, self.tokens_seen = resume(
-            config, group, self.model, self.optimizer, self.data, self._say
-        )
-        self.saver = Saver(config, self.model, self.optimizer, group, self._say)
+        self.model = group.together(lambda: self.backend.build(config, group, weights))
+        self.optimizer = self.backend.optimizer(self.model, config, group)
+        trained = self.backend, self.model, self.optimizer
+        self.step, self.tokens_seen = resume(config, group, *trained, self.data, self._say)
+        self.compiled = self.step + COMPILED if run.compile_only else None
+        self.saver = Saver(config, *trained, group, self._say)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.phase = observers.observe(run, group, self.model, self.step, self.console)
-        self.stepper = Stepper(
-            *(config, group, self.model, self.optimizer, self.data, self.phase, self._say)
-        )
+        self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
             lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
         )
@@ -100,7 +105,9 @@ class Trainer:
             opened,
             group,
             tokens_per_step=self.tokens_per_step,
-            may_skip=run.on_nan == "skip",
+            seq_length=config.data.seq_length,
+            parameters=self.parameters,
+            may_skip=run.on_nan == "skip" or run.compile_only,
             operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
         )
 
@@ -118,7 +125,9 @@ class Trainer:
         if self.stopping:
             self._say(f"asked to stop after step {self.step}: start again to go on")
             return SAVED
-        if self.step < self.config.run.num_steps:
+        if self.config.run.compile_only:
+            self._say(f"compile_only: {COMPILED} steps were taken, and nothing is saved")
+        elif self.step < self.config.run.num_steps:
             self._say(f"epochs: {self.config.data.epochs} passes over the data are done")
         self._say(f"done: {self.step} steps, {self.tokens_seen:,} tokens")
         return 0
@@ -139,10 +148,11 @@ class Trainer:
         if self.step % run.report_interval == 0 or last:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
-        if self.step % (run.eval_interval or run.num_steps) == 0 or last:
+        if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
             with self.phase("evaluation"):
-                self._evaluate()
-        if self.step % run.checkpoint_interval == 0 or last or self.stopping:
+                self._evaluate(self.held_out)
+        is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping
+        if is_due and not run.compile_only:
             with self.phase("save"):
                 self._save()
         return last
@@ -150,36 +160,35 @@ class Trainer:
     def _check(self) -> None:
         """Find what does not need data or model; raises RequestError."""
         config, group, run = self.config, self.group, self.config.run
-        group.together(lambda: fsdp.check(config.parallel, group))
-        group.together(lambda: memory.check(config, group.device))
+        group.together(lambda: self.backend.check(config, group))
         observers.check(run, group.device)
         for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
             self._say(f"WARNING: {warning}")
         self.folder = Path(run.save_ckpt_path)
-        count = models.parameters(config.model.sizes)
+        self.parameters = models.parameters(config.model.sizes)
 
         def alone() -> None:
             outlets.check(run)
-            manifest.prepare(run.save_ckpt_path, STATE_BYTES * count)
+            final.check(config)
+            manifest.prepare(run.save_ckpt_path, STATE_BYTES * self.parameters)
 
         group.together(lambda: alone() if group.rank == 0 else None)
-        self._say(f"{config.model.name}: {count:,} parameters")
+        mirror.check(run, group)
+        self._say(f"{config.model.name}: {self.parameters:,} parameters")
 
     def _is_over(self) -> bool:
         """Whether the last step or the last epoch is done."""
-        if self.step >= self.config.run.num_steps:
+        if self.step >= self.config.run.num_steps or self.step == self.compiled:
             return True
         if not self.config.data.epochs:
             return False
         with self.phase("data"):
             return not self.group.any(not self.data.ended())
 
-    def _evaluate(self) -> None:
-        if self.held_out is None:
-            return
+    def _evaluate(self, held_out: Feed) -> None:
         since = time.perf_counter()
         batches = self.config.data.eval_batches
-        loss, tokens = evaluate(self.model, self.held_out, batches, self.group)
+        loss, tokens = evaluate(self.model, held_out, batches, self.group)
         self.metrics.evaluated(self.step, loss, tokens)
         self.metrics.pause(time.perf_counter() - since)
 

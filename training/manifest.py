@@ -65,6 +65,15 @@ def checkpoints(save_path: str) -> Path:
     return Path(save_path) / "checkpoints"
 
 
+def candidates(path: str) -> list[tuple[int, Path]]:
+    """Give the checkpoints of a run's folder, the newest first; or the one that the path is of."""
+    found = list(numbered(checkpoints(path)))
+    match = _COMPLETE.fullmatch(Path(path).name)
+    if found or match is None:
+        return found
+    return [(int(match[1]), Path(path))] if Path(path).is_dir() else []
+
+
 def temporary(save_path: str, step: int) -> Path:
     return checkpoints(save_path) / f"step_{step}_ckp{_TEMPORARY}"
 
@@ -169,6 +178,11 @@ def read(path: Path) -> tuple[Manifest | None, str]:
             was = "is missing" if found is None else f"has {found} bytes"
             return None, f"{name} {was}, should have {told.size}"
     return manifest, ""
+
+
+def listed(path: Path) -> list[str]:
+    """Name the files that a checkpoint's manifest lists, whether or not they are there."""
+    return list(json.loads((path / NAME).read_text())["files"])
 
 
 def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> str:

@@ -4,10 +4,11 @@ Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the ste
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
         in a step that was left out: loss and grad_norm null, "skipped" true
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
-     "tokens_per_second_per_device", "mfu", "memory_bytes", "data_wait"}
-                                                                     means of a report interval
+     "tokens_per_second_per_device", "samples_per_second", "tflops", "mfu", "memory_bytes",
+     "data_wait"}                                                    means of a report interval
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
 data_wait is the share of the time that steps waited for data, on the rank that waited longest.
+samples_per_second is that of all ranks, tflops that of one device by training.flops.model_tflops.
 mfu, the share of the device's peak by training.flops, is null where the peak is not known.
 Losses are means over all ranks, written with all their digits. A run that resumes from step N first
 removes the records after N, so that they always tell one undisturbed history.
@@ -45,10 +46,13 @@ class Metrics:
         group: Group,
         *,
         tokens_per_step: int,
+        seq_length: int,
+        parameters: int,
         operations_per_token: float,
         may_skip: bool = False,
     ) -> None:
         self.outlets, self.group, self.tokens_per_step = outlets, group, tokens_per_step
+        self.seq_length, self.parameters = seq_length, parameters
         self.operations_per_token, self.may_skip = operations_per_token, may_skip
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
         self._interval: list[Record] = []
@@ -127,6 +131,8 @@ class Metrics:
             "kind": "report",
             **{what: self._mean(what) for what in ("loss", "grad_norm")},
             "tokens_per_second_per_device": rate,
+            "samples_per_second": rate * self.group.world_size / self.seq_length,
+            "tflops": flops.model_tflops(self.parameters, rate),
             "mfu": None if peak is None else rate * self.operations_per_token / peak,
             "memory_bytes": memory(self.group.device),
             "data_wait": wait.item() / (now - self._since),

@@ -1,13 +1,13 @@
-"""Who looks at a run's parts: the watch for hangs, nsys, torch's profiler, as it was asked for."""
+"""Who looks at a run's parts: the watch for hangs, nsys, profiler, memory, as it was asked for."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
 
+from training import memory_tracker, nsight
 from training.config import RunConfig
 from training.console import Console
-from training.nsight import Nsight, require_gpu
 from training.parallel.group import Group
 from training.phases import Observer, Phases
 from training.profile import Profiler
@@ -18,7 +18,9 @@ from training.watch.watch import Watch
 def check(run: RunConfig, device: torch.device) -> None:
     """Raise RequestError for an observer that this device cannot have."""
     if run.use_nsight:
-        require_gpu(device)
+        nsight.require_gpu(device)
+    if run.clean_cache:
+        memory_tracker.require_gpu(device)
 
 
 def observe(run: RunConfig, group: Group, model: nn.Module, start: int, console: Console) -> Phases:
@@ -29,7 +31,12 @@ def observe(run: RunConfig, group: Group, model: nn.Module, start: int, console:
         marks.follow(model)
         found.append(Watch(run, group, marks, console))
     if run.use_nsight:
-        found.append(Nsight())
+        found.append(nsight.Nsight())
     if run.use_profiler:
         found.append(Profiler(run.save_ckpt_path, group))
+    if run.clean_cache:
+        found.append(memory_tracker.CleanCache())
+    if run.track_memory and group.rank == 0:
+        tracker = memory_tracker.MemoryTracker(run.save_ckpt_path, group.device, start, console)
+        found.append(tracker)
     return Phases(found)

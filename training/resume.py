@@ -14,12 +14,14 @@ from training import checkpoint
 from training.config import Config
 from training.data.ahead import Ahead
 from training.errors import RequestError
+from training.parallel.backend import Backend
 from training.parallel.group import Group
 
 
 def resume(
     config: Config,
     group: Group,
+    backend: Backend,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     data: Ahead,
@@ -40,7 +42,9 @@ def resume(
         raise RequestError(
             f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
         )
-    checkpoint.load(path, told, model, optimizer, group, identity(config))
+    state = backend.state(model, optimizer)
+    checkpoint.load(path, told, state, group, identity(config))
+    backend.restore(model, optimizer, state)
     say(f"resumed from {path} at step {told.step}")
     for change in _changes(told.settings, settings(config)):
         say(f"WARNING: {change}; what was asked for now counts")

@@ -13,11 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import checkpoint, compat
+from training import checkpoint
 from training.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest
-from training.parallel import fsdp
+from training.mirror import Mirror
+from training.parallel.backend import Backend
 from training.parallel.group import Group
 
 
@@ -43,20 +44,20 @@ class Saver:
     def __init__(
         self,
         config: Config,
+        backend: Backend,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         group: Group,
         say: Callable[[str], None],
     ) -> None:
-        self.run, self.model, self.optimizer = config.run, model, optimizer
-        self.group, self.say = group, say
+        self.run, self.backend, self.group, self.say = config.run, backend, group, say
+        self.model, self.optimizer = model, optimizer
+        self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
         self._copy_to_host: Callable[[Any], Any] | None = None
         if config.run.async_checkpoint:
-            fsdp2 = fsdp.uses_fsdp2(config.parallel.fsdp_engine)
-            self._copy_to_host = compat.host_copier(group.device) if fsdp2 else None
+            self._copy_to_host, why = backend.copier(config, group.device)
             if self._copy_to_host is None:
-                why = f"torch {torch.__version__} cannot copy a state" if fsdp2 else "this is FSDP1"
                 say(f"checkpoints are written while training waits: {why}")
         if self._copy_to_host:
             self._background = replace(group, control=dist.new_group(backend="gloo"))
@@ -71,7 +72,7 @@ class Saver:
         """Save the model and the optimizer as they are now, with what is told of them."""
         self.end()
         since = time.perf_counter()
-        state = checkpoint.state_of(self.model, self.optimizer, self.group)
+        state = checkpoint.with_random(self.backend.state(self.model, self.optimizer), self.group)
         if self._copy_to_host is None:
             path, complete = self._write(state, told, self.group)
             self._tell(path, complete - since, complete - since)
@@ -118,6 +119,8 @@ class Saver:
         path = checkpoint.write(
             run.save_ckpt_path, state, told, group, run.keep_checkpoints, run.keep_every
         )
+        if self.mirror:
+            self.mirror.push(path, group)
         return path, time.perf_counter()
 
     def _tell(self, path: Path, taken: float, waited: float) -> None:

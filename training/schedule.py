@@ -101,15 +101,19 @@ def learning_rate(
     if config.name == "cosine-to-zero":
         return peak * _cosine_to_zero(step, num_steps, config.warmup_steps)
     if config.name in ("wsd", "cosine-tokens"):
-        warm, end, decay = (
-            tokens(text, num_steps, tokens_per_step)
-            for text in (config.t_warmup, config.t_max, config.t_decay)
-        )
-        t = step * tokens_per_step
-        if config.name == "wsd":
-            return peak * _warmup_stable_decay(t, warm, end, decay, config.alpha_f)
-        return peak * _cosine_tokens(t, warm, end, config.alpha_f)
+        return peak * share(config, step * tokens_per_step, num_steps, tokens_per_step)
     return _annealing(config, step, config.lr_decay_iters or num_steps, peak)
+
+
+def share(config: ScheduleConfig, t: int, num_steps: int, tokens_per_step: int) -> float:
+    """Share of the peak after t tokens, those of the step included, of wsd or cosine-tokens."""
+    warm, end, decay = (
+        tokens(text, num_steps, tokens_per_step)
+        for text in (config.t_warmup, config.t_max, config.t_decay)
+    )
+    if config.name == "wsd":
+        return _warmup_stable_decay(t, warm, end, decay, config.alpha_f)
+    return _cosine_tokens(t, warm, end, config.alpha_f)
 
 
 def tokens(text: str, num_steps: int, tokens_per_step: int) -> int:

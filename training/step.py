@@ -15,7 +15,8 @@ from training.config import Config
 from training.data.ahead import Ahead
 from training.errors import TrainingError
 from training.ops.loss import counted
-from training.optim import clip_gradients, set_learning_rate
+from training.optim import set_learning_rate
+from training.parallel.backend import Backend
 from training.parallel.group import Group
 from training.phases import Phases
 from training.trace import look_at_gradients, trace
@@ -39,13 +40,15 @@ class Stepper:
         self,
         config: Config,
         group: Group,
+        backend: Backend,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         data: Ahead,
         phase: Phases,
         say: Callable[[str], None],
     ) -> None:
-        self.config, self.group, self.phase, self.say = config, group, phase, say
+        self.config, self.group, self.backend = config, group, backend
+        self.phase, self.say = phase, say
         self.model, self.optimizer, self.data = model, optimizer, data
         self.accumulation = config.data.gradient_accumulation
         self.samples = data.feed.global_batch * self.accumulation  # of a step, over all ranks
@@ -69,12 +72,13 @@ class Stepper:
         if self.config.run.trace_nan:
             look_at_gradients(self.model, self._where)
         with self.phase("clip"):
-            norm = clip_gradients(self.model, optim.grad_clip_thresh)  # ()
+            norm = self.backend.clip(self.model, self.optimizer, optim.grad_clip_thresh)  # ()
             usable = self._is_usable(norm)
         with self.phase("optimizer"):
             if usable:
                 self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+            self.backend.mark(self.group)
         return Taken(loss, norm, rate)
 
     def _backward(self) -> Tensor:
@@ -96,6 +100,7 @@ class Stepper:
                 loss = self.model(inputs, targets, weights=weights, total=total)  # ()
             with self.phase("backward"):
                 loss.backward()
+                self.backend.mark(self.group)
             losses.append(loss.detach())
         return torch.stack(losses).sum()  # ()
 

@@ -22,7 +22,8 @@ from training import manifest
 
 PROGRAM = """
 import os, sys, time
-from training import checkpoint, mamba_fsdp, manifest, step
+from training import checkpoint, mamba_fsdp, manifest
+from training.parallel import fsdp
 from training.door import enter, leave
 {change}
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
@@ -44,11 +45,11 @@ if os.environ["RANK"] == "1":
 """
 
 NO_NUMBER_IN_STEP_8 = """
-clip, seen = step.clip_gradients, []
+clip, seen = fsdp.clip_gradients, []
 def no_number(model, threshold):
     seen.append(1)
     return clip(model, threshold) * (float("nan") if len(seen) == 8 else 1)
-step.clip_gradients = no_number
+fsdp.clip_gradients = no_number
 """
 
 

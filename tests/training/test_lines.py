@@ -80,6 +80,17 @@ def test_lines_of_all_lengths(folder: Path) -> None:
             samples[index]
 
 
+@pytest.mark.parametrize(("pattern", "count"), [("*.json.gz", 2), ("*.json", 3), ("[ab].json*", 4)])
+def test_a_pattern_says_which_files(folder: Path, pattern: str, count: int) -> None:
+    assert len(Lines(folder / pattern, 4, seed=0)) == count
+    assert (folder / ".lines").is_dir()
+
+
+def test_a_pattern_that_means_no_file_is_told(folder: Path) -> None:
+    with pytest.raises(RequestError, match=r"has no d\*\.json files; give their folder"):
+        Lines(folder / "d*.json", 4, seed=0)
+
+
 def test_crops_are_a_function_of_number_and_seed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     save(data / "a.json", *[line(list(range(10)))] * 300)

@@ -138,3 +138,13 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(RequestError, match=r"save_ckpt_path: .*file/checkpoints cannot be written"):
         manifest.prepare(str(tmp_path / "file"))
+
+
+def test_a_checkpoint_may_be_named_itself(tmp_path: Path) -> None:
+    for step in (9, 20):
+        make(tmp_path, step)
+    first, last = (manifest.checkpoints(str(tmp_path)) / f"step_{step}_ckp" for step in (9, 20))
+    assert manifest.candidates(str(tmp_path)) == [(20, last), (9, first)]
+    assert manifest.candidates(str(first)) == [(9, first)]
+    assert manifest.candidates(f"{tmp_path}/checkpoints/step_7_ckp") == []
+    assert manifest.candidates(str(tmp_path / "nowhere")) == []

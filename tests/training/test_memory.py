@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,24 @@ def test_fsdp1_is_told_whether_to_limit_its_gathers(tmp_path: Path, data: str, a
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+def test_weights_are_gathered_and_let_go_as_asked(tmp_path: Path) -> None:
+    """With FSDP1 and FSDP2 alike: two gathers, or that of the next block too; kept, or let go."""
+    done = run(2, f"{tmp_path}/found", program=("-m", "tests.training.gathered"))
+    assert done.returncode == 0, done.stderr
+    expected = {"plain": [2, 0.5, 0.5], "kept": [2, 1, 0.5], "ahead": [3, 0.5, 0.5]}
+    assert json.loads((tmp_path / "found").read_text()) == dict.fromkeys(ENGINES, expected)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_no_loss_depends_on_when_weights_are_gathered(
+    tmp_path: Path, data: str, alone: Any, engine: str
+) -> None:
+    flags = ("--reshard_after_forward=False", "--forward_prefetch=True", f"--fsdp_engine={engine}")
+    late = ("--backward_prefetch=post",) if engine == "fsdp1" else ()
+    losses = train(tmp_path, data, 2, GLOBAL_BATCH // 2, STEPS, *flags, *late)
+    assert losses == pytest.approx(alone, abs=1e-5)
+
+
 def test_auto_reduces_in_what_the_blocks_compute_in() -> None:
     assert fsdp1.reduce_dtype("auto", torch.bfloat16) == torch.bfloat16
     assert fsdp1.reduce_dtype("auto", torch.float32) == torch.float32
@@ -149,6 +168,7 @@ def refusals() -> list[tuple[tuple[str, ...], str]]:
     ]
     if compat.fsdp2():
         found.append((("--limit_all_gathers=False",), "limit_all_gathers: FSDP2 always limits"))
+        found.append((("--backward_prefetch=post",), "backward_prefetch: FSDP2 always gathers"))
     if not compat.selective_contexts():
         found.append(((RECOMPUTE, SELECTIVE), "checkpointing_policy: selective takes torch 2.4"))
     return found

@@ -34,11 +34,14 @@ def test_the_line_for_people() -> None:
         "grad_norm": 1.5,
         "learning_rate": 3e-4,
         "tokens_per_second_per_device": 12345.6,
+        "samples_per_second": 24.113,
+        "tflops": 41.987,
         "mfu": None,
         "memory_bytes": 3 * 2**29,
     }
     assert readable(line, 80) == (
         "step 20/80 | tokens 40,960 | loss 4.1235 | gradient norm 1.500 | "
-        "learning rate 3.00e-04 | 12,346 tokens/s/device | memory 1.50 GiB"
+        "learning rate 3.00e-04 | 12,346 tokens/s/device | 24.11 samples/s | "
+        "41.99 TFLOPS/device | memory 1.50 GiB"
     )
-    assert "12,346 tokens/s/device | MFU 41.2% | memory" in readable({**line, "mfu": 0.4123}, 80)
+    assert "41.99 TFLOPS/device | MFU 41.2% | memory" in readable({**line, "mfu": 0.4123}, 80)

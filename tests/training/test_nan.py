@@ -46,16 +46,17 @@ def test_too_many_steps_that_are_left_out_end_the_run(given: tuple[str, ...]) ->
 
 BROKEN_ONCE = """
 import sys
-from training import mamba_fsdp, step
+from training import mamba_fsdp
+from training.parallel import fsdp
 from training.door import enter, leave
-clip = step.clip_gradients
+clip = fsdp.clip_gradients
 norms = iter(range(100))
 
 def broken_once(model, threshold):
     norm = clip(model, threshold)
     return norm * float("nan") if next(norms) == 2 else norm
 
-step.clip_gradients = broken_once
+fsdp.clip_gradients = broken_once
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 

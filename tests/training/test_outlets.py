@@ -18,7 +18,9 @@ import pytest
 from tests.training.runs import ROOT, TINY, command, run, steps, write_text
 from training import outlets
 from training.config import RunConfig
+from training.console import Console
 from training.errors import RequestError
+from training.outlets.average import Average
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,6 +75,20 @@ def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(
     assert [step for step, _ in shown["perplexity"]] == [20], "that of step 15 was cut off"
     written = [line["loss"] for line in steps(save)]
     assert [value for _, value in shown["loss"]] == pytest.approx(written)
+
+
+def test_the_mean_speed_leaves_the_first_steps_out() -> None:
+    """Reports of 20 steps: those that begin after step 130 count, told every 50 steps or more."""
+    told: list[str] = []
+    console = Console()
+    console.say = lambda text, file=None: told.append(text)  # type: ignore[method-assign,assignment]
+    outlet = Average(50, start=100, console=console)
+    speeds = {120: 1.0, 140: 1.0, 160: 10.0, 180: 30.0, 200: 10.0, 220: 10.0}
+    for step, speed in speeds.items():
+        outlet.write(
+            [{"kind": "report", "step": step, "samples_per_second": speed, "tflops": speed / 4}]
+        )
+    assert told == ["mean of steps 141 to 200: 12.86 samples/s, 3.21 TFLOPS/device"]
 
 
 class Sent:

@@ -1,7 +1,10 @@
 """Convert model weights: `python -m training.convert --from FORMAT SRC --to FORMAT DST`.
 
 Formats: hf (Hugging Face), state-spaces (mamba-ssm), ours (a run's folder, one of its checkpoints,
-or a folder of weights; written is the last). DST must not exist; it is complete or absent.
+or a folder of weights; written is the last), composer (read only: a checkpoint of
+training.mamba_composer, or the folder of its run), neuron (the Neuron system's Mamba-2, in_proj in
+three; neuron-fused: in one), neuron-tp (the files of its ranks, which are merged), codestral
+(Mistral's Mamba-2). DST must not exist; it is complete or absent.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
@@ -13,8 +16,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.convert import FORMATS
+from training.convert import SOURCES, TARGETS
 from training.convert.arguments import Parser, enter
+from training.setting import boolean
 
 DTYPES = ("float32", "bfloat16", "float16")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -30,26 +34,49 @@ def size(text: str) -> int:
     return int(float(match[1]) * unit)
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
+    return int(text)
+
+
+def _boolean(text: str) -> bool:
+    try:
+        return boolean(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}, not {text!r}") from error
+
+
 def convert(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     parser = Parser("python -m training.convert", str(__doc__))
-    parser.add_argument("--from", dest="form", required=True, choices=FORMATS, help="of SRC")
-    parser.add_argument("src", type=Path, metavar="SRC", help="folder to read")
-    parser.add_argument("--to", required=True, choices=FORMATS, help="of DST")
+    parser.add_argument("--from", dest="form", required=True, choices=SOURCES, help="of SRC")
+    parser.add_argument("src", type=Path, metavar="SRC", help="folder or file to read")
+    parser.add_argument("--to", required=True, choices=TARGETS, help="of DST")
     parser.add_argument("dst", type=Path, metavar="DST", help="folder to write")
     parser.add_argument("--dtype", choices=DTYPES, help="of all tensors (default: as they are)")
     parser.add_argument(
         "--max-shard-size", type=size, metavar="SIZE", help="of one file, as 512MiB (default: 5GB)"
+    )
+    parser.add_argument(
+        "--n-groups", type=_count, metavar="N", help="neuron-tp: groups (default: one a rank)"
+    )
+    parser.add_argument(
+        "--norm-across-groups",
+        type=_boolean,
+        metavar="BOOL",
+        help="neuron-tp: the gated norm's mean is of all channels, or of each group's",
     )
     given = parser.parse_args(list(arguments))
 
     # Torch is not needed to refuse a bad request, nor to help.
     import torch
 
+    from training.convert.rank_sizes import Told
     from training.convert.source import Source
     from training.convert.target import write
 
-    source = Source.open(given.form, given.src)
+    source = Source.open(given.form, given.src, Told(given.n_groups, given.norm_across_groups))
     print(f"reading {source.folder}: {source.sizes.family}", flush=True)
     dtype = getattr(torch, given.dtype) if given.dtype else None
     done = write(source, given.to, given.dst, dtype, given.max_shard_size)

@@ -1,7 +1,8 @@
-"""Sizes from the values of a config.json, checked by type. Light: no torch here."""
+"""A config.json, and sizes from its values, checked by type. Light: no torch here."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -32,6 +33,21 @@ _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "RopeScaling | None": ("a table or null", (RopeScaling, type(None))),
 }
 """A field's type, as it is written -> what its value must be, in words and in types."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a file that holds one JSON object. Raises RequestError if it does not."""
+    try:
+        held = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise RequestError(f"{path} is not there") from None
+    except OSError as error:
+        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}") from error
+    if not isinstance(held, dict):
+        raise RequestError(f"{path} does not hold a JSON object")
+    return held
 
 
 def make(

@@ -233,7 +233,10 @@ def _read_mamba2(given: Settings, values: Settings, faults: list[str]) -> None:
     if numbers and heads * size != expand * width:  # `make` tells what is no number
         faults.append(f"num_heads {heads}: times head_dim {size} must be expand x hidden_size")
     # With one group both norms are the same; what is left is the default, as training has it.
-    values["norm_across_groups"] = given["n_groups"] != 1
+    within = given.get("rmsnorm_within_groups", False)  # a setting of the Neuron system
+    if type(within) is not bool:
+        faults.append(f"rmsnorm_within_groups must be true or false, not {within!r}")
+    values["norm_across_groups"] = given["n_groups"] != 1 and not within
 
 
 def _read_neox(given: Settings, values: Settings, faults: list[str]) -> None:
@@ -317,7 +320,7 @@ def _refuse_unwritable(sizes: Sizes) -> None:
         raise RequestError(
             f"n_groups: transformers normalises all channels of Mamba-2 together, and this model "
             f"each of its {sizes.n_groups} groups alone, so it would not be the same model there; "
-            f"only one group can be converted"
+            f"only one group can be converted (neuron-fused is this layout, and says how it is)"
         )
     if sizes.family in ("mistral", "mixtral"):
         for name in ("attention_bias", "mlp_bias"):

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from training import manifest
-from training.convert import hf, native, state_spaces
+from training.convert.folders import open_folder
 from training.convert.names import Parameters, Stored, doubles, layout
-from training.convert.weights import Weights, open_files, read_json
+from training.convert.rank_sizes import Told
+from training.convert.weights import Weights
 from training.errors import RequestError
 from training.models import Sizes, build
 from training.models.language import LanguageModel
-
-CONFIG = "config.json"
-
-_READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
-    "hf": hf.read,
-    "state-spaces": state_spaces.read,
-    "ours": native.read,
-}
 
 
 class Source:
     """A model whose tensors have been compared with those that its sizes ask for.
 
-    Raises RequestError listing all that are missing, too many, or of another shape.
+    form: the format that the tensors are called and cut as. Raises RequestError listing all that
+    are missing, too many, or of another shape.
     """
 
     def __init__(self, form: str, folder: Path, sizes: Sizes, weights: Weights) -> None:
@@ -47,18 +38,13 @@ class Source:
             self._parts.setdefault(one.parameter, []).append(one)
 
     @classmethod
-    def open(cls, form: str, folder: Path) -> Source:
-        """Open a folder of a format. Raises RequestError if it is of another, or broken."""
-        found = detect(folder)
-        if found != form:
-            raise RequestError(f"{folder} is of format {found}, not {form}")
-        if _is_trained(folder):
-            if not (folder / manifest.NAME).exists():
-                folder = native.newest(folder)
-            sizes, weights = native.read_checkpoint(folder)
-            return cls(form, folder, sizes, weights)
-        settings = read_json(folder / CONFIG)
-        return cls(form, folder, _READ[form](settings, folder / CONFIG), open_files(folder))
+    def open(cls, form: str, folder: Path, told: Told | None = None) -> Source:
+        """Open a folder of a format; told: what the files of ranks do not say.
+
+        Raises RequestError if it is of another, or broken.
+        """
+        opened = open_folder(form, folder, told or Told())
+        return cls(opened.layout, opened.folder, opened.sizes, opened.weights)
 
     def dtype(self, parameter: str) -> torch.dtype:
         """Tell the dtype that a parameter is stored in."""
@@ -67,29 +53,13 @@ class Source:
     def read(self, parameter: str) -> Tensor:
         """Read a parameter, in our shape and the dtype it is stored in."""
         parts = self._parts[parameter]
-        if parts[0].expert is None:
+        if parts[0].part is None:
             return self._weights.read(parts[0].name)  # the parameter's shape
         shape = self.parameters.shapes[parameter]
-        whole = torch.empty(shape, dtype=self.dtype(parameter))  # (e, ...)
-        for part in parts:
-            whole[part.expert] = self._weights.read(part.name)  # (...)
+        whole = torch.empty(shape, dtype=self.dtype(parameter))  # (e or rows, ...)
+        for one in parts:
+            whole[one.part] = self._weights.read(one.name)  # (...) or (its rows, ...)
         return whole
-
-
-def detect(folder: Path) -> str:
-    """Tell the format of a folder. Raises RequestError if it is of none."""
-    if not folder.is_dir():
-        raise RequestError(f"{folder} is no folder")
-    if _is_trained(folder):
-        return "ours"
-    settings = read_json(folder / CONFIG)
-    for key, form in (("family", "ours"), ("model_type", "hf"), ("d_model", "state-spaces")):
-        if key in settings:
-            return form
-    raise RequestError(
-        f"{folder / CONFIG} is of no format that is known: it has neither family (ours), "
-        f"model_type (hf) nor d_model (state-spaces)"
-    )
 
 
 def load(source: Source, device: torch.device, dtype: torch.dtype) -> LanguageModel:
@@ -108,11 +78,6 @@ def load(source: Source, device: torch.device, dtype: torch.dtype) -> LanguageMo
 def _put(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
     model.get_submodule(owner).register_parameter(attribute, parameter)
-
-
-def _is_trained(folder: Path) -> bool:
-    """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
-    return (folder / manifest.NAME).exists() or manifest.checkpoints(str(folder)).is_dir()
 
 
 def _faults(weights: Weights, stored: list[Stored], again: list[Stored]) -> list[str]:

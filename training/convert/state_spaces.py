@@ -56,7 +56,7 @@ _ONLY_OF_LAYERS: dict[str, tuple[Any, ...]] = {
 
 def read(settings: Settings, where: Path) -> Sizes:
     """Read the sizes. Raises RequestError naming each setting that our models do not have."""
-    layers = settings.get("ssm_cfg") or {}
+    layers = layer_settings(settings, where)
     family = _LAYERS.get(layers.get("layer", "Mamba1"))
     if family is None:
         raise RequestError(
@@ -79,6 +79,14 @@ def read(settings: Settings, where: Path) -> Sizes:
     values |= {ours: layers[theirs] for ours, theirs in names.items() if theirs in layers}
     called = {ours: f"ssm_cfg.{theirs}" for ours, theirs in names.items()}
     return make(family, values, where, called, faults)
+
+
+def layer_settings(settings: Settings, where: Path) -> Settings:
+    """Find the settings of the layers. Raises RequestError if they are no table."""
+    layers = settings.get("ssm_cfg") or {}
+    if not isinstance(layers, dict):
+        raise RequestError(f"{where}: ssm_cfg must be a table, not {layers!r}")
+    return layers
 
 
 def write(sizes: Sizes) -> Settings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
@@ -17,9 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.convert import hf, native, state_spaces
+from training.convert import hf, native, neuron, state_spaces
+from training.convert.folders import CONFIG
 from training.convert.names import Stored, doubles, layout
-from training.convert.source import CONFIG, Source
+from training.convert.source import Source
 from training.convert.weights import INDEX, SAFETENSORS, TORCH
 from training.errors import RequestError, TrainingError
 
@@ -38,7 +39,14 @@ TOKENIZER = (
 )
 """Files that go along as they are."""
 
-_WRITE = {"hf": hf.write, "state-spaces": state_spaces.write, "ours": native.write}
+_WRITE = {
+    "hf": hf.write,
+    "state-spaces": state_spaces.write,
+    "ours": native.write,
+    "neuron": neuron.write,
+    "neuron-fused": neuron.write,
+}
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(frozen=True)
@@ -63,22 +71,29 @@ class _Item:
 
 
 def write(
-    source: Source, form: str, folder: Path, dtype: torch.dtype | None, max_shard: int | None
+    source: Source,
+    form: str,
+    folder: Path,
+    dtype: torch.dtype | None,
+    max_shard: int | None,
+    settings: Mapping[str, Any] = _NOTHING,
+    tokenizer: Mapping[str, Path] | None = None,
 ) -> Written:
     """Write a model; `dtype` of None keeps each parameter's own.
 
-    A tensor that is larger than `max_shard` bytes has a file of its own. Raises RequestError if
-    the folder is there, its parent is not, or the format has no such model; TrainingError if
-    the disk is full or fails, and then nothing is left.
+    settings: what config.json says beside the sizes. tokenizer: files that go along, by the names
+    that they get; by default the source's. A tensor that is larger than `max_shard` bytes has a
+    file of its own. Raises RequestError if the folder is there, its parent is not, or the format
+    has no such model; TrainingError if the disk is full or fails, and then nothing is left.
     """
     if form == "state-spaces" and max_shard is not None:
         raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
-    settings = _WRITE[form](source.sizes)
+    written = _WRITE[form](source.sizes) | dict(settings)
     stored = layout(form, source.sizes, source.parameters)
     items = [_Item(one, dtype or source.dtype(one.parameter)) for one in stored]
     dtypes = {item.dtype for item in items}
-    if form == "hf" and len(dtypes) == 1:
-        settings["torch_dtype"] = str(items[0].dtype).removeprefix("torch.")
+    if form in ("hf", "neuron", "neuron-fused") and len(dtypes) == 1:
+        written["torch_dtype"] = str(items[0].dtype).removeprefix("torch.")
     total = sum(item.size for item in items)
     _refuse(folder, total * (2 if form == "state-spaces" else 1))
     with _complete_or_absent(folder) as place:
@@ -86,14 +101,19 @@ def write(
             count = _write_torch(source, items, place)
         else:
             count = _write_safetensors(source, items, place, max_shard or SHARD, total)
-        (place / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
-        for name in TOKENIZER:
-            if (source.folder / name).is_file():
-                shutil.copyfile(source.folder / name, place / name)
+        (place / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
+        files = tokenizer_files(source.folder) if tokenizer is None else tokenizer
+        for name, path in files.items():
+            shutil.copyfile(path, place / name)
         mode = (place / CONFIG).stat().st_mode
         for path in place.iterdir():
             path.chmod(mode)  # safetensors lets nobody else read what it writes
     return Written(tensors=len(items), size=total, files=count)
+
+
+def tokenizer_files(folder: Path) -> dict[str, Path]:
+    """Find the files of a tokenizer in a folder, and what else goes along with a model."""
+    return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
 
 
 def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]:
@@ -101,9 +121,9 @@ def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]
     for parameter, group in groupby(items, key=lambda item: item.stored.parameter):
         whole = source.read(parameter)  # the parameter's shape
         for item in group:
-            expert = item.stored.expert
-            # A copy, for a view of an expert would keep all of them.
-            part = whole if expert is None else whole[expert].clone()  # the tensor's shape
+            chosen = item.stored.part
+            # A copy, for a view of a part would keep all of them.
+            part = whole if chosen is None else whole[chosen].clone()  # the tensor's shape
             yield item.stored.name, part.to(item.dtype).contiguous()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zipfile
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from training.convert.config import read_json
 from training.errors import RequestError
 
 SAFETENSORS = "model.safetensors"
@@ -79,11 +79,22 @@ class SafetensorsFiles(Weights):
         return self._file[name].get_tensor(name)  # its own shape
 
 
-class TorchFiles(Weights):
+class Held(Weights):
+    """Tensors that are in memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.found = {n: Found(tuple(t.shape), t.dtype) for n, t in tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]  # its own shape
+
+
+class TorchFiles(Held):
     """Files of torch.save that hold a state dict, mapped into memory where they are zip files."""
 
     def __init__(self, paths: list[Path]) -> None:
-        self._tensors: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         faults = []
         for path in paths:
             try:
@@ -102,16 +113,13 @@ class TorchFiles(Weights):
                 if _DERIVED.fullmatch(str(name)):
                     continue
                 if isinstance(value, Tensor) and value.dtype in _DTYPES.values():
-                    self._tensors[name] = value.detach()  # its own shape
+                    tensors[name] = value.detach()  # its own shape
                 else:
                     kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
                     faults.append(f"{path}: {name} is {kind}; weights are {', '.join(_DTYPES)}")
         if faults:
             raise RequestError.of(faults)
-        self.found = {n: Found(tuple(t.shape), t.dtype) for n, t in self._tensors.items()}
-
-    def read(self, name: str) -> Tensor:
-        return self._tensors[name]  # its own shape
+        super().__init__(tensors)
 
 
 def open_files(folder: Path) -> Weights:
@@ -129,19 +137,9 @@ def open_files(folder: Path) -> Weights:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file that holds one JSON object. Raises RequestError if it does not."""
-    try:
-        held = json.loads(path.read_text())
-    except FileNotFoundError:
-        raise RequestError(f"{path} is not there") from None
-    except OSError as error:
-        raise RequestError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON: {error}") from error
-    if not isinstance(held, dict):
-        raise RequestError(f"{path} does not hold a JSON object")
-    return held
+def open_file(path: Path) -> Weights:
+    """Open one file of weights, by its ending. Raises RequestError if it cannot be read."""
+    return (SafetensorsFiles if path.suffix == ".safetensors" else TorchFiles)([path])
 
 
 def _shards(index: Path) -> list[Path]:

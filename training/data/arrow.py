@@ -38,19 +38,7 @@ class Arrow:
 
     def __init__(self, path: str, seq_length: int, split: str = "train") -> None:
         self.seq_length = seq_length
-        folder = _folder(Path(path), split)
-        files, fingerprint = _state(folder)
-        if not files:
-            raise RequestError(f"{path} has no rows")
-        dataset = _load(folder)
-        if IDS not in dataset.column_names:
-            raise RequestError(
-                f"{path} has no column {IDS!r}; there are: "
-                f"{', '.join(dataset.column_names) or 'none'}; texts are tokenized by "
-                f"python -m training.data.tokenize"
-            )
-        if not len(dataset):
-            raise RequestError(f"{path} has no rows")
+        folder, dataset, fingerprint = _opened(path, split)
         length = self._row = _row_length(path, dataset.data.column(IDS))
         if length % seq_length:
             raise RequestError(
@@ -96,6 +84,30 @@ class Arrow:
         # A part ends with a row, so no sample reaches beyond it.
         ids = parts[part][begin : begin + self.seq_length].astype(np.int64)  # (l,)
         return torch.from_numpy(ids)  # (l,)
+
+
+def row_length(path: str, split: str = "train") -> int:
+    """Tell the tokens of a set's rows. Raises RequestError as Arrow does."""
+    _, dataset, _ = _opened(path, split)
+    return _row_length(path, dataset.data.column(IDS))
+
+
+def _opened(path: str, split: str) -> tuple[Path, Any, str]:
+    """Open a set: the folder of its files, the set, what tells it from others."""
+    folder = _folder(Path(path), split)
+    files, fingerprint = _state(folder)
+    if not files:
+        raise RequestError(f"{path} has no rows")
+    dataset = _load(folder)
+    if IDS not in dataset.column_names:
+        raise RequestError(
+            f"{path} has no column {IDS!r}; there are: "
+            f"{', '.join(dataset.column_names) or 'none'}; texts are tokenized by "
+            f"python -m training.data.tokenize"
+        )
+    if not len(dataset):
+        raise RequestError(f"{path} has no rows")
+    return folder, dataset, fingerprint
 
 
 def _folder(path: Path, split: str) -> Path:

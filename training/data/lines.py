@@ -1,5 +1,7 @@
 """JSON lines: *.json and *.json.gz files of a folder, each line an object with tokens and a mask.
 
+Which of the two a pattern of their names may say, as FOLDER/*.json.gz.
+
 A line is {"input_ids": [...], "attention_mask": [...]}, both of one length; the mask has 1 for text
 and 0 for padding. Each file is converted once, to a binary file in a cache folder, which is read
 from then on. Its name has the file's name, size and time of change, so what has changed is
@@ -27,7 +29,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from glob import escape
+from glob import escape, has_magic
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -86,8 +88,8 @@ class Lines:
         self, folder: str | Path, seq_length: int, *, seed: int, cache: str | Path | None = None
     ) -> None:
         self.seq_length, self._seed = seq_length, seed
-        paths = _found(Path(folder))
-        self._parts = converted(paths, Path(cache) if cache else Path(folder) / CACHE)
+        paths, own = _found(Path(folder))
+        self._parts = converted(paths, Path(cache) if cache else own / CACHE)
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
             raise RequestError(f"{folder}: its files have no lines; write some")
@@ -157,15 +159,20 @@ def converted(paths: list[Path], cache: Path) -> list[Converted]:
     return [part for part in parts if part is not None]
 
 
-def _found(folder: Path) -> list[Path]:
+def _found(given: Path) -> tuple[list[Path], Path]:
+    """Find the files of a folder, or those of it that a pattern of names means; and the folder."""
+    patterns: tuple[str, ...] = PATTERNS
+    folder = given
+    if has_magic(given.name) and not given.is_dir():
+        patterns, folder = (given.name,), given.parent
     try:
-        paths = sorted({path for pattern in PATTERNS for path in folder.glob(pattern)})
+        paths = sorted({path for pattern in patterns for path in folder.glob(pattern)})
         paths = [path for path in paths if path.is_file() and not path.name.startswith(".")]
     except OSError as error:
         raise RequestError(f"{folder}: cannot be read: {error.strerror}") from error
     if not paths:
-        raise RequestError(f"{folder}: has no {' or '.join(PATTERNS)} files; give their folder")
-    return paths
+        raise RequestError(f"{folder}: has no {' or '.join(patterns)} files; give their folder")
+    return paths, folder
 
 
 def _place(path: Path, cache: Path) -> Path:

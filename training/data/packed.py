@@ -119,6 +119,10 @@ class Packed:
             weights = torch.from_numpy(self._weigh(positions, begins) * counts)  # (l,)
         return Sample(torch.from_numpy(ids[:-1]), torch.from_numpy(targets), weights)
 
+    @property
+    def files(self) -> list[str]:
+        return self._paths
+
     def told(self) -> str:
         return f"{self._tokens:,} tokens in {len(self._paths)} files"
 
@@ -288,6 +292,11 @@ def publish(written: Path, path: Path) -> None:
             os.close(descriptor)
         if rename:
             written.rename(path)
+
+
+def count_tokens(pattern: str) -> int:
+    """Count the tokens of files by name or pattern. Raises RequestError as Packed does."""
+    return sum(_tokens_of(path) for path in _found([pattern]))
 
 
 def _found(patterns: Sequence[str]) -> list[str]:

@@ -130,7 +130,17 @@ class LanguageModel(nn.Module):
             hidden = block(hidden, *context)  # (b, l, m)
         hidden = self.finish(hidden)  # (b, l, m)
         if targets is None:
-            return hidden @ self.output.t()  # (b, l, v)
+            return self.logits(hidden)  # (b, l, v)
+        return self.loss(hidden, targets, weights, total)  # ()
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(b, l, m) -> (b, l, v)."""
+        return hidden @ self.output.t()  # (b, l, v)
+
+    def loss(
+        self, hidden: Tensor, targets: Tensor, weights: Tensor | None, total: Tensor | None
+    ) -> Tensor:
+        """(b, l, m), (b, l) -> the loss (), as `forward` tells."""
         return next_token_cross_entropy(hidden, self.output, targets, weights, total)  # ()
 
     def start(self, batch: int, length: int) -> list[State]:

@@ -48,7 +48,7 @@ class Implementation:
 
     def obstacle(self, like: Tensor) -> str:
         """Tell why it cannot run; an empty word where it can."""
-        return self.unfit(like) or (_absent(self.module) if self.module else "")
+        return self.unfit(like) or (absent(self.module) if self.module else "")
 
 
 class Choice:
@@ -120,8 +120,14 @@ def on_gpu(like: Tensor) -> str:
     return "" if like.is_cuda else f"it needs a GPU, and the tensors are on {like.device.type}"
 
 
+def on_neuron(like: Tensor) -> str:
+    """Tell that a tensor is not on a Neuron device, which XLA's device is where NKI is."""
+    where = like.device.type
+    return "" if where == "xla" else f"it needs a Neuron device, and the tensors are on {where}"
+
+
 @functools.lru_cache
-def _absent(module: str) -> str:
+def absent(module: str) -> str:
     """Tell why a module cannot be imported."""
     try:
         importlib.import_module(module)

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.choice import Choice, Implementation, on_gpu, on_neuron
+from training.ops.nki import torch_ops
 
 
 def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool = False) -> Tensor:
@@ -101,6 +102,9 @@ CHOICE = Choice(
     "causal_conv1d",
     [
         Implementation(name="causal-conv1d", run=_fast, module="causal_conv1d", unfit=on_gpu),
+        Implementation(
+            name="nki", run=torch_ops.causal_conv1d, module=torch_ops.NKI, unfit=on_neuron
+        ),
         Implementation(name="torch", run=_Conv.apply),
     ],
 )

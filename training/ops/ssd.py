@@ -36,7 +36,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.choice import Choice, Implementation, on_gpu, on_neuron
+from training.ops.nki import torch_ops
 
 CPU_CHUNK = 64
 """Steps of a chunk on a CPU, whatever the model's: what a chunk needs then fits the cache. A GPU
@@ -331,6 +332,7 @@ CHOICE = Choice(
         Implementation(
             name="mamba-ssm", run=_fast, module="mamba_ssm.ops.triton.ssd_combined", unfit=on_gpu
         ),
+        Implementation(name="nki", run=torch_ops.ssd, module=torch_ops.NKI, unfit=on_neuron),
         Implementation(name="torch", run=_SSD.apply),
     ],
 )

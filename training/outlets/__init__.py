@@ -12,6 +12,7 @@ from typing import Any
 from training.config import Config, RunConfig
 from training.console import Console
 from training.errors import RequestError
+from training.outlets.average import Average
 from training.outlets.jsonl import JsonLines
 from training.outlets.log import Bar, Log
 from training.outlets.outlet import Outlet
@@ -48,8 +49,11 @@ def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
         JsonLines(Path(run.save_ckpt_path), start),
         Log(run.num_steps, console),
     ]
+    if run.average_interval:
+        opened.append(Average(run.average_interval, start, console))
     if run.tensorboard_dir:
-        opened.append(_load("events").TensorBoard(Path(run.tensorboard_dir), start))
+        folder = Path(run.tensorboard_dir)
+        opened.append(_load("events").TensorBoard(folder, start, run.tensorboard_tags))
     if run.use_wandb:
         opened.append(_load("weights_biases").open_run(config))
     if run.progress and console.show_bar(start, run.num_steps):

@@ -10,15 +10,29 @@ from training.errors import RequestError, writing
 from training.outlets.outlet import Outlet, Record
 
 TAGS = {
-    "step": {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"},
-    "report": {
-        "tokens_per_second_per_device": "tokens_per_second_per_device",
-        "mfu": "mfu",
-        "memory_bytes": "memory",
+    "own": {
+        "step": {"loss": "loss", "grad_norm": "grad_norm", "learning_rate": "learning_rate"},
+        "report": {
+            "tokens_per_second_per_device": "tokens_per_second_per_device",
+            "mfu": "mfu",
+            "memory_bytes": "memory",
+        },
+        "evaluation": {"loss": "evaluation_loss", "perplexity": "perplexity"},
     },
-    "evaluation": {"loss": "evaluation_loss", "perplexity": "perplexity"},
+    "smp": {
+        "step": {
+            "loss": "Loss/train",
+            "grad_norm": "Norms/grad_norm",
+            "learning_rate": "LR/learning_rate",
+        },
+        "report": {"samples_per_second": "Perf/SeqPerSec", "tflops": "Perf/ModelTFLOPs"},
+        "evaluation": {"loss": "Loss/val", "perplexity": "Loss/perplexity"},
+    },
 }
-"""Kind of record -> its field -> the tag. The losses of steps are drawn, not the reports' means."""
+"""Setting tensorboard_tags -> kind of record -> its field -> the tag.
+
+The losses of steps are drawn, not the reports' means.
+"""
 
 
 class TensorBoard(Outlet):
@@ -27,8 +41,8 @@ class TensorBoard(Outlet):
     Raises RequestError if the folder cannot be written.
     """
 
-    def __init__(self, folder: Path, start: int) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, start: int, tags: str) -> None:
+        self.folder, self.tags = folder, TAGS[tags]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._writer = SummaryWriter(str(folder), purge_step=start + 1)
@@ -40,7 +54,7 @@ class TensorBoard(Outlet):
     def write(self, records: list[Record]) -> None:
         with writing(self.folder):
             for record in records:
-                for name, tag in TAGS[record["kind"]].items():
+                for name, tag in self.tags[record["kind"]].items():
                     if record[name] is not None:
                         self._writer.add_scalar(tag, record[name], record["step"])
             self._writer.flush()

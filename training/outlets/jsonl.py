@@ -14,8 +14,8 @@ FILE = "metrics.jsonl"
 class JsonLines(Outlet):
     """Appends records; what the file holds of steps after `start` is removed first."""
 
-    def __init__(self, folder: Path, start: int) -> None:
-        self.path = folder / FILE
+    def __init__(self, folder: Path, start: int, name: str = FILE) -> None:
+        self.path = folder / name
         with writing(self.path):
             truncate(self.path, start)
 

@@ -47,14 +47,18 @@ def readable(record: Record, num_steps: int) -> str:
         f"loss {'-' if loss is None else f'{loss:.4f}'} | "
         f"gradient norm {'-' if norm is None else f'{norm:.3f}'} | "
         f"learning rate {record['learning_rate']:.2e} | "
-        f"{record['tokens_per_second_per_device']:,.0f} tokens/s/device | {mfu}"
+        f"{record['tokens_per_second_per_device']:,.0f} tokens/s/device | "
+        f"{record['samples_per_second']:,.2f} samples/s | "
+        f"{record['tflops']:.2f} TFLOPS/device | {mfu}"
         f"memory {record['memory_bytes'] / 2**30:.2f} GiB"
     )
 
 
 def evaluation(record: Record, num_steps: int) -> str:
     """Format what an evaluation gave."""
+    label = f" {record['label']}," if "label" in record else ""
+    tops = [name for name in ("top3", "top10") if name in record]
     return (
-        f"step {record['step']}/{num_steps} | evaluation on {record['tokens']:,} tokens | "
+        f"step {record['step']}/{num_steps} | evaluation on{label} {record['tokens']:,} tokens | "
         f"loss {record['loss']:.4f} | perplexity {record['perplexity']:.2f}"
-    )
+    ) + "".join(f" | {name} {record[name]:.1%}" for name in tops)

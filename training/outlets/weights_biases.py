@@ -9,7 +9,7 @@ from typing import Any
 
 from wandb import Error, init
 
-from training.config import Config, RunConfig
+from training.config import Config
 from training.errors import RequestError, writing
 from training.outlets.outlet import Outlet, Record
 
@@ -24,9 +24,17 @@ KEYS = {
         "memory_bytes": "gpu memory",
         "mfu": "mfu",
     },
-    "evaluation": {"loss": "evaluation loss", "perplexity": "perplexity"},
+    "evaluation": {
+        "loss": "evaluation loss",
+        "perplexity": "perplexity",
+        "top3": "top-3 accuracy",
+        "top10": "top-10 accuracy",
+    },
 }
-"""Kind of record -> its field -> the key. Steps are not sent one by one."""
+"""Kind of record -> its field, if it has it -> the key, after the label of what was evaluated on.
+
+Steps are not sent one by one.
+"""
 
 
 class WeightsBiases(Outlet):
@@ -39,11 +47,13 @@ class WeightsBiases(Outlet):
         for record in records:
             keys = KEYS.get(record["kind"], {})
             if keys and record["step"] >= self._run.step:
-                values = {key: record[name] for name, key in keys.items()}
-                self._run.log(
-                    {key: value for key, value in values.items() if value is not None},
-                    step=record["step"],
-                )
+                label = f"{record['label']}: " if "label" in record else ""
+                values = {
+                    f"{label}{key}": record[name]
+                    for name, key in keys.items()
+                    if record.get(name) is not None
+                }
+                self._run.log(values, step=record["step"])
 
     def close(self, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))
@@ -55,28 +65,44 @@ def open_run(config: Config) -> WeightsBiases:
     Raises RequestError if W&B refuses, as without a key.
     """
     run = config.run
-    path = Path(run.save_ckpt_path) / FILE
+    return begin(
+        Path(run.save_ckpt_path),
+        dataclasses.asdict(config),
+        run_id=run.wandb_run_id,
+        project=run.wandb_project,
+        dir=run.wandb_dir or run.save_ckpt_path,
+    )
+
+
+def begin(
+    folder: Path, settings: dict[str, Any], *, run_id: str = "", project: str, **options: Any
+) -> WeightsBiases:
+    """Begin a run of these settings, or go on with the one that FOLDER/wandb.json or run_id names.
+
+    options: of wandb.init. Raises RequestError if W&B refuses, as without a key.
+    """
+    path = folder / FILE
     try:
         opened = init(
-            project=run.wandb_project,
-            dir=run.wandb_dir or run.save_ckpt_path,
-            id=_known_id(run, path),
+            project=project,
+            id=_known_id(run_id, path),
             resume="allow",
-            config=dataclasses.asdict(config),
+            config=settings,
+            **options,
         )
     except Error as error:
         raise RequestError(
             f"use_wandb: {error}; WANDB_MODE=offline keeps the run here for `wandb sync`"
         ) from error
     with writing(path):
-        path.write_text(json.dumps({"id": opened.id, "project": run.wandb_project}) + "\n")
+        path.write_text(json.dumps({"id": opened.id, "project": project}) + "\n")
     return WeightsBiases(opened)
 
 
-def _known_id(run: RunConfig, path: Path) -> str | None:
+def _known_id(run_id: str, path: Path) -> str | None:
     """Find the id to go on with; None for a new one. Raises RequestError for a broken file."""
-    if run.wandb_run_id or not path.exists():
-        return run.wandb_run_id or None
+    if run_id or not path.exists():
+        return run_id or None
     try:
         return str(json.loads(path.read_text())["id"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -34,6 +34,22 @@ def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
     return found
 
 
+def neuron_faults(sizes: Sizes, degree: int) -> list[str]:
+    """List why the Neuron backend cannot share a model out to so many ranks."""
+    if not isinstance(sizes, Mamba2Config):
+        return [f"backend: neuron has mamba2 only, not {sizes.family}"]
+    shared = (
+        *_shared(sizes)[:1],
+        ("n_groups", "groups", sizes.n_groups),
+        ("vocab_size", "words of the vocabulary", sizes.vocab_size),
+    )
+    return [
+        f"tensor_parallel: {degree} ranks cannot share {value} {what} ({name}) evenly"
+        for name, what, value in shared
+        if value % degree
+    ]
+
+
 def world_faults(degree: int, ranks: int, has_fsdp2: bool) -> list[str]:
     """List why these ranks cannot be cut into groups that share layers."""
     found = []

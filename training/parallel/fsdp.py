@@ -8,6 +8,8 @@ FSDP cuts further.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,18 +17,52 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from training import compat, models
-from training.config import ParallelConfig
+from training.config import Config, ParallelConfig
 from training.errors import RequestError
 from training.initial import start_from
 from training.models import Sizes
 from training.models.language import LanguageModel
-from training.parallel import degrees, experts, fsdp1, recompute, tensor
+from training.optim import clip_gradients, make_optimizer
+from training.parallel import degrees, experts, float8, fsdp1, memory, recompute, tensor
+from training.parallel.auto import compute_dtype, uses_fsdp2
+from training.parallel.backend import Backend
 from training.parallel.compiled import compile_blocks
-from training.parallel.group import Group
+from training.parallel.group import Group, start
 from training.parallel.offload import HostMemory, Offload
 
 if TYPE_CHECKING:
     from training.convert.source import Source
+
+
+class Fsdp(Backend):
+    """FSDP, and tensor groups of ranks that share layers."""
+
+    def start(self, config: Config) -> Group:
+        parallel = config.parallel
+        return start(config.run.device, parallel.tensor_parallel, cpu_offload=parallel.cpu_offload)
+
+    def check(self, config: Config, group: Group) -> None:
+        check(config.parallel, group)
+        memory.check(config, group.device)
+
+    def build(self, config: Config, group: Group, weights: Source | None) -> nn.Module:
+        return build(config.model.sizes, config.parallel, group, config.run.seed, weights)
+
+    def optimizer(self, model: nn.Module, config: Config, group: Group) -> torch.optim.Optimizer:
+        return make_optimizer(model, config.optim, group.device)
+
+    def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer, threshold: float) -> Tensor:
+        return clip_gradients(model, threshold)  # ()
+
+    def copier(
+        self, config: Config, device: torch.device
+    ) -> tuple[Callable[[Any], Any] | None, str]:
+        if not uses_fsdp2(config.parallel.fsdp_engine):
+            return None, "this is FSDP1"
+        return super().copier(config, device)
+
+
+BACKEND = Fsdp()
 
 
 def build(
@@ -48,6 +84,7 @@ def build(
     if config.offload_activations:
         memory = HostMemory(group.device)
         Offload(memory, config.activation_loading_horizon).attach(model.blocks)
+    float8.convert(model.blocks, config, group.device, dtype)
     if config.use_torch_compile:
         compile_blocks(model.blocks)
     if not config.low_cpu_fsdp:
@@ -64,19 +101,13 @@ def build(
 
 
 def check(config: ParallelConfig, group: Group) -> None:
-    """Raise RequestError with all faults if these ranks and this torch cannot share layers."""
+    """Raise RequestError if these ranks and this torch cannot share layers, or the model."""
     found = degrees.world_faults(
         config.tensor_parallel, group.world_size, compat.fsdp2() is not None
     )
     if found:
         raise RequestError.of(found)
-
-
-def uses_fsdp2(engine: str) -> bool:
-    """Choose the engine; RequestError if FSDP2 is asked for and this torch has none."""
-    if engine == "fsdp2" and compat.fsdp2() is None:
-        raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; use auto")
-    return engine != "fsdp1" and compat.fsdp2() is not None
+    mesh_shape(config, group)
 
 
 def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh | None]:
@@ -110,15 +141,6 @@ def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
     return group.world_size // shared, shared // config.tensor_parallel
 
 
-def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Choose bfloat16 or float32; auto is bfloat16 on a GPU that has it."""
-    has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
-    if precision == "bf16" and not has_bf16:
-        raise RequestError("precision: this GPU has no bfloat16; use precision=fp32")
-    wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16)
-    return torch.bfloat16 if wanted else torch.float32
-
-
 def _shard(
     model: LanguageModel, mesh: DeviceMesh, dtype: torch.dtype, config: ParallelConfig
 ) -> None:
@@ -137,9 +159,14 @@ def _shard(
         options["shard_placement_fn"] = placed.get
     if config.cpu_offload:
         options["offload_policy"] = compat.fsdp2().CPUOffloadPolicy()
+    reshard = config.reshard_after_forward
     for block in model.blocks:
-        compat.fsdp2().fully_shard(block, **options)
+        compat.fsdp2().fully_shard(block, reshard_after_forward=reshard, **options)
     compat.fsdp2().fully_shard(model, **options)
+    if config.forward_prefetch:
+        sharded: list[Any] = model.blocks
+        for block, after in pairwise(sharded):
+            block.set_modules_to_forward_prefetch([after])
 
 
 def _fill(model: LanguageModel, seed: int) -> None:

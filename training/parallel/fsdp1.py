@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
+    BackwardPrefetch,
     CPUOffload,
     FullyShardedDataParallel,
     MixedPrecision,
@@ -48,23 +49,38 @@ def shard(
     return FullyShardedDataParallel(
         model,
         auto_wrap_policy=ModuleWrapPolicy({Block}),
-        sharding_strategy=_strategy(mesh),
+        sharding_strategy=_strategy(mesh, config.reshard_after_forward),
         mixed_precision=None if dtype == torch.float32 else precision,
-        device_mesh=mesh if _strategy(mesh) == ShardingStrategy.HYBRID_SHARD else None,
+        device_mesh=mesh if _is_hybrid(mesh) else None,
         device_id=device,
         cpu_offload=CPUOffload(offload_params=True) if config.cpu_offload else None,
+        forward_prefetch=config.forward_prefetch,
+        backward_prefetch=BACKWARD[config.backward_prefetch],
         limit_all_gathers=config.limit_all_gathers,
         param_init_fn=materialise if next(model.parameters()).is_meta else None,
         use_orig_params=True,
     )
 
 
-def _strategy(mesh: DeviceMesh) -> ShardingStrategy:
+BACKWARD = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST}
+STRATEGIES = {
+    (True, True): ShardingStrategy.HYBRID_SHARD,
+    (True, False): ShardingStrategy._HYBRID_SHARD_ZERO2,
+    (False, True): ShardingStrategy.FULL_SHARD,
+    (False, False): ShardingStrategy.SHARD_GRAD_OP,
+}
+"""Whether it is hybrid, and whether weights are let go after the forward pass -> what it is."""
+
+
+def _strategy(mesh: DeviceMesh, reshard: bool) -> ShardingStrategy:
     """Choose by the mesh: hybrid sharding in groups of one rank does not add their gradients up."""
-    copies, shards = mesh.size(0), mesh.size(1)
-    if shards == 1:
+    if mesh.size(1) == 1:
         return ShardingStrategy.NO_SHARD
-    return ShardingStrategy.HYBRID_SHARD if copies > 1 else ShardingStrategy.FULL_SHARD
+    return STRATEGIES[_is_hybrid(mesh), reshard]
+
+
+def _is_hybrid(mesh: DeviceMesh) -> bool:
+    return mesh.size(0) > 1 and mesh.size(1) > 1
 
 
 def reduce_dtype(reduce_precision: str, dtype: torch.dtype) -> torch.dtype:

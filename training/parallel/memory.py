@@ -7,7 +7,7 @@ import torch
 from training import compat
 from training.config import Config
 from training.errors import RequestError
-from training.parallel.fsdp import compute_dtype, uses_fsdp2
+from training.parallel.auto import compute_dtype, uses_fsdp2
 
 
 def check(config: Config, device: torch.device) -> None:
@@ -22,6 +22,11 @@ def check(config: Config, device: torch.device) -> None:
         )
     if fsdp2 and not parallel.limit_all_gathers:
         found.append("limit_all_gathers: FSDP2 always limits them; use fsdp_engine=fsdp1 for False")
+    if fsdp2 and parallel.backward_prefetch == "post":
+        found.append(
+            "backward_prefetch: FSDP2 always gathers before a block's gradients; use pre, or "
+            "fsdp_engine=fsdp1"
+        )
     narrow = compute_dtype(parallel.precision, device) == torch.bfloat16
     if parallel.reduce_precision == "bf16" and not narrow:
         found.append(

@@ -13,7 +13,6 @@ Shapes: those of training.models.mamba2, and N ranks of the group.
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,7 +62,8 @@ class SharedMixer(Shared, Mamba2Mixer):
         D, dt_bias = small["D"][heads], small["dt_bias"][heads]  # (h / N,) both
         y = ssd(x, dt, A, B, C, D, c.chunk_size, dt_bias)  # (b, l, h / N, p)
         scale = small["norm"][self.share.own(c.d_inner)]  # (d_inner / N,)
-        y = gated_rms_norm(y.flatten(2), z, scale, *self._mean())  # (b, l, d_inner / N)
+        groups, mean = self.share.mean(self.norm.groups)
+        y = gated_rms_norm(y.flatten(2), z, scale, groups, self.norm.eps, mean)
         return self.out_proj(y)  # (b, l, d_model)
 
     def _small(self) -> dict[str, Tensor]:
@@ -80,22 +80,6 @@ class SharedMixer(Shared, Mamba2Mixer):
         there = {name: one for name, one in held.items() if one is not None}
         return dict(zip(there, self.share.enter(*there.values()), strict=True))
 
-    def _mean(self) -> tuple[int, float, Callable[[Tensor], Tensor] | None]:
-        """Give the norm's own groups, its eps, and how a mean becomes that of all ranks."""
-        groups, share = self.norm.groups, self.share
-        if groups % share.size == 0:
-            return groups // share.size, self.norm.eps, None
-        each = share.size // groups  # ranks of one group of channels
-
-        def mean(own: Tensor) -> Tensor:
-            """(..., 1, 1) -> (..., 1, 1)."""
-            sums = own.new_zeros(*own.shape[:-1], groups)  # (..., 1, groups)
-            at = slice(share.rank // each, share.rank // each + 1)
-            sums[..., at] = own / each  # (..., 1, 1)
-            return share.sum(sums)[..., at]  # (..., 1, 1)
-
-        return 1, self.norm.eps, mean
-
 
 class Rows:
     """Which rows of the packed parameters are a rank's own."""
@@ -108,26 +92,26 @@ class Rows:
         first = share.rank * c.n_groups // share.size
         shared = slice(first * c.d_state, (first + groups) * c.d_state)  # of B's rows, and of C's
         width = c.n_groups * c.d_state
-        self._conv = [
+        self.conv = [
             inner,
             _after(c.d_inner, shared),
             _after(c.d_inner + width, shared),
         ]
-        self._all = [
+        self.all = [
             inner,
-            *(_after(c.d_inner, part) for part in self._conv),
+            *(_after(c.d_inner, part) for part in self.conv),
             _after(c.d_inner + c.d_conv_in, heads),
         ]
-        self.parts = [_length(part) for part in self._conv]  # of x, B and C
+        self.parts = [_length(part) for part in self.conv]  # of x, B and C
         self.sizes = [_length(inner), sum(self.parts), _length(heads)]  # of z, xBC and dt
 
     def projected(self, packed: Tensor) -> Tensor:
         """Rows of in_proj, (d_inner + d_conv_in + h, ...) -> (rows, ...)."""
-        return torch.cat([packed[part] for part in self._all])  # (rows, ...)
+        return torch.cat([packed[part] for part in self.all])  # (rows, ...)
 
     def convolved(self, packed: Tensor) -> Tensor:
         """Channels of the convolution, (d_conv_in, ...) -> (channels, ...)."""
-        return torch.cat([packed[part] for part in self._conv])  # (channels, ...)
+        return torch.cat([packed[part] for part in self.conv])  # (channels, ...)
 
     def split(self, xBC: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: N803
         """(b, l, channels) -> x (b, l, h / N, p), B and C (b, l, own groups, n)."""

@@ -7,6 +7,7 @@ the other's backward pass (Shoeybi et al. 2019, "Megatron-LM", section 3: f and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,10 +46,30 @@ class Share:
         total: Tensor = _Leave.apply(self.group, x)  # the shape of x
         return total
 
-    def sum(self, x: Tensor) -> Tensor:
-        """Add up over the ranks, in place; without gradients."""
-        dist.all_reduce(x, group=self.group)
+    def sum(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
+        """Add up over the ranks, or take another operation, in place; without gradients."""
+        dist.all_reduce(x, op=op, group=self.group)
         return x
+
+    def mean(self, groups: int) -> tuple[int, Callable[[Tensor], Tensor] | None]:
+        """Tell how channels in so many groups are normalised, whose ranks have equal parts.
+
+        Gives the groups of this rank, and how a mean over its channels of one becomes that over
+        all of them, where other ranks have channels of it too. Of groups and ranks one divides the
+        other.
+        """
+        if groups % self.size == 0:
+            return groups // self.size, None
+        each = self.size // groups  # ranks of one group of channels
+
+        def mean(own: Tensor) -> Tensor:
+            """(..., 1, 1) -> (..., 1, 1)."""
+            sums = own.new_zeros(*own.shape[:-1], groups)  # (..., 1, groups)
+            at = slice(self.rank // each, self.rank // each + 1)
+            sums[..., at] = own / each  # (..., 1, 1)
+            return self.sum(sums)[..., at]  # (..., 1, 1)
+
+        return 1, mean
 
 
 class _Enter(torch.autograd.Function):

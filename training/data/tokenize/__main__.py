@@ -24,8 +24,6 @@ from training.flags import Flag, parse
 from training.setting import boolean, integer
 
 PROGRAM = "python -m training.data.tokenize"
-SWITCHES = ("--dryrun", "--append_eos")
-"""Flags that may stand alone, for true."""
 
 
 def _processors() -> int:
@@ -88,7 +86,7 @@ FLAGS = (
 
 def tokenize(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
-    given = parse(FLAGS, _switched(arguments), program=PROGRAM, about=str(__doc__))
+    given = parse(FLAGS, arguments, program=PROGRAM, about=str(__doc__))
     absent = [name for name in ("dataset", "save_path") if given[name] is None]
     if absent:
         raise RequestError.of([f"--{name}: must be given" for name in absent])
@@ -134,20 +132,12 @@ def _job(given: dict[str, Any], target: Path) -> Job:
     return Job(texts, tokenizer, append_eos, given["seq_len"], target)
 
 
-def _switched(arguments: Sequence[str]) -> list[str]:
-    """Write a switch that stands alone as a flag with its value."""
-    following = [*arguments[1:], "--"]
-    return [
-        f"{one}=True" if one in SWITCHES and after.startswith("-") else one
-        for one, after in zip(arguments, following, strict=True)
-    ]
-
-
 def _quiet() -> None:
     """Leave the lines to this program, but for the reading of texts, which may take long."""
     if not sys.stderr.isatty():
         os.environ.setdefault("HF_DATASETS_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")  # it tells each time that it tries again
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 

@@ -20,6 +20,9 @@ from training.errors import RequestError
 from training.ops.nki.arguments import check_conv, check_ssd
 from training.ops.nki.limits import TIME
 
+NKI = "training.ops.nki.namespace"
+"""The module that can be imported where there is NKI."""
+
 
 def ssd(
     x: Tensor,
@@ -126,7 +129,7 @@ def launch(module: str, kernel: str, *arguments: Tensor | int) -> tuple[Tensor, 
     """Run a kernel, on the device where the tensors are. Raises RequestError without NKI."""
     try:
         run = getattr(import_module(f"training.ops.nki.{module}"), kernel)
-        simulate = import_module("training.ops.nki.namespace").simulate
+        simulate = import_module(NKI).simulate
     except ImportError as error:
         raise RequestError(f"NKI kernels cannot run: {error}") from error
     first = arguments[0]

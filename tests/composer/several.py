@@ -1,0 +1,32 @@
+"""Several runs by one process, or by one for each rank: `... several.py FILE [FILE ...]`.
+
+With SHARDED=1, by Composer's FSDP, which then takes the processor for a GPU. They save nothing:
+torch cannot collect a model that FSDP shares, but on a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import torch
+
+from training import mamba_composer
+from training.composer import run
+
+if os.environ.get("SHARDED"):
+    torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
+    torch.cuda.is_bf16_supported = lambda *args, **kwargs: False  # type: ignore[assignment]
+    ordinary = run.Trainer
+
+    def on_cpu(**options: Any) -> Any:
+        options |= {"save_folder": None, "autoresume": False, "device": "cpu"}
+        return ordinary(**options)
+
+    run.Trainer = on_cpu
+    make = run._model
+    run._model = lambda config, device, say: make(config, torch.device("cuda"), say)
+
+for file in sys.argv[1:]:
+    mamba_composer.main([file])

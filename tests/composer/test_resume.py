@@ -1,0 +1,71 @@
+"""A run that is killed and started again ends as if it had not been."""
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.composer.runs import DOOR, PROGRAM, run, settings, started, write, write_packed
+from tests.training.runs import kill_tree, losses, steps, wait_for
+
+
+def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
+    """Two ranks; kill -9 after a checkpoint and steps beyond it; data read ahead by processes."""
+    write_packed(tmp_path)
+    make = partial(settings, tmp_path, scheduler__t_max="14ba", trainer__save_interval="4ba")
+    calm = write(tmp_path / "calm.yaml", make(tmp_path / "calm"))
+    done = run(2, calm)
+    assert done.returncode == 0, done.stderr
+
+    save = tmp_path / "save"
+    config = write(tmp_path / "killed.yaml", make(save, data__num_workers=1))
+    metrics = save / "metrics.jsonl"
+
+    def is_beyond() -> bool:
+        return (save / "latest-rank0.pt").exists() and '"step": 6,' in metrics.read_text()
+
+    with started(2, *DOOR, config) as process:
+        assert wait_for(is_beyond, process, seconds=200), "it ended before it was killed"
+        kill_tree(process)
+    # What a kill while the next one is written leaves: a file cut off, and no link.
+    last = (save / "latest-rank0.pt").resolve()
+    (save / "ep0-ba13-rank0.pt").write_bytes(last.read_bytes()[:5000])
+    (save / "latest-rank0.pt").unlink()
+
+    again = run(2, config)
+    assert again.returncode == 0, again.stderr
+    assert f"resuming from {last}" in again.stdout
+    first = int(again.stdout.partition("\nstep ")[2].partition("/")[0])
+    assert 4 < first <= 13, "it did not resume in the middle"
+    assert [one["step"] for one in steps(save)] == list(range(1, 15))
+    assert losses(save) == losses(tmp_path / "calm")
+    assert steps(save) == steps(tmp_path / "calm")
+
+
+def test_a_longer_run_reads_on_and_other_data_is_told(tmp_path: Path) -> None:
+    write_packed(tmp_path)
+    make = partial(settings, tmp_path, scheduler__t_decay="1ba", scheduler__t_warmup="1ba")
+    save = tmp_path / "save"
+    given = {
+        "long": make(tmp_path / "long", scheduler__t_max="6ba"),
+        "short": make(save, scheduler__t_max="3ba"),
+        "longer": make(save, scheduler__t_max="6ba", data__n_samples_to_skip=800),
+        "again": make(save, scheduler__t_max="6ba"),
+        "other": make(save, scheduler__t_max="7ba", data__code_paths=[]),
+    }
+    files = [write(tmp_path / f"{name}.yaml", one) for name, one in given.items()]
+    done = run(0, *files, program=PROGRAM)
+    assert done.returncode == 0, done.stderr
+    states = [_state(tmp_path / name / "ep0-ba6-rank0.pt") for name in ("long", "save")]
+    assert states[0] == states[1] and states[0]["samples"] == 48
+    *_, longer, again, other = done.stdout.split("parameters, ")
+    assert "resuming from" in longer and "step 4/6" in longer and "step 3/6" not in longer
+    assert "\nstep" not in again, "a run that is done went on"
+    assert "WARNING: data: it was trained on other data" in other and "step 7/7" in other
+
+
+def _state(path: Path) -> dict[str, Any]:
+    """Give what the data set told a checkpoint."""
+    held = torch.load(path, weights_only=False)
+    return dict(held["state"]["dataset_state"]["train"])

@@ -1,0 +1,63 @@
+"""What happens around each step: its learning rate, the clipping of its gradients."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from composer.core import Callback, State
+from composer.loggers import Logger
+from torch import Tensor
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+from training import schedule
+from training.composer.config import ComposerConfig
+from training.models import Sizes
+from training.optim import clip_gradients, set_learning_rate
+
+
+class LearningRate(Callback):
+    """Sets the rate of each step before it is taken, from the tokens of the run alone.
+
+    Composer's own schedulers are asked before its clock has moved on, so theirs lag a step behind
+    the formula; and a resumed run would begin with the rate that its checkpoint was made with.
+    """
+
+    def __init__(self, config: ComposerConfig) -> None:
+        self.config, self.rate = config, 0.0
+
+    def batch_start(self, state: State, logger: Logger) -> None:
+        config = self.config
+        tokens = int(state.timestamp.token) + config.tokens_per_step
+        self.rate = config.optimizer.lr * schedule.share(
+            config.schedule, tokens, config.num_steps, config.tokens_per_step
+        )
+        set_learning_rate(state.optimizers[0], self.rate)
+        logger.log_metrics({"lr": self.rate})
+
+
+class Clipping(Callback):
+    """Scales a step's gradients so that their global norm is at most a threshold.
+
+    Not Composer's own, which does not tell the norm, and on torch 2.2 adds it up in another order
+    in each process, so that a resumed run would differ in the last digits.
+    """
+
+    def __init__(self, threshold: float) -> None:
+        self.threshold = threshold
+        self.norm: Tensor | None = None  # (), of the last step, before it was scaled
+
+    def after_train_batch(self, state: State, logger: Logger) -> None:
+        modules = state.model.modules()
+        sharded = next((one for one in modules if isinstance(one, FullyShardedDataParallel)), None)
+        self.norm = clip_gradients(sharded or state.model, self.threshold)  # ()
+
+
+class Described(Callback):
+    """Lets each checkpoint tell the sizes of its model, for training.convert."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"family": self.sizes.family, "sizes": asdict(self.sizes)}

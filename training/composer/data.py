@@ -1,0 +1,224 @@
+"""The packed mixture as a torch DataLoader that Composer takes, and what is held out.
+
+One order for all ranks: step s takes the samples s * G ... (s + 1) * G - 1 of the mixture, G being
+the global batch, and each rank its own row of them. Composer asks the data set for its state at
+each checkpoint and gives it back, so a run that resumes reads on, without reading anything again.
+
+What Composer calls an epoch is the whole run here, and a step more: the end of an epoch would set
+the count of samples back, by which it tells the data set how far it was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from composer.core import DataSpec, Evaluator
+from composer.utils import dist
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+from training.composer.batch import collate, cut, micro_batches, samples_in, tokens_in
+from training.composer.config import SEED, ComposerConfig
+from training.data.mixture import Mixture, Source
+from training.data.packed import Packed, count_tokens
+from training.data.reader import OTHER_DATA
+from training.data.samples import Sample, Samples
+from training.errors import RequestError
+
+Say = Callable[[str], None]
+
+
+class Windows(Dataset[Sample]):
+    """Numbered samples, and where the run reads next.
+
+    A process that reads ahead opens the files itself.
+    """
+
+    def __init__(
+        self, open_samples: Callable[[], Samples], skip: int = 0, say: Say = print
+    ) -> None:
+        self._open, self._say = open_samples, say
+        self.samples: Samples | None = open_samples()
+        self.skip = self.first = self.position = skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_open": self._open, "samples": None}
+
+    def __len__(self) -> int:
+        return len(self._opened())
+
+    def __getitem__(self, place: int) -> Sample:
+        """Give the sample at a place of the order, which begins again after its last."""
+        samples = self._opened()
+        return samples[place % len(samples)]
+
+    def state_dict(self, num_samples: int, from_beginning: bool) -> dict[str, Any]:
+        """Tell where the run stands after so many samples over all ranks; Composer counts them."""
+        return {"first": self.first, "samples": num_samples, "fingerprint": self.fingerprint}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where a checkpoint stood; if it read other data, at this data's beginning."""
+        if state["fingerprint"] == self.fingerprint:
+            self.first = state["first"]
+        else:
+            self._say(f"WARNING: data: {OTHER_DATA}")
+            self.first = self.skip - state["samples"]
+        self.position = self.first + state["samples"]
+
+    @property
+    def fingerprint(self) -> str:
+        return self._opened().fingerprint
+
+    def _opened(self) -> Samples:
+        if self.samples is None:
+            self.samples = self._open()
+        return self.samples
+
+
+class InOrder(DistributedSampler[int]):
+    """A rank's places in the order, from where its data set stands; it has an end."""
+
+    def __init__(self, windows: Windows, steps: int, batch_size: int) -> None:
+        super().__init__(
+            windows, dist.get_world_size(), dist.get_global_rank(), shuffle=False, drop_last=True
+        )
+        self.windows, self.steps, self.rank_batch = windows, steps, batch_size
+
+    def __iter__(self) -> Iterator[int]:
+        first = self.windows.position + self.rank * self.rank_batch
+        for step in range(self.steps):
+            begin = first + step * self.rank_batch * self.num_replicas
+            yield from range(begin, begin + self.rank_batch)
+
+    def __len__(self) -> int:
+        return self.steps * self.rank_batch
+
+
+def open_sources(config: ComposerConfig) -> list[Source]:
+    """Open the parts of the training data. Raises RequestError naming the key and the entry."""
+    data = config.data
+    return [
+        Source(
+            name=part.path,
+            samples=_packed(config, part.path, f"data.{name}: entry {number}", training=True),
+            weight=part.weight,
+            order=part.order,
+        )
+        for name, parts in (("text_paths", data.text_paths), ("code_paths", data.code_paths))
+        for number, part in enumerate(parts, 1)
+    ]
+
+
+def open_mixture(config: ComposerConfig) -> Mixture:
+    """Open the training data as one. Raises RequestError."""
+    sources = open_sources(config)
+    try:
+        return Mixture(sources, seed=SEED)
+    except RequestError as error:
+        raise RequestError(f"data: {error}") from error
+
+
+def training_data(config: ComposerConfig, say: Say) -> DataSpec:
+    """Open what a rank trains on, checked. Raises RequestError."""
+    data = config.data
+    windows = Windows(partial(open_mixture, config), data.n_samples_to_skip, say)
+    _note(windows, config, say)
+    size = data.global_batch_size // dist.get_world_size()
+    ahead: dict[str, Any] = {}
+    if data.num_workers:
+        # A fork fails where a network card's memory is in huge pages (EFA).
+        ahead = {"prefetch_factor": data.prefetch_factor, "multiprocessing_context": "spawn"}
+    loader = DataLoader(
+        windows,
+        batch_size=size,
+        sampler=InOrder(windows, config.num_steps + 1, size),
+        num_workers=data.num_workers,
+        collate_fn=collate,
+        drop_last=True,
+        **ahead,
+    )
+    return DataSpec(
+        loader,
+        split_batch=micro_batches,
+        get_num_samples_in_batch=samples_in,
+        get_num_tokens_in_batch=tokens_in,
+    )
+
+
+def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
+    """Open what is evaluated on: the first batches of each, in order, each sample once.
+
+    Raises RequestError, also for a file that is trained on.
+    """
+    data = config.data
+    trained = {file for source in open_sources(config) for file in _files(source.samples)}
+    if not data.eval_paths:
+        say("data.eval_paths: there are none, so nothing is evaluated")
+    found = []
+    for number, one in enumerate(data.eval_paths, 1):
+        where = f"data.eval_paths: entry {number}"
+        packed = _packed(config, one.path, where, training=False)
+        if not len(packed):
+            raise RequestError(
+                f"{where}: {one.path} has {packed.told()}, which make no sample of seq_len "
+                f"{data.seq_len}"
+            )
+        if shared := sorted(trained & _files(packed)):
+            raise RequestError(f"{where}: {shared[0]} is trained on; hold other files out")
+        loader: DataLoader[Sample] = DataLoader(
+            packed,  # type: ignore[arg-type]  # it has a length, and items by number
+            batch_size=data.eval_batch_size,
+            # Composer leaves out what this sampler adds to let all ranks have equally many.
+            sampler=DistributedSampler(
+                packed,  # type: ignore[arg-type]
+                dist.get_world_size(),
+                dist.get_global_rank(),
+                shuffle=False,
+            ),
+            collate_fn=collate,
+        )
+        spec = DataSpec(
+            loader,
+            split_batch=cut,
+            get_num_samples_in_batch=samples_in,
+            get_num_tokens_in_batch=tokens_in,
+        )
+        found.append(Evaluator(label=one.label, dataloader=spec))
+    return found
+
+
+def _packed(config: ComposerConfig, path: str, where: str, *, training: bool) -> Packed:
+    try:
+        return Packed(
+            path,
+            config.data.seq_len,
+            vocab_size=config.model.vocab_size,
+            position_weighting=training and config.general.position_weighting,
+        )
+    except RequestError as error:
+        raise RequestError(f"{where}: {error}") from error
+
+
+def _files(samples: Samples) -> set[Path]:
+    """Give the files of packed data, whatever they are called by."""
+    assert isinstance(samples, Packed)
+    return {Path(file).resolve() for file in samples.files}
+
+
+def _note(windows: Windows, config: ComposerConfig, say: Say) -> None:
+    """Tell what is odd about the data, and which part of it the run reads more than once."""
+    mixture, data = windows.samples, config.data
+    assert isinstance(mixture, Mixture)
+    for note in mixture.notes:
+        say(f"data: {note}")
+    files = {file for source in open_sources(config) for file in _files(source.samples)}
+    tokens = sum(count_tokens(str(file)) for file in files)
+    if data.n_total_tokens not in (0, tokens):
+        say(f"data.n_total_tokens: is {data.n_total_tokens:,}, and the files have {tokens:,}")
+    samples = data.n_samples_to_skip + config.num_steps * data.global_batch_size
+    for name, passes in mixture.passes(samples).items():
+        if passes > 1:
+            say(f"data: {name} will be read {passes:.1f} times")

@@ -1,0 +1,141 @@
+"""config.yaml read and written. Light: no torch here.
+
+Sections and keys are those of training.composer.sections. text_paths and code_paths are lists of
+{path, weight, order}, of which order may be left out; eval_paths is one of {path, label}, where a
+label that is left out is the file's name up to its first dot. A key that does not exist is an
+error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from training.composer.config import ComposerConfig
+from training.composer.sections import DataSection, HeldOut, Part
+from training.configfile import near, value_of
+from training.errors import RequestError, writing
+from training.setting import named
+
+SECTIONS: dict[str, type] = {
+    field.name: field.default_factory  # type: ignore[misc]
+    for field in fields(ComposerConfig)
+}
+_SHARES = ("code_percentage", "text_percentage")
+_LISTS: dict[str, type] = {"text_paths": Part, "code_paths": Part, "eval_paths": HeldOut}
+
+
+def read(path: Path) -> ComposerConfig:
+    """Read a file. Raises RequestError listing every fault with its place."""
+    faults: list[str] = []
+    found: dict[str, dict[str, Any]] = {}
+    for section, given in _parsed(path).items():
+        if section not in SECTIONS:
+            faults.append(f"{section}: there is no such section{near(str(section), SECTIONS)}")
+        elif not isinstance(given or {}, Mapping):
+            faults.append(f"{section}: must be a list of settings, name: value")
+        else:
+            found[section] = _section(section, given or {}, faults)
+    if not any(fault.startswith(f"data.{name}:") for fault in faults for name in _LISTS):
+        # What is told of data that could not be read would not be true.
+        try:
+            made = ComposerConfig(**{n: SECTIONS[n](**values) for n, values in found.items()})
+        except RequestError as error:
+            told = [line for line in str(error).splitlines() if not line.endswith(" faults")]
+            faults += [line.removeprefix("  - ") for line in told]
+    if faults:
+        raise RequestError.of([f"{path}: {fault}" for fault in dict.fromkeys(faults)])
+    return made
+
+
+def write(config: ComposerConfig, path: Path) -> None:
+    """Write a configuration with every key. Raises TrainingError if it cannot."""
+    import yaml
+
+    content = dataclasses.asdict(config)
+    data = content["data"]
+    for name in _LISTS:
+        data[name] = list(data[name])
+    for name in _SHARES:
+        if data[name] is None:
+            del data[name]
+    content["trainer"]["cp_interval"] = config.trainer.save_interval
+    content["fsdp"]["process_group"] = config.fsdp.process_group or None
+    with writing(path):
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+
+
+def label_of(path: str) -> str:
+    """Name held-out files that are given no label."""
+    return Path(path).name.partition(".")[0]
+
+
+def _parsed(path: Path) -> Mapping[Any, Any]:
+    import yaml
+
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise RequestError(
+            f"{path} cannot be read: {error.strerror}; python -m training.create_mamba_config "
+            "writes one with every key"
+        ) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, Mapping):
+        raise RequestError(f"{path} must have sections: {', '.join(SECTIONS)}")
+    return content
+
+
+def _section(section: str, given: Mapping[Any, Any], faults: list[str]) -> dict[str, Any]:
+    """Read the keys of a section; a value that is wrong is left out, and told."""
+    known = named(SECTIONS[section])
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        where = f"{section}.{name}"
+        is_data = SECTIONS[section] is DataSection
+        if is_data and name in _LISTS:
+            found[name] = _entries(_LISTS[name], value, where, faults)
+        elif is_data and name in _SHARES:
+            if type(value) in (int, float):
+                found[name] = float(value)
+            else:
+                faults.append(f"{where}: must be a number, not {value!r}")
+        elif name not in known:
+            every = [*known, *(_LISTS if is_data else ())]
+            faults.append(f"{where}: there is no such setting{near(str(name), every)}")
+        else:
+            try:
+                empty = value is None and known[name].default == ""
+                found[name] = "" if empty else value_of(known[name], value)
+            except ValueError as error:
+                faults.append(f"{where}: must be {error}, not {value!r}")
+    return found
+
+
+def _entries(kind: type, value: Any, where: str, faults: list[str]) -> tuple[Any, ...]:
+    """Read a list of Parts or HeldOuts."""
+    names = [field.name for field in fields(kind)]
+    if not isinstance(value, list):
+        faults.append(f"{where}: must be a list of {', '.join(names)}")
+        return ()
+    found: list[Any] = []
+    for number, entry in enumerate(value, 1):
+        place = f"{where}: entry {number}"
+        if not isinstance(entry, Mapping) or not {"path"} <= entry.keys() <= set(names):
+            faults.append(f"{place}: must have path, and of these no other: {', '.join(names)}")
+        elif not isinstance(entry["path"], str) or not entry["path"]:
+            faults.append(f"{place}: path must be a text, not {entry['path']!r}")
+        elif kind is HeldOut:
+            label = entry.get("label") or label_of(entry["path"])
+            found.append(HeldOut(path=entry["path"], label=str(label)))
+        elif (
+            type(entry.get("weight")) not in (int, float) or type(entry.get("order", 0)) is not int
+        ):
+            faults.append(f"{place}: weight must be a number, and order a whole one")
+        else:
+            found.append(Part(**entry))
+    return tuple(found)

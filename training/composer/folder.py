@@ -1,0 +1,119 @@
+"""The folder of a run: config.json, Composer's checkpoints, and their link whole after a kill.
+
+Composer writes a checkpoint under its own name, takes the link to the newest away, and makes it
+again. A run that was killed in between would begin anew, or find a checkpoint that is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from training.composer.config import ComposerConfig
+from training.config import versions
+from training.errors import RequestError, writing
+
+CONFIG = "config.json"
+LINK = "latest-rank0.pt"
+STATE_BYTES = 12
+"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
+_NAME = re.compile(r"ep\d+-ba(\d+)-rank0\.pt")
+
+
+def prepare(
+    config: ComposerConfig,
+    folder: Path,
+    parameters: int,
+    world_size: int,
+    say: Callable[[str], None],
+) -> None:
+    """Make and check the folder of a run, and write its config.json; for rank 0 alone.
+
+    Raises RequestError for a folder that cannot be written or has no room for a checkpoint, and
+    for checkpoints of another model, or any if the run is not to go on from them.
+    """
+    _require_room(folder, STATE_BYTES * parameters)
+    newest = mend(folder)
+    if newest and not config.trainer.autoresume:
+        raise RequestError(
+            f"trainer.save_folder: {folder} has checkpoints, such as {newest.name}; let "
+            "trainer.autoresume be true to go on from it, or give another folder"
+        )
+    if newest:
+        _require_same_model(config, folder / CONFIG)
+        say(f"resuming from {newest}")
+    record: dict[str, Any] = {
+        "config": asdict(config),
+        "world_size": world_size,
+        "versions": versions(),
+    }
+    with writing(folder / CONFIG):
+        (folder / CONFIG).write_text(json.dumps(record, indent=2) + "\n")
+
+
+def mend(folder: Path) -> Path | None:
+    """Let the link name the newest complete checkpoint; which one that is, None for none.
+
+    Raises TrainingError if the folder cannot be written.
+    """
+    found = checkpoints(folder)
+    newest, link = (found[-1] if found else None), folder / LINK
+    with writing(link):
+        if newest is None:
+            link.unlink(missing_ok=True)
+        elif not link.is_symlink() or link.readlink() != Path(newest.name):
+            made = folder / f".{LINK}.{os.getpid()}"
+            made.symlink_to(newest.name)
+            made.replace(link)
+    return newest
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """List the complete checkpoints, oldest first: the end of such a file is written last."""
+    found = {
+        int(name[1]): path
+        for path in folder.glob("*.pt")
+        if (name := _NAME.fullmatch(path.name)) and zipfile.is_zipfile(path)
+    }
+    return [found[batch] for batch in sorted(found)]
+
+
+def _require_room(folder: Path, needed: int) -> None:
+    """Make the folder, and raise RequestError if it cannot be written or has less room."""
+    probe = folder / f".probe.{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise RequestError(
+            f"trainer.save_folder: {folder} cannot be written: {error.strerror}"
+        ) from error
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise RequestError(
+            f"trainer.save_folder: {folder} has {free:,} bytes free, and a checkpoint takes "
+            f"{needed:,}"
+        )
+
+
+def _require_same_model(config: ComposerConfig, path: Path) -> None:
+    """Raise RequestError, naming every size, if the folder's run has another model."""
+    try:
+        before = json.loads(path.read_text())["config"]["model"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # Composer compares the tensors themselves
+    found = [
+        f"model.{name}: is {value}, and {before.get(name)} in the checkpoints of {path.parent}"
+        for name, value in asdict(config.model).items()
+        if name in ("vocab_size", "d_model", "n_layer") and before.get(name) != value
+    ]
+    if found:
+        raise RequestError.of(found)

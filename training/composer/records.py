@@ -1,0 +1,131 @@
+"""Composer's measurements as the records of metrics.jsonl, and a line a step for people.
+
+The kinds of records are those of training.metrics: a step and a report each step, an evaluation
+for each of the held-out sets, which also has its `label`, `top3` and `top10`. tokens_seen is
+Composer's count, one more a sample than there are targets. Composer's settings go to hparams.json.
+Only rank 0 writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import deque
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from composer.core import State
+from composer.loggers import Logger, LoggerDestination
+from composer.utils import dist
+
+from training import flops
+from training.composer.callbacks import Clipping, LearningRate
+from training.composer.config import ComposerConfig
+from training.console import Console
+from training.errors import TrainingError, writing
+from training.metrics import memory, name_of
+from training.outlets.jsonl import JsonLines
+from training.outlets.log import Log
+from training.outlets.outlet import Outlet, Record
+
+SETTINGS = "hparams.json"
+
+
+class Records(LoggerDestination):
+    """Takes what Composer logs; stops the run at a loss or norm that is no number."""
+
+    def __init__(
+        self,
+        config: ComposerConfig,
+        folder: Path,
+        rate: LearningRate,
+        clipping: Clipping,
+        console: Console,
+        device: torch.device,
+        outlets: list[Outlet],
+    ) -> None:
+        self.config, self.folder = config, folder
+        self.rate, self.clipping, self.console, self.device = rate, clipping, console, device
+        self._outlets = outlets
+        self._logged: dict[str, Any] = {}
+        self._settings: dict[str, Any] = {}
+        self._clock: deque[float] = deque(maxlen=config.general.window_size + 1)  # seconds
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        self._logged |= metrics
+
+    def log_hyperparameters(self, hyperparameters: dict[str, Any]) -> None:
+        self._settings |= hyperparameters
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        if dist.get_global_rank() == 0:
+            done = int(state.timestamp.batch)
+            files = JsonLines(self.folder, done), Log(self.config.num_steps, self.console)
+            self._outlets = [*files, *self._outlets]
+            path = self.folder / SETTINGS
+            with writing(path):
+                path.write_text(json.dumps(self._settings, indent=2, default=str) + "\n")
+        self._clock.append(_seconds(state))
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        """Tell a step. Raises TrainingError, on every rank, before anything of it is saved."""
+        assert self.clipping.norm is not None
+        step: Record = {
+            "kind": "step",
+            "step": int(state.timestamp.batch),
+            "loss": float(self._logged["loss/train/total"]),
+            "grad_norm": self.clipping.norm.item(),
+            "learning_rate": self.rate.rate,
+            "tokens_seen": int(state.timestamp.token),
+        }
+        for what in ("loss", "grad_norm"):
+            if not math.isfinite(step[what]):
+                raise TrainingError(
+                    f"step {step['step']}: {what} is {step[what]}; the run stops here, and no "
+                    "checkpoint has been written since. A lower optimizer.lr or "
+                    "general.clipping_threshold may help"
+                )
+        logger.log_metrics({"grad_norm": step["grad_norm"]})
+        self._clock.append(_seconds(state))
+        seconds = (self._clock[-1] - self._clock[0]) / (len(self._clock) - 1)  # of a step
+        self._tell([step, {**step, "kind": "report", **self._speed(seconds)}])
+
+    def eval_end(self, state: State, logger: Logger) -> None:
+        label = state.dataloader_label
+        prefix = f"metrics/{label}/"
+        found = {
+            name.removeprefix(prefix): float(value)
+            for name, value in self._logged.items()
+            if name.startswith(prefix)
+        }
+        record = {"kind": "evaluation", "step": int(state.timestamp.batch), "label": label, **found}
+        self._tell([{**record, "tokens": int(found["tokens"])}])
+
+    def close(self, state: State, logger: Logger) -> None:
+        with ExitStack() as last:  # all are closed, even if one cannot write what is left
+            for outlet in self._outlets:
+                last.callback(outlet.close, state.timestamp < state.max_duration)
+
+    def _speed(self, seconds: float) -> Record:
+        """Tell how fast it goes, with so many seconds for a step."""
+        data, world_size = self.config.data, dist.get_world_size()
+        targets = data.global_batch_size * data.seq_len / world_size
+        operations = flops.per_token(self.config.model.sizes, data.seq_len) * targets
+        peak = flops.peak(name_of(self.device))
+        return {
+            "tokens_per_second_per_device": self.config.tokens_per_step / world_size / seconds,
+            "mfu": None if peak is None else operations / seconds / peak,
+            "memory_bytes": memory(self.device),
+        }
+
+    def _tell(self, records: list[Record]) -> None:
+        for outlet in self._outlets:
+            outlet.write(records)
+
+
+def _seconds(state: State) -> float:
+    """Seconds of training so far, without evaluations."""
+    wall: Any = state.timestamp.total_wct
+    return float(wall.total_seconds())

@@ -1,0 +1,173 @@
+"""A run: everything put together and given to Composer's Trainer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from composer import Trainer
+from composer.callbacks import SpeedMonitor
+from composer.utils import dist
+
+from training import flops, models, schedule
+from training.composer import folder as folders
+from training.composer import sharding
+from training.composer.callbacks import Clipping, Described, LearningRate
+from training.composer.config import SEED, ComposerConfig, check_ranks
+from training.composer.data import held_out, training_data
+from training.composer.model import MambaModel
+from training.composer.records import Records
+from training.console import Console
+from training.errors import RequestError, TrainingError
+from training.metrics import name_of
+from training.outlets import Outlet
+from training.parallel.fsdp import compute_dtype
+
+T = TypeVar("T")
+
+
+def run(config: ComposerConfig) -> int:
+    """Train to the end; the exit code. Raises RequestError and TrainingError."""
+    on_gpu = torch.cuda.is_available()
+    device = torch.device("cuda", dist.get_local_rank()) if on_gpu else torch.device("cpu")
+    world_size = dist.get_world_size()
+    check_ranks(config, world_size)
+    if world_size > 1:
+        dist.initialize_dist("gpu" if on_gpu else "cpu")
+    console = Console()
+
+    def say(text: str) -> None:
+        if dist.get_global_rank() == 0:
+            console.say(text)
+
+    parameters = models.parameters(config.model.sizes)
+    name = config.run_name(parameters)
+    folder = config.folder(name)
+    say(f"{name}: {parameters:,} parameters, {config.num_steps:,} steps")
+    data = _together(lambda: (training_data(config, say), held_out(config, say)))
+    if len(set(dist.all_gather_object(data[0].dataloader.dataset.fingerprint))) > 1:
+        raise RequestError("data: the ranks see different files")
+    prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
+    _together(lambda: prepare() if dist.get_global_rank() == 0 else None)
+    outlets = _together(lambda: _wandb(config, folder, name))
+    clipping, rate = Clipping(config.general.clipping_threshold), LearningRate(config)
+    records = Records(config, folder, rate, clipping, console, device, outlets)
+    speed = SpeedMonitor(
+        window_size=config.general.window_size,
+        gpu_flops_available=flops.peak(name_of(device)) or 0,  # 0: Composer is not to guess
+    )
+    trainer = Trainer(
+        **_model(config, device, say),
+        **_how_long(config, evaluates=bool(data[1])),
+        train_dataloader=data[0],
+        eval_dataloader=data[1] or None,
+        device_train_microbatch_size=config.data.micro_batch_size,
+        callbacks=[rate, clipping, Described(config.model.sizes), speed],
+        loggers=[records],
+        auto_log_hparams=config.trainer.auto_log_hparams,
+        progress_bar=False,
+        run_name=name,
+        save_folder=str(folder),
+        save_overwrite=True,  # what a kill has left; folders.prepare looks for anything else
+        autoresume=config.trainer.autoresume,
+        seed=SEED,
+    )
+    try:
+        _fit(trainer)
+    finally:
+        trainer.close()
+    say(f"done: {config.num_steps:,} steps; python -m training.generate {folder} --prompt=...")
+    return 0
+
+
+def _fit(trainer: Trainer) -> None:
+    """Train what is left of the run. Raises TrainingError."""
+    if trainer.state.timestamp >= trainer.state.max_duration:
+        return  # for Composer an error
+    try:
+        trainer.fit()
+    except TrainingError as error:
+        told = str(error)
+        if told.startswith("Caught "):  # by a process that reads ahead; its traceback is there too
+            raise TrainingError(told.rpartition("Error: ")[2].strip(), local=True) from error
+        raise
+
+
+def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], None]) -> Any:
+    """Make the model and its optimizer, and say how they are spread, as Trainer takes it."""
+    sharded = device.type == "cuda"
+    model = MambaModel(config, sharded=sharded)
+    asked = config.optimizer
+    optimizer = torch.optim.AdamW(
+        model.parameters(),
+        lr=asked.lr,
+        betas=(asked.beta1, asked.beta2),
+        weight_decay=asked.weight_decay,
+    )
+    found: dict[str, Any] = {"model": model, "optimizers": optimizer}
+    # Composer casts nothing: sharding.settings says in which precision is computed.
+    found |= {"precision": "fp32", "device": "gpu" if sharded else "cpu"}
+    if not sharded:
+        say("fsdp: left out: Composer shards on GPUs alone, every rank holds the whole model")
+        return found
+    settings = sharding.settings(
+        config.fsdp,
+        bf16=compute_dtype("auto", device) == torch.bfloat16,
+        world_size=dist.get_world_size(),
+        local_world_size=dist.get_local_world_size(),
+    )
+    found["parallelism_config"] = {"fsdp": settings}
+    return {**found, "python_log_level": "info" if config.fsdp.verbose else None}
+
+
+def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
+    """Say when the run ends, and what happens on the way, as Trainer takes it."""
+    value, unit = schedule.duration(config.scheduler.t_max)
+    asked = config.trainer
+    found: dict[str, Any] = {
+        "max_duration": f"{int(value)}{unit}",
+        "save_interval": asked.save_interval,
+        "save_num_checkpoints_to_keep": asked.save_num_checkpoints_to_keep,
+    }
+    if evaluates:
+        found["eval_interval"] = asked.eval_interval
+        found["eval_subset_num_batches"] = asked.eval_subset_num_batches
+    return found
+
+
+def _wandb(config: ComposerConfig, folder: Path, name: str) -> list[Outlet]:
+    """Open Weights & Biases on rank 0, where the environment asks for it.
+
+    Not by Composer's logger, which does not go on with the run that it began, and whose older
+    releases fail with wandb of today. Raises RequestError if it cannot be had.
+    """
+    mode = os.environ.get("WANDB_MODE", "")
+    if dist.get_global_rank() or mode == "disabled" or not (mode or "WANDB_API_KEY" in os.environ):
+        return []
+    try:
+        from training.outlets.weights_biases import begin
+    except ImportError as error:
+        raise RequestError(
+            f"WANDB_MODE, WANDB_API_KEY: pip install wandb, which is missing here ({error}), or "
+            "leave them out of the environment"
+        ) from error
+    project = config.general.project_name
+    return [begin(folder, asdict(config), project=project, name=name, dir=str(folder))]
+
+
+def _together(work: Callable[[], T]) -> T:
+    """Do a rank's work; if it fails on any rank, every rank raises what the first one does."""
+    result, failed = [], None
+    try:
+        result.append(work())
+    except TrainingError as error:
+        failed = error
+    errors = [error for error in dist.all_gather_object(failed) if error is not None]
+    if errors:
+        raise errors[0]
+    return result[0]

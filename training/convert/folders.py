@@ -1,0 +1,126 @@
+"""Which format a folder is of, and what is in it: sizes, and tensors under the format's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import manifest
+from training.convert import codestral, composer, hf, native, neuron, ranks, state_spaces
+from training.convert.rank_sizes import Told, open_ranks
+from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
+from training.errors import RequestError
+from training.models import Sizes
+
+CONFIG = "config.json"
+
+_READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
+    "hf": hf.read,
+    "state-spaces": state_spaces.read,
+    "ours": native.read,
+    "neuron": neuron.read,
+}
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A folder's content; layout: the format that its tensors are called and cut as."""
+
+    layout: str
+    folder: Path
+    sizes: Sizes
+    weights: Weights
+
+
+def detect(folder: Path) -> str:
+    """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
+    return _formats(folder)[0]
+
+
+def open_folder(form: str, folder: Path, told: Told) -> Opened:
+    """Open a folder of a format. Raises RequestError if it is of another, or broken."""
+    found = _formats(folder)
+    if form not in found:
+        raise RequestError(f"{folder} is of format {found[0]}, not {form}")
+    if form != "neuron-tp" and told != Told():
+        raise RequestError("--n-groups, --norm-across-groups: only --from neuron-tp needs them")
+    if form == "neuron-tp":
+        return _open_ranks(folder, told)
+    if form == "codestral":
+        return _open_codestral(folder)
+    if _is_trained(folder):
+        if not (folder / manifest.NAME).exists():
+            folder = native.newest(folder)
+        return Opened("ours", folder, *native.read_checkpoint(folder))
+    if file := composer.find(folder):
+        return Opened("ours", file.parent, *composer.read(file))
+    sizes = _READ[form](read_json(folder / CONFIG), folder / CONFIG)
+    weights = open_files(folder)
+    return Opened(_layout(form, weights), folder, sizes, weights)
+
+
+def _open_ranks(folder: Path, told: Told) -> Opened:
+    place = ranks.find(folder)
+    assert place is not None, "its format was told by that"
+    sizes, weights = open_ranks(place, told)
+    return Opened(_layout("neuron", weights), folder, sizes, weights)
+
+
+def _open_codestral(folder: Path) -> Opened:
+    settings = read_json(folder / codestral.PARAMS)
+    path = folder / codestral.WEIGHTS
+    if not path.is_file():
+        raise RequestError(f"{path} is not there")
+    weights = SafetensorsFiles([path])
+    shapes = {name: one.shape for name, one in weights.found.items()}
+    sizes = codestral.read(settings, shapes, folder / codestral.PARAMS)
+    is_prefixed = any(name.startswith(codestral.PREFIX) for name in shapes)
+    return Opened("codestral" if is_prefixed else "state-spaces", folder, sizes, weights)
+
+
+def _layout(form: str, weights: Weights) -> str:
+    """The Neuron system's in_proj is in three, or in one as Hugging Face's is."""
+    if form == "neuron" and not any(".in_proj_" in name for name in weights.found):
+        return "hf"
+    return form
+
+
+def _formats(folder: Path) -> list[str]:
+    """List the formats that a folder is of, the likeliest first. Raises RequestError for none."""
+    if _is_trained(folder):
+        return ["ours"]
+    if composer.find(folder):
+        return ["composer"]
+    if not folder.is_dir():
+        raise RequestError(f"{folder} is no folder")
+    if ranks.find(folder) is not None:
+        return ["neuron-tp"]
+    has_params = (folder / codestral.PARAMS).is_file()
+    if has_params and not (folder / CONFIG).is_file():
+        return ["codestral"]
+    saved = [] if (folder / CONFIG).is_file() else ranks.checkpoints(folder)
+    if saved:
+        raise RequestError(f"{folder} holds checkpoints of ranks; give one: {', '.join(saved)}")
+    found = [*_by_settings(folder), *(["codestral"] if has_params else [])]
+    if not found:
+        raise RequestError(
+            f"{folder / CONFIG} is of no format that is known: it has neither family (ours), "
+            f"model_type (hf, neuron) nor d_model (state-spaces)"
+        )
+    return found
+
+
+def _by_settings(folder: Path) -> list[str]:
+    settings = read_json(folder / CONFIG)
+    if "family" in settings:
+        return ["ours"]
+    if "model_type" in settings:
+        return ["neuron", "hf"] if neuron.WITHIN in settings else ["hf", "neuron"]
+    return ["state-spaces"] if "d_model" in settings else []
+
+
+def _is_trained(folder: Path) -> bool:
+    """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
+    return (folder / manifest.NAME).exists() or manifest.checkpoints(str(folder)).is_dir()

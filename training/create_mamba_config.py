@@ -1,0 +1,105 @@
+"""Write config.yaml for training.mamba_composer: `python -m training.create_mamba_config --...`.
+
+All keys are written, with the system's defaults but for those that are given as flags. The data is
+given as files or patterns with commas between; the weight of each is its share of all tokens. A
+flag is a key's name, after its section and a point where two sections have a key of that name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from training.composer import file
+from training.composer.config import ComposerConfig
+from training.composer.sections import HeldOut, Part
+from training.door import told
+from training.errors import RequestError
+from training.flags import Flag, parse
+from training.setting import settings
+
+_DATA = ("text_paths", "code_paths", "eval_paths")
+_COUNTED = "n_total_tokens"
+
+
+def _flags() -> dict[str, tuple[str, Flag]]:
+    """Give for each flag the section of its key, and the flag."""
+    sections = {name: list(settings(kind)) for name, kind in file.SECTIONS.items()}
+    times = Counter(one.name for those in sections.values() for one in those)
+    found = {}
+    for section, those in sections.items():
+        for one in those:
+            if one.name == _COUNTED:
+                continue
+            flag = Flag.of(one, () if times[one.name] > 1 else (f"{section}.{one.name}",))
+            name = f"{section}.{one.name}" if times[one.name] > 1 else one.name
+            found[name] = section, Flag(name, flag.read, flag.default, flag.help, flag.aliases)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Do what the command line asks for; the exit code. Raises RequestError and TrainingError."""
+    flags = _flags()
+    own = [
+        Flag("output", str, "config.yaml", "file to write"),
+        Flag("text_paths", str, "", "packed files of text"),
+        Flag("code_paths", str, "", "packed files of code"),
+        Flag("eval_paths", str, "", "packed files to evaluate on, which are not trained on"),
+    ]
+    given = parse(
+        [*own, *(flag for _, flag in flags.values())],
+        arguments,
+        program="python -m training.create_mamba_config",
+        about=str(__doc__),
+    )
+    output = Path(given["output"])
+    if output.exists():
+        raise RequestError(f"--output: {output} exists; remove it, or give another name")
+    sections: dict[str, dict[str, Any]] = {name: {} for name in file.SECTIONS}
+    for name, (section, _) in flags.items():
+        sections[section][name.rpartition(".")[2]] = given[name]
+    sections["data"] |= _data({name: given[name] for name in _DATA})
+    config = ComposerConfig(**{n: file.SECTIONS[n](**values) for n, values in sections.items()})
+    file.write(config, output)
+    print(
+        f"wrote {output}: {config.data.n_total_tokens:,} tokens, {config.num_steps:,} steps\n"
+        f"train it: composer -n 8 -m training.mamba_composer {output}"
+    )
+    return 0
+
+
+def _data(given: dict[str, str]) -> dict[str, Any]:
+    """Count the tokens of what is trained on, and weigh it. Raises RequestError listing faults."""
+    from training.data.packed import count_tokens
+
+    paths = {name: [one for one in text.split(",") if one] for name, text in given.items()}
+    faults: list[str] = []
+    tokens: dict[str, int] = {}
+    for name in ("text_paths", "code_paths"):
+        for path in paths[name]:
+            try:
+                tokens[path] = count_tokens(path)
+            except RequestError as error:
+                faults.append(f"--{name}: {error}")
+    if not tokens and not faults:
+        faults.append("--text_paths: no data is given, nor by --code_paths")
+    if faults:
+        raise RequestError.of(faults)
+    total = sum(tokens.values())
+    parts = {
+        name: tuple(Part(path=one, weight=tokens[one] / total) for one in paths[name])
+        for name in ("text_paths", "code_paths")
+    }
+    held = tuple(HeldOut(path=one, label=file.label_of(one)) for one in paths["eval_paths"])
+    shares = {
+        f"{name}_percentage": sum(part.weight for part in parts[f"{name}_paths"])
+        for name in ("text", "code")
+    }
+    return {**parts, **shares, "eval_paths": held, _COUNTED: total}
+
+
+if __name__ == "__main__":
+    sys.exit(told(lambda: main(sys.argv[1:])))

@@ -1,0 +1,93 @@
+"""Models of the Hugging Face hub, by the library huggingface_hub. Light: no torch here.
+
+HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE count, as the library documents them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from training.errors import RequestError
+
+if TYPE_CHECKING:  # it takes torch
+    from training.parallel.group import Group
+
+CONFIG = "config.json"
+_SMALL = (CONFIG, "generation_config.json", "*.index.json", "tokenizer*", "*tokens*.json")
+_WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin",))
+"""Files of weights: those that are taken, and those where there are none of them."""
+
+
+def config_file(name: str, folder: str) -> Path:
+    """Find a model's config.json: in a folder that has it already, else in the hub.
+
+    Raises RequestError where it cannot be had.
+    """
+    there = Path(folder) / CONFIG
+    if folder and there.is_file():
+        return there
+    return Path(_ask(name, lambda library: library.hf_hub_download(name, CONFIG)))
+
+
+def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> Path:
+    """Bring a model's files to a folder, or where the library keeps them; the folder.
+
+    A collective call. Rank 0 comes first, then the first rank of every other node, which finds
+    everything there if the nodes share the folder. Raises RequestError where it cannot be had.
+    """
+    if folder and group.broadcast(_is_complete(Path(folder))):
+        return Path(folder)
+    say(f"fetching {name} of the hub" + (f" to {folder}" if folder else ""))
+    first = os.environ.get("LOCAL_RANK", "0") == "0"
+    where = ""
+    for its_turn in (group.rank == 0, first, not first):
+        if its_turn and not where:
+            where = group.together(lambda: _download(name, folder))
+        else:
+            group.together(lambda: None)
+    return Path(where)
+
+
+def _download(name: str, folder: str) -> str:
+    """Fetch what is not there yet."""
+    place: dict[str, Any] = {"local_dir": folder} if folder else {}
+    for weights in _WEIGHTS:
+
+        def snapshot(library: Any, weights: tuple[str, ...] = weights) -> str:
+            found: str = library.snapshot_download(
+                name, allow_patterns=[*_SMALL, *weights], **place
+            )
+            return found
+
+        where = _ask(name, snapshot)
+        if _is_complete(Path(where)):
+            return where
+    raise RequestError(f"init_hub: {name} has no weights: neither safetensors nor pytorch_model")
+
+
+def _is_complete(folder: Path) -> bool:
+    """Tell whether a folder has a model, sizes and weights."""
+    return (folder / CONFIG).is_file() and any(
+        True for (pattern,) in _WEIGHTS for _ in folder.glob(pattern)
+    )
+
+
+def _ask(name: str, question: Callable[[Any], str]) -> str:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise RequestError(
+            f"init_hub: {name} is no folder here; a model of the hub takes the library "
+            "huggingface_hub (pip install huggingface_hub)"
+        ) from error
+    try:
+        return question(huggingface_hub)
+    except Exception as error:  # the library, and what it goes by, have many errors of their own
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RequestError(
+            f"init_hub: {name} cannot be had from the hub: {reason}; give a local folder of the "
+            "model instead"
+        ) from error

@@ -1,0 +1,105 @@
+"""Pre-train or finetune Llama as SMP v2's program does: `... -m training.llama_smp --flag=...`.
+
+It takes the flags of the program for SageMaker's model parallel library, version 2. Where that
+library, torch.sagemaker, is installed it does the work; elsewhere torch's own FSDP and tensor
+parallelism do the same, and that is told. Runs under torchrun on any number of
+ranks, or alone under plain python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
+85 stopped by SIGTERM after a checkpoint (start it again).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from training.assemble import assemble
+from training.config import Config
+from training.door import enter, leave, renamed
+from training.errors import RequestError
+from training.flags import parse
+from training.known import settings_of, wrong_choices
+from training.remote import is_url
+from training.smp import data, library, sharding, start
+from training.smp import model as models
+from training.smp.fixed import refused
+from training.smp.flags import CHOICES, FLAGS, KNOWN, NAMES
+
+NATIVE = "is not {}: torch's own FSDP and tensor parallelism run the models of training.models"
+
+log = logging.getLogger("training.llama_smp")
+
+
+def configure(arguments: Sequence[str]) -> Config:
+    """Turn the command line into a configuration. Raises RequestError listing the faults."""
+    given = parse(FLAGS, arguments, program="python -m training.llama_smp", about=str(__doc__))
+    faults = [*wrong_choices(given, CHOICES), *refused(given)]
+    if faults:
+        raise RequestError.of(faults)
+    notes: list[str] = []
+    settings = settings_of(given, KNOWN)
+    settings |= _backend(given, notes)
+    settings |= sharding.settings(given, notes, faults)
+    settings |= data.settings(given, notes, faults)
+    settings |= _others(given, settings, faults)
+    faults += [*models.faults(given), *start.faults(given)]
+    if faults:
+        raise RequestError.of(faults)
+    try:
+        begin = start.start(given)
+        settings |= {"init_weights": begin.init_weights, "init_hub": begin.init_hub}
+        config = assemble(settings, {"name": begin.name, "sizes": begin.sizes})
+    except RequestError as error:
+        raise RequestError(renamed(str(error), NAMES)) from error
+    for note in notes:
+        log.info(note)
+    return config
+
+
+def _backend(given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Choose what spreads the run, and say so."""
+    there = library.is_installed()
+    backend = given["backend"] or ("smp" if there else "fsdp")
+    own_layers, ranks = given["use_smp_implementation"], given["tensor_parallel_degree"]
+    if backend == "fsdp":
+        notes.append("torch.sagemaker " + NATIVE.format("used" if there else "installed"))
+        return {"backend": backend}
+    if ranks > 1 and not own_layers:
+        notes.append(f"use_smp_implementation: 1, as {ranks} ranks share each layer")
+    return {"backend": backend, "smp_transform": own_layers or ranks > 1}
+
+
+def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) -> dict[str, Any]:
+    """Give the settings that a flag or two of the system stand for."""
+    url, scratch = given["checkpoint_dir"], given["checkpoint_scratch"]
+    save = url
+    if is_url(url):
+        name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+        save = scratch or f"{tempfile.gettempdir()}/training-checkpoints-{name}"
+    elif scratch:
+        faults.append("--checkpoint_scratch: counts only where checkpoint_dir is a URL")
+    faults += [
+        f"--{name}: {given[name]} is a URL; give a folder"
+        for name in ("resume_from_checkpoint", "model_dir")
+        if is_url(given[name])
+    ]
+    final = given["model_dir"] or f"{save}/model"
+    if given["model_dir"] and not given["save_final_model"]:
+        faults.append("--model_dir: counts only with save_final_model")
+    has_evaluation = bool(settings.get("eval_dataset_path"))
+    return {
+        "save_ckpt_path": save,
+        "mirror_url": url if is_url(url) else "",
+        "precision": "bf16" if given["bf16"] else "fp32",
+        "schedule": given["lr_decay_style"],
+        "tensorboard_tags": "smp" if given["tensorboard_dir"] else "own",
+        "final_model_dir": final if given["save_final_model"] else "",
+        "eval_batch_size": given["val_batch_size"] if has_evaluation else 0,
+    }
+
+
+if __name__ == "__main__":
+    leave(enter(configure, sys.argv[1:], NAMES))

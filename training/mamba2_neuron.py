@@ -1,0 +1,202 @@
+"""Pre-train Mamba-2 as the system for Neuron does: `torchrun ... -m training.mamba2_neuron ...`.
+
+Runs on Neuron devices (--backend xla), on GPUs (nccl) and on CPUs (gloo), under torchrun on any
+number of ranks, or alone. Exit codes: 0 done, 1 the run failed, 2 the request was wrong, 85 stopped
+by SIGTERM after a checkpoint (start it again).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from training import mamba2_sizes
+from training.assemble import assemble
+from training.config import FSDP_ONLY, Config
+from training.door import enter, leave, renamed
+from training.errors import RequestError
+from training.flags import Flag, parse
+from training.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.models import Mamba2Config
+from training.parallel.neuron import environment
+from training.setting import boolean, integer
+
+DEVICES = {"xla": "xla", "nccl": "cuda", "gloo": "cpu"}
+DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
+SIZES = ("d_model", "n_layer", "head_dim", "d_state", "n_groups")
+"""Sizes that a flag of ours may set; 0 for those of the model."""
+
+KNOWN = (
+    Known("seed", "seed", 100),
+    Known("batch", "batch_size", 1),
+    Known("tp", "tensor_parallel", 1),
+    Known("use_zero_1", "zero1", False),
+    Known("lr", "learning_rate", 4e-4),
+    Known("weight_decay", "weight_decay", 0.01),
+    Known("beta1", "beta1", 0.9),
+    Known("beta2", "beta2", 0.999),
+    Known("grad_clip", "grad_clip_thresh", 1.0),
+    Known("max_steps", "num_steps", 0),
+    Known("warmup_steps", "warmup_steps", 2000),
+    Known("grad_accum_usteps", "gradient_accumulation", 1),
+    Known("logging_interval", "report_interval", 1),
+    Known("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
+)
+OWN = (
+    Flag("model", str, "Mamba130M", f"{', '.join(mamba2_sizes.MODELS)}"),
+    Flag("vocab_size", integer, 50272, "ids of tokens"),
+    Flag("backend", str, "xla", "what computes: xla (Neuron), nccl (GPUs) or gloo (CPUs)"),
+    Flag("dtype", str, "float32", "float32 or bfloat16: of what is computed with"),
+    Flag("no_optimizer_fp32", boolean, False, "bfloat16: no float32 weights beside"),
+    Flag("rmsnorm_across_groups", boolean, False, "the gated norm's mean: of all groups together"),
+    Flag("data_dir", str, "", "folder of a tokenized set, or a source of docs/data.md",
+         ("dataset_path",)),
+    Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
+    Flag("checkpoint_dir", str, "./", "folder that has a folder for each tag"),
+    Flag("tag", str, "exp", "name of the run"),
+    Flag("checkpoint_freq", integer, 0, "steps between checkpoints; 0: at the end only"),
+    Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
+    Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
+    Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
+    Flag("checkpoint_load_dir", str, "./", "with that: folder of its tag"),
+    Flag("checkpoint_load_tag", str, "exp", "with that: its tag"),
+    Flag("sequence_parallel_enabled", boolean, False, "is not there"),
+    Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
+    Flag("d_model", integer, 0, "channels of the stream; 0: the model's"),
+    Flag("n_layer", integer, 0, "blocks; 0: the model's"),
+    Flag("head_dim", integer, 0, "channels of a head; 0: 128"),
+    Flag("d_state", integer, 0, "state size; 0: 128"),
+    Flag("n_groups", integer, 0, "groups of heads that share B and C; 0: the model's"),
+    Flag("chunk_size", integer, 128, "steps of a chunk, which sequences must be a multiple of"),
+    Flag("groups_as_tp", boolean, False, "as many groups as tp, as the known program has"),
+    Flag("compile_cache", str, "", "folder of compiled graphs (default: in checkpoint_dir)"),
+)  # fmt: skip
+TAKEN = {
+    *FSDP_ONLY,
+    *("backend", "device", "precision", "master_weights", "schedule", "dataset_path"),
+    *("seq_length", "save_ckpt_path", "load_ckpt_path", "checkpoint_interval", "keep_checkpoints"),
+    *("activation_loading_horizon", "compile_only"),
+}
+"""Settings of ours that flags of the system stand for, or that this backend does not heed."""
+
+FLAGS = with_ours(OWN, KNOWN, TAKEN)
+NAMES = names_of(
+    KNOWN,
+    seq_length="seq_len",
+    dataset_path="data_dir",
+    checkpoint_interval="checkpoint_freq",
+    precision="dtype",
+    device="backend",
+    family="model",
+)
+
+log = logging.getLogger("training.mamba2_neuron")
+
+
+def configure(arguments: Sequence[str]) -> Config:
+    """Turn the command line into a configuration. Raises RequestError listing the faults."""
+    given = parse(FLAGS, arguments, program="python -m training.mamba2_neuron", about=str(__doc__))
+    faults = [*wrong_choices(given, {"backend": DEVICES, "dtype": DTYPES}), *_refused(given)]
+    if faults:
+        raise RequestError.of(faults)
+    settings = settings_of(given, KNOWN) | _settings(given)
+    try:
+        sizes = _sizes(given)
+        settings["seq_length"] = _length(given)
+        return assemble(settings, {"name": given["model"], "sizes": sizes})
+    except RequestError as error:
+        raise RequestError(renamed(str(error), NAMES)) from error
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Set what Neuron reads of the environment, before torch does, and train; the exit code."""
+
+    def configured(arguments: Sequence[str]) -> Config:
+        config = configure(arguments)
+        if config.run.device == "xla":
+            given = parse(FLAGS, arguments, program="", about="")
+            cache = given["compile_cache"] or f"{given['checkpoint_dir']}/neuron_compile_cache"
+            for note in environment.prepare(os.environ, Path(cache)):
+                log.info(note)
+        return config
+
+    return enter(configured, arguments, NAMES)
+
+
+def _refused(given: dict[str, Any]) -> list[str]:
+    """List what is missing, and what this program has not."""
+    found = [f"--{name}: must be given" for name in ("data_dir", "max_steps") if not given[name]]
+    if given["sequence_parallel_enabled"]:
+        found.append("--sequence_parallel_enabled: there is none; leave it out")
+    if given["debug"]:
+        found.append("--debug: there is none; --trace_nan=True tells where a NaN comes from")
+    if not given["save_last_step"]:
+        found.append("--save_last_step: a checkpoint is saved at the end always; leave it out")
+    if given["groups_as_tp"] and given["n_groups"]:
+        found.append("--groups_as_tp: says how many groups there are, and so does --n_groups")
+    return found
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """Give our settings that flags of the system stand for."""
+    load = Path(given["checkpoint_load_dir"]) / given["checkpoint_load_tag"]
+    return {
+        "backend": "neuron",
+        "device": DEVICES[given["backend"]],
+        "precision": DTYPES[given["dtype"]],
+        "master_weights": not given["no_optimizer_fp32"],
+        "schedule": "cosine-to-zero",
+        "dataset_path": given["data_dir"],
+        "save_ckpt_path": str(Path(given["checkpoint_dir"]) / given["tag"]),
+        "load_ckpt_path": str(load) if given["checkpoint_load"] else "",
+        "checkpoint_interval": max(given["checkpoint_freq"], 0) or given["max_steps"],
+        "keep_checkpoints": max(given["num_kept_checkpoint"], 0),
+        "compile_only": environment.compiles_only(os.environ),
+    }
+
+
+def _sizes(given: dict[str, Any]) -> Mamba2Config:
+    """Make the sizes of the model, with what the flags change. Raises RequestError."""
+    changes = {name: given[name] for name in SIZES if given[name]}
+    if given["groups_as_tp"]:
+        changes["n_groups"] = given["tp"]
+        log.info(
+            "WARNING: groups_as_tp: the model has %d groups because tp is so; with another tp it "
+            "is another model, whose checkpoints this one cannot read",
+            given["tp"],
+        )
+    sizes = mamba2_sizes.sizes(
+        given["model"], given["vocab_size"], norm_across_groups=given["rmsnorm_across_groups"]
+    )
+    if changes.keys() - {"n_groups"} and "n_groups" not in changes:
+        changes["n_groups"] = 1  # any other number may not fit the changed heads
+    return replace(sizes, chunk_size=given["chunk_size"], **changes)
+
+
+def _length(given: dict[str, Any]) -> int:
+    """Find the tokens of a sequence, a multiple of the chunk. Raises RequestError."""
+    length: int = given["seq_len"]
+    if not length:
+        if not Path(given["data_dir"]).is_dir():
+            raise RequestError(
+                f"seq_len: must be given, for {given['data_dir']} is no folder of a tokenized set "
+                "that would tell it"
+            )
+        from training.data.arrow import row_length
+
+        length = row_length(given["data_dir"], given["dataset_split"])
+    if length % given["chunk_size"]:
+        raise RequestError(
+            f"seq_len: {length} is no multiple of the chunk, {given['chunk_size']} (chunk_size); "
+            "tokenize into rows of such a length"
+        )
+    return length
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

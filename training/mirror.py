@@ -1,0 +1,132 @@
+"""Checkpoints at a URL: each one is copied there when it is complete, and back when it is needed.
+
+The run's own folder, which all ranks must see, is where they are written; the URL is where they
+last. Layout: URL/checkpoints/step_<N>_ckp/ with the files of the checkpoint, and URL/metrics.jsonl.
+The manifest is sent last and removed first, so what has one is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from training import manifest
+from training.config import RunConfig
+from training.errors import RequestError, TrainingError
+from training.outlets.jsonl import FILE as METRICS
+from training.parallel.group import Group
+from training.remote import open_url, told
+
+
+class Mirror:
+    """The URL of a run. Its methods are collective calls, and raise TrainingError on all ranks."""
+
+    def __init__(self, run: RunConfig) -> None:
+        self.url, self.save_path = run.mirror_url.rstrip("/"), Path(run.save_ckpt_path)
+        self.fs, self.root = open_url(self.url, "mirror_url")
+        self.keep = run.keep_checkpoints
+
+    def push(self, folder: Path, group: Group) -> None:
+        """Copy a complete checkpoint there; those that are no longer kept here are removed."""
+        place = f"{self.root}/checkpoints/{folder.name}"
+        complete, fault = manifest.read(folder)
+        if complete is None:
+            raise TrainingError(f"{folder} cannot be copied to {self.url}: {fault}")
+        mine = manifest.share(complete.files, group.rank, group.world_size)
+        group.together(lambda: self._send(folder, mine, place))
+
+        def end() -> None:
+            if group.rank == 0:
+                self._send(self.save_path, [METRICS], self.root)
+                self._send(folder, [manifest.NAME], place)
+                self._retain(folder.parent)
+
+        group.together(end)
+
+    def pull(self, group: Group, say: Callable[[str], None]) -> None:
+        """Bring the newest checkpoint here, if it is newer than what is here."""
+        found = group.together(lambda: self._newer() if group.rank == 0 else None)
+        name = group.broadcast(found)
+        if name is None:
+            return
+        say(f"fetching {self.url}/checkpoints/{name}")
+        place = f"{self.root}/checkpoints/{name}"
+        step = int(name.split("_")[1])
+        folder = manifest.temporary(str(self.save_path), step)
+
+        def begin() -> list[str]:
+            if group.rank:
+                return []
+            with told(f"{folder} cannot be made"):
+                folder.mkdir(parents=True)
+            self._fetch(place, [manifest.NAME], folder)
+            if not (self.save_path / METRICS).exists():
+                with suppress(TrainingError):  # it is the history of the run, not the run
+                    self._fetch(self.root, [METRICS], self.save_path)
+            return sorted(manifest.listed(folder))
+
+        names = group.broadcast(group.together(begin))
+        mine = manifest.share(names, group.rank, group.world_size)
+        group.together(lambda: self._fetch(place, mine, folder))
+        group.together(lambda: self._publish(folder) if group.rank == 0 else None)
+
+    def _newer(self) -> str | None:
+        """Name the newest complete checkpoint there, unless one here is as new."""
+        with told(f"{self.url} cannot be listed"):
+            self.fs.invalidate_cache()
+            files = self.fs.glob(f"{self.root}/checkpoints/step_*_ckp/{manifest.NAME}")
+        there = [(int(name.split("_")[1]), name) for name in (one.split("/")[-2] for one in files)]
+        here = manifest.candidates(str(self.save_path))
+        if not there or (here and max(there)[0] <= here[0][0]):
+            return None
+        return max(there)[1]
+
+    def _publish(self, folder: Path) -> None:
+        complete, fault = manifest.read(folder)
+        if complete is None:
+            raise TrainingError(f"{self.url}/checkpoints/{folder.stem} is broken: {fault}")
+        with told(f"{folder} cannot be written"):
+            manifest.publish(folder, complete)
+
+    def _send(self, folder: Path, names: Iterable[str], place: str) -> None:
+        with told(f"{folder} cannot be copied to {self.url}"):
+            self.fs.makedirs(place, exist_ok=True)
+            for name in names:
+                self.fs.put_file(str(folder / name), f"{place}/{name}")
+
+    def _fetch(self, place: str, names: Iterable[str], folder: Path) -> None:
+        with told(f"{self.url} cannot be copied to {folder}"):
+            for name in names:
+                self.fs.get_file(f"{place}/{name}", str(folder / name))
+
+    def _retain(self, folder: Path) -> None:
+        """Remove what is no longer kept in the run's own folder."""
+        if not self.keep:
+            return
+        with told(f"{self.url} cannot be cleared"):
+            self.fs.invalidate_cache()
+            for one in self.fs.ls(f"{self.root}/checkpoints", detail=False):
+                if not (folder / one.rstrip("/").rpartition("/")[2]).exists():
+                    with suppress(FileNotFoundError):
+                        self.fs.rm_file(f"{one}/{manifest.NAME}")
+                    self.fs.rm(one, recursive=True)
+
+
+def check(run: RunConfig, group: Group) -> None:
+    """Find out early whether every rank sees the run's own folder, and whether the URL is known.
+
+    A collective call, after rank 0 has made the folder. Raises RequestError.
+    """
+    if not run.mirror_url:
+        return
+
+    def look() -> None:
+        Mirror(run)
+        if not manifest.checkpoints(run.save_ckpt_path).is_dir():
+            raise RequestError(
+                f"save_ckpt_path: {run.save_ckpt_path} is not seen by all ranks; before its files "
+                "go to mirror_url they are written to a folder that is"
+            )
+
+    group.together(look)

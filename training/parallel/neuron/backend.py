@@ -1,0 +1,136 @@
+"""The Neuron system's way: tensor groups of plain tensors, and ZeRO-1 (see the package)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from training import models
+from training.config import Config
+from training.errors import RequestError
+from training.initial import start_from
+from training.models.sizes import Mamba2Config
+from training.ops.choice import absent
+from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
+from training.ops.nki.torch_ops import NKI
+from training.parallel import degrees, recompute
+from training.parallel.backend import Backend
+from training.parallel.group import Group
+from training.parallel.neuron import device, nxd
+from training.parallel.neuron.layers import Layers
+from training.parallel.neuron.model import NeuronMamba2
+from training.parallel.neuron.optimizer import MasterAdamW, copied
+from training.parallel.neuron.places import Place, place
+from training.parallel.share import Share
+
+if TYPE_CHECKING:
+    from training.convert.source import Source
+
+NARROW = ("weight", "bias")
+"""What becomes bfloat16; A_log, D and dt_bias, a number a head, stay float32."""
+
+
+class Ranks:
+    """What the optimizer needs of the model: this rank's groups, and where its parts lie."""
+
+    def __init__(self, tensor: Share, data: Share) -> None:
+        self.tensor, self.data = tensor, data
+        self.places: dict[str, tuple[Place, torch.Size]] = {}
+
+
+class Neuron(Backend):
+    """Tensor groups of plain tensors; AdamW with master weights, shared or not."""
+
+    def start(self, config: Config) -> Group:
+        return device.start(config.run.device, config.parallel.tensor_parallel)
+
+    def check(self, config: Config, group: Group) -> None:
+        parallel = config.parallel
+        found = degrees.world_faults(parallel.tensor_parallel, group.world_size, True)
+        if group.device.type == "xla" and not absent(NKI):
+            found += _kernel_faults(config)
+        if found:
+            raise RequestError.of(found)
+
+    def build(self, config: Config, group: Group, weights: Source | None) -> nn.Module:
+        sizes = config.model.sizes
+        assert isinstance(sizes, Mamba2Config)
+        ranks = Ranks(*device.shares(group))
+        layers = (nxd.NxdLayers if device.uses_nxd(group) else Layers)(ranks.tensor)
+        with torch.device("meta"):
+            whole, model = models.build(sizes), NeuronMamba2(sizes, layers)
+        if weights is not None:
+            start_from(weights, whole)
+        narrow = torch.bfloat16 if config.parallel.precision == "bf16" else torch.float32
+        shapes = {name: one.shape for name, one in whole.named_parameters()}
+        for name, _ in list(model.named_parameters()):
+            lies = place(name, sizes, ranks.tensor)
+            ranks.places[name] = lies, shapes[lies.name]
+            first = whole.initial(lies.name, shapes[lies.name], config.run.seed)
+            dtype = narrow if name.rpartition(".")[2] in NARROW else torch.float32
+            part = lies.of(first).to(group.device, dtype, copy=True)  # this rank's part
+            model.put(name, nn.Parameter(part))
+        recompute.mark(model.blocks, config.parallel)
+        model.ranks = ranks  # type: ignore[assignment]
+        return model
+
+    def optimizer(self, model: nn.Module, config: Config, group: Group) -> torch.optim.Optimizer:
+        ranks: Any = model.ranks
+        return MasterAdamW(
+            model,
+            ranks.places,
+            config.optim,
+            ranks.tensor,
+            ranks.data,
+            zero1=config.parallel.zero1,
+            wide=config.parallel.master_weights,
+        )
+
+    def clip(self, model: nn.Module, optimizer: torch.optim.Optimizer, threshold: float) -> Tensor:
+        assert isinstance(optimizer, MasterAdamW)
+        return optimizer.clip(threshold)  # ()
+
+    def mark(self, group: Group) -> None:
+        if group.device.type == "xla":
+            device.mark_step()
+
+    def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        assert isinstance(optimizer, MasterAdamW)
+        return optimizer.checkpointed()
+
+    def restore(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+    ) -> None:
+        assert isinstance(optimizer, MasterAdamW)
+        optimizer.restore(state)
+
+    def copier(
+        self, config: Config, device: torch.device
+    ) -> tuple[Callable[[Any], Any] | None, str]:
+        return copied, ""
+
+
+BACKEND = Neuron()
+
+
+def _kernel_faults(config: Config) -> list[str]:
+    """List why the kernels of training.ops.nki, which run on a Neuron device, cannot take it."""
+    sizes, found = config.model.sizes, []
+    assert isinstance(sizes, Mamba2Config)
+    if config.data.seq_length % CHUNK:
+        found.append(
+            f"seq_length: the kernels take multiples of {CHUNK}, not {config.data.seq_length}"
+        )
+    if sizes.d_state != STATE:
+        found.append(f"d_state: the kernels take {STATE}, not {sizes.d_state}")
+    if sizes.head_dim > PARTITIONS:
+        found.append(f"head_dim: the kernels take {PARTITIONS} at most, not {sizes.head_dim}")
+    if sizes.d_conv_in // config.parallel.tensor_parallel % PARTITIONS:
+        found.append(
+            f"d_model: a rank has {sizes.d_conv_in // config.parallel.tensor_parallel} channels of "
+            f"the convolution; the kernels take multiples of {PARTITIONS}"
+        )
+    return found

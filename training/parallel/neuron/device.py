@@ -1,0 +1,81 @@
+"""Joining the other ranks: on Neuron devices through torch-xla, else as everywhere."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from training.errors import RequestError
+from training.parallel import group
+from training.parallel.group import Group
+from training.parallel.neuron import nxd
+from training.parallel.share import Share
+
+
+def start(device: str, tensor_parallel: int) -> Group:
+    """Join the other ranks; `device` is auto, cpu, cuda or xla, and auto never is xla.
+
+    Raises RequestError where torch-xla, or its device, is not there.
+    """
+    if device != "xla":
+        return group.start(device, tensor_parallel)
+    xla = _xla()
+    if "RANK" in os.environ:
+        dist.init_process_group("xla")
+    else:
+        dist.init_process_group("xla", store=dist.HashStore(), rank=0, world_size=1)
+    return Group(
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        device=xla.xla_device(),
+        control=dist.new_group(backend="gloo"),
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def uses_nxd(joined: Group) -> bool:
+    """Tell whether layers and groups are neuronx_distributed's."""
+    return joined.device.type == "xla" and nxd.is_there()
+
+
+def shares(joined: Group) -> tuple[Share, Share]:
+    """Cut the ranks: the tensor group of this one, and the ranks that read data beside it."""
+    if uses_nxd(joined):
+        return nxd.shares(joined.tensor_parallel)
+    n, mine = joined.tensor_parallel, joined.rank
+    ranks = range(joined.world_size)
+    tensor = [list(ranks[first : first + n]) for first in ranks[::n]]
+    data = [list(ranks[place::n]) for place in range(n)]
+    return _share(tensor, mine), _share(data, mine)
+
+
+def mark_step() -> None:
+    """Let XLA compute what has been asked for so far."""
+    importlib.import_module("torch_xla.core.xla_model").mark_step()
+
+
+def _share(groups: list[list[int]], rank: int) -> Share:
+    """Make all groups, as every rank must, and give this rank's."""
+    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
+    ranks, own = next((ranks, one) for ranks, one in made if rank in ranks)
+    return Share(ranks.index(rank), len(ranks), own)
+
+
+def _xla() -> Any:
+    try:
+        importlib.import_module("torch_xla.distributed.xla_backend")
+        xla = importlib.import_module("torch_xla.core.xla_model")
+        xla.xla_device()
+    except Exception as error:  # its libraries fail in many ways where there is no device
+        first = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RequestError(
+            f"device: xla cannot be had here: {first}; it takes torch-xla and a Neuron device (the "
+            f"target neuron-mamba2 on a trn instance); on a CPU use gloo, on GPUs nccl "
+            f"(torch {torch.__version__})"
+        ) from error
+    return xla

@@ -1,0 +1,70 @@
+"""What the library's backend does not do, told before training."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from training.config import Config
+from training.errors import RequestError
+from training.parallel import float8
+from training.parallel.auto import compute_dtype
+from training.parallel.group import Group
+
+FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox")
+
+
+def check(config: Config, group: Group) -> None:
+    """Raise RequestError with all faults."""
+    parallel, found = config.parallel, []
+    if config.model.sizes.family not in FAMILIES:
+        found.append(f"backend: smp trains {', '.join(FAMILIES)}, not {config.model.sizes.family}")
+    if parallel.fsdp_engine == "fsdp2":
+        found.append("fsdp_engine: the library goes by FSDP1; use auto")
+    for name, wanted in (
+        ("cpu_offload", parallel.cpu_offload),
+        ("use_torch_compile", parallel.use_torch_compile),
+        ("selective_checkpointing", parallel.selective_checkpointing > 1),
+        ("checkpointing_policy", parallel.checkpointing_policy != "full"),
+        ("position_weighting", config.data.position_weighting),
+    ):
+        if wanted:
+            found.append(f"{name}: backend=smp has none; leave it out, or use backend=fsdp")
+    ranks = parallel.tensor_parallel
+    if ranks > 1 and not parallel.smp_transform:
+        found.append("smp_transform: only the library's own layers can be shared; use True")
+    if group.world_size % ranks:
+        found.append(
+            f"tensor_parallel: {group.world_size} ranks cannot be cut into groups of {ranks}"
+        )
+    elif parallel.shard_group_size and group.world_size % parallel.shard_group_size:
+        found.append(
+            f"shard_group_size: {group.world_size} ranks cannot be cut into groups of "
+            f"{parallel.shard_group_size}"
+        )
+    if config.run.final_model_dir and parallel.smp_transform:
+        found.append(
+            "final_model_dir: checkpoints of the library's own layers have names of its own, which "
+            "cannot be converted; use smp_transform=False"
+        )
+    if found:
+        raise RequestError.of(found)
+
+
+def fp8_obstacle(config: Config, device: torch.device) -> str:
+    """Tell why products cannot be in float8; an empty word where they can."""
+    if not config.parallel.smp_transform:
+        return "only the library's own layers have it (smp_transform)"
+    if config.parallel.fsdp_activation_checkpointing:
+        return "blocks are recomputed, and transformer_engine's float8 does not go with torch's way"
+    if device.type != "cuda":
+        return "this is no GPU"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < float8.LEAST:
+        return f"this GPU has compute capability {capability[0]}.{capability[1]}, and it takes 8.9"
+    if compute_dtype(config.parallel.precision, device) != torch.bfloat16:
+        return "the blocks compute in float32, and it takes bfloat16"
+    if importlib.util.find_spec("transformer_engine") is None:
+        return "the library transformer_engine is not installed"
+    return ""

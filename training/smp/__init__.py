@@ -1,0 +1,1 @@
+"""How the door for SMP v2 (training.llama_smp) reads that system's flags. Light: no torch here."""

@@ -1,0 +1,178 @@
+"""The flags of the program for SMP v2 (SageMaker's model parallel library, version 2)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any
+
+from training import llama_sizes
+from training.config import BACKENDS
+from training.flags import Flag
+from training.known import Known, names_of, with_ours
+from training.llama_flags import COMMON, STYLES
+from training.setting import boolean, integer
+from training.smp.fixed import FIXED
+
+SHARDING: dict[str, dict[str, Any]] = {
+    "hybrid_shard": {"sharding_strategy": "hsdp"},
+    "_hybrid_shard_zero2": {"sharding_strategy": "hsdp", "reshard_after_forward": False},
+    "full_shard": {"sharding_strategy": "fsdp"},
+    "shard_grad_op": {"sharding_strategy": "fsdp", "reshard_after_forward": False},
+    "no_shard": {"sharding_strategy": "ddp"},
+}
+PREFETCH = {"backward_pre": "pre", "backward_post": "post"}
+CHOICES = {
+    "model_type": llama_sizes.TYPES,
+    "lr_decay_style": STYLES,
+    "sharding_strategy": SHARDING,
+    "backward_fetch_policy": PREFETCH,
+    "dataset_type": ("gpt_jsonl", "hf"),
+    "backend": ("", *BACKENDS),
+}
+
+KNOWN = (
+    *COMMON,
+    Known("tensor_parallel_degree", "tensor_parallel", 1),
+    Known("delayed_param", "low_cpu_fsdp", True),
+    Known("fp8", "fp8", True),
+    Known("forward_prefetch", "forward_prefetch", True),
+    Known("enable_memory_profiling", "track_memory", False),
+    Known("profile_nsys", "use_nsight", False),
+    Known("logging_freq_for_avg", "average_interval", 50),
+    Known("lr_decay_iters", "lr_decay_iters", 47683),
+    Known("data_num_workers", "num_workers", 0),
+    Known("num_kept_checkpoints", "keep_checkpoints", 2),
+    Known("checkpoint_freq", "checkpoint_interval", 1000),
+)
+LISTED = ("num_kept_checkpoints", "checkpoint_freq", "checkpoint_dir", "tensorboard_dir")
+
+SIZES = (
+    *(
+        replace(one, default=None, help=f"{one.help} (default: {one.default})")
+        if one.default is not None
+        else one
+        for one in llama_sizes.FLAGS
+    ),
+    Flag("num_local_experts", integer, None, "mixtral: experts of a layer (default: 8)"),
+    Flag("num_experts_per_tok", integer, None, "mixtral: those that see a token (default: 2)"),
+)
+"""Without defaults, to tell what was given from what was not."""
+
+OWN = (
+    Flag(
+        "model_size", str, "", "7b, 13b, 20b, 65b or 70b: sizes and shard_degree; flags count more"
+    ),
+    Flag("backend", str, "", "smp where torch.sagemaker is installed, else fsdp"),
+    Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
+    Flag("lr_decay_style", str, "cosine", ", ".join(STYLES)),
+    Flag("sharding_strategy", str, "hybrid_shard", ", ".join(SHARDING)),
+    Flag(
+        "shard_degree",
+        integer,
+        None,
+        "data-parallel ranks that share a copy of the model; 0: as sharding_strategy has it",
+        ("hybrid_shard_degree",),
+    ),
+    Flag("backward_fetch_policy", str, "backward_pre", ", ".join(PREFETCH)),
+    Flag(
+        "use_smp_implementation",
+        boolean,
+        False,
+        "the library's own layers; without the library those of training.models, told",
+    ),
+    Flag("use_synthetic_data", boolean, False, "train on random tokens"),
+    Flag("dataset_type", str, "gpt_jsonl", "gpt_jsonl: files of JSON lines; hf: a set on disk"),
+    Flag(
+        "zipped_data",
+        boolean,
+        None,
+        "gpt_jsonl: read *.json.gz, else *.json (default: True)",
+    ),
+    Flag(
+        "training_dir",
+        str,
+        os.environ.get("SM_CHANNEL_TRAIN", ""),
+        "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of docs/data.md",
+        ("dataset_path",),
+    ),
+    Flag(
+        "test_dir",
+        str,
+        None,
+        "folder of held-out data, with validation_freq SM_CHANNEL_TEST if not given",
+        ("eval_dataset_path",),
+    ),
+    Flag("finetune", boolean, False, "start from given weights, by the four flags that follow"),
+    Flag("pretrained_model_name", str, "", "finetune: folder or name in the hub; gives the sizes"),
+    Flag(
+        "finetune_checkpoint_load_dir",
+        str,
+        "",
+        "finetune: folder of the weights; a model of the hub is fetched to it if it has none",
+    ),
+    Flag(
+        "pretrained_checkpoint_file",
+        str,
+        "",
+        "finetune: one file of weights, .safetensors or .bin; in the folder above if there is one",
+    ),
+    Flag(
+        "hf_pretrained_model_name_or_dir",
+        str,
+        "",
+        "folder or name in the hub, of sizes and weights to start from",
+    ),
+    Flag(
+        "checkpoint_dir",
+        str,
+        "/opt/ml/checkpoints",
+        "folder of the results, from whose newest checkpoint a run goes on; or a URL, s3://...",
+    ),
+    Flag(
+        "checkpoint_scratch",
+        str,
+        "",
+        "with a URL: folder that all nodes see, where checkpoints are written before they are "
+        "copied (default: one for temporary files, for a single node)",
+    ),
+    Flag("save_final_model", boolean, False, "write the trained model to model_dir at the end"),
+    Flag(
+        "model_dir",
+        str,
+        "",
+        "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model)",
+    ),
+)
+TAKEN = {
+    *("precision", "schedule", "sharding_strategy", "reshard_after_forward", "shard_group_size"),
+    *("backward_prefetch", "dataset_path", "eval_dataset_path", "dataset_split", "eval_split"),
+    *("init_weights", "init_hub", "final_model_dir", "tensorboard_tags"),
+    *("backend", "smp_transform", "save_ckpt_path", "mirror_url"),
+    *("dataset_config", "tokenizer", "shuffle_buffer", "stream_retries"),
+}
+"""Settings of ours that flags of the system stand for, or that only streams of text heed."""
+
+NAMES = names_of(
+    KNOWN,
+    schedule="lr_decay_style",
+    precision="bf16",
+    shard_group_size="shard_degree",
+    reshard_after_forward="sharding_strategy",
+    backward_prefetch="backward_fetch_policy",
+    dataset_path="training_dir",
+    eval_dataset_path="test_dir",
+    final_model_dir="model_dir",
+    init_hub="pretrained_model_name",
+    save_ckpt_path="checkpoint_dir",
+    mirror_url="checkpoint_dir",
+    smp_transform="use_smp_implementation",
+    **llama_sizes.NAMES,
+)
+"""What errors call by our names -> the flag that was meant."""
+
+
+FLAGS = tuple(
+    replace(flag, listed=flag.name in LISTED)
+    for flag in with_ours((*SIZES, *OWN, *(one.flag for one in FIXED)), KNOWN, TAKEN)
+)

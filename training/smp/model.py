@@ -1,0 +1,119 @@
+"""Which model the flags mean: by its size, its sizes, or as a pretrained one's config has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training import hub, llama_sizes
+from training.errors import RequestError
+from training.models import Sizes
+
+_LLAMA = {"vocab_size": 32000}
+MODEL_SIZES: dict[str, dict[str, dict[str, int]]] = {
+    "llama_v2": {
+        "7b": {**_LLAMA, "hidden_width": 4096, "num_layers": 32, "num_heads": 32},
+        "13b": {
+            **_LLAMA,
+            "hidden_width": 5120,
+            "num_layers": 40,
+            "num_heads": 40,
+            "intermediate_size": 13824,
+        },
+        "70b": {
+            **_LLAMA,
+            "hidden_width": 8192,
+            "num_layers": 80,
+            "num_heads": 64,
+            "num_key_value_heads": 8,
+            "intermediate_size": 28672,
+        },
+    },
+    "gpt_neox": {
+        "7b": {"hidden_width": 4096, "num_layers": 32, "num_heads": 32},
+        "13b": {"hidden_width": 5120, "num_layers": 40, "num_heads": 40},
+        "20b": {"hidden_width": 6144, "num_layers": 44, "num_heads": 64},
+        "65b": {"hidden_width": 8192, "num_layers": 80, "num_heads": 64},
+    },
+}
+"""Model type -> its sizes by name -> the flags that they stand for."""
+SHARD_DEGREES = {"7b": 8, "13b": 64, "20b": 64, "65b": 128, "70b": 64}
+"""Ranks that share a copy of a model of such a size, where nothing else is asked for."""
+
+DEFAULTS = {
+    "hidden_width": 768,
+    "num_layers": 12,
+    "num_heads": 12,
+    "vocab_size": 50432,
+    "initializer_range": 0.02,
+}
+_WIDE = ("mistral", "mixtral")
+"""Model types whose MLPs are 14336 wide where nothing else is said."""
+
+_OURS = {
+    **{flag: ours for ours, flag in llama_sizes.NAMES.items()},
+    **{"vocab_size": "vocab_size", "rotary_emb_base": "rope_theta", "rotary_pct": "rotary_pct"},
+    **{"num_local_experts": "n_expert", "num_experts_per_tok": "top_k"},
+    **{"resid_pdrop": "hidden_dropout", "attn_pdrop": "attention_dropout"},
+    "embd_pdrop": "hidden_dropout",
+}
+"""Flags of sizes -> our names. (initializer_range says only how random values are drawn.)"""
+_FAMILIES = {"llama_v2": "llama", "llama_v3": "llama"}
+
+
+def faults(given: Mapping[str, Any]) -> list[str]:
+    """List what is wrong with model_size; model_type is one that is known."""
+    kind, size = given["model_type"] or "gpt_neox", given["model_size"]
+    known = MODEL_SIZES.get(kind, {})
+    if not size or size in known:
+        return []
+    have = f"has {', '.join(known)}" if known else "has none, so give its sizes by flags"
+    return [f"--model_size: {kind} {have}, not {size!r}"]
+
+
+def sizes(given: Mapping[str, Any]) -> Sizes:
+    """Make the sizes that the flags give. Raises RequestError if they do not fit."""
+    kind = given["model_type"] or "gpt_neox"
+    named = MODEL_SIZES.get(kind, {}).get(given["model_size"], {})
+    wide = {"intermediate_size": 14336} if kind in _WIDE else {}
+    asked = {name: value for name, value in given.items() if value is not None}
+    return llama_sizes.sizes({**given, **DEFAULTS, **wide, **named, **asked, "model_type": kind})
+
+
+def pretrained(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
+    """Read the sizes of a pretrained model: a folder here, or a name in the hub.
+
+    Raises RequestError for a model that is not there or not of our families, and for flags that
+    ask for other sizes than it has.
+    """
+    from training.convert import hf
+    from training.convert.config import read_json
+
+    file = Path(name) / hub.CONFIG if Path(name).is_dir() else hub.config_file(name, folder)
+    settings = read_json(file)
+    if "model_type" not in settings:
+        raise RequestError(f"{file}: has no model_type, as a model's config has in the hub")
+    found = hf.read(settings, file)
+    wrong = _differing(found, given)
+    if wrong:
+        raise RequestError.of(wrong)
+    return found
+
+
+def _differing(found: Sizes, given: Mapping[str, Any]) -> list[str]:
+    """List the flags that ask for other sizes than a pretrained model has."""
+    wrong = []
+    kind = given["model_type"]
+    if kind and _FAMILIES.get(kind, kind) != found.family:
+        wrong.append(f"--model_type: the pretrained model is of family {found.family}, not {kind}")
+    if given["model_size"]:
+        wrong.append("--model_size: the pretrained model has sizes of its own; leave it out")
+    for flag, ours in _OURS.items():
+        value, has = given[flag], getattr(found, ours, None)
+        if value is not None and value != has:
+            there = f"has {has}" if has is not None else f"is {found.family}, which has none"
+            wrong.append(f"--{flag}: the pretrained model {there}, not {value}; leave it out")
+    if given["summary_first_pdrop"] is not None:
+        wrong.append("--summary_first_pdrop: the pretrained model has none; leave it out")
+    return wrong
