@@ -10,7 +10,7 @@ from types import FrameType
 import torch
 
 from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
-from training.config import Config, write_resolved
+from training.config import Config
 from training.console import Console
 from training.data.ahead import Ahead
 from training.data.feed import Feed
@@ -23,6 +23,7 @@ from training.metrics import Metrics
 from training.mirror import Mirror
 from training.parallel import backend, degrees
 from training.parallel.group import Group, stop
+from training.resolved import write_resolved
 from training.resume import identity, resume, settings
 from training.saver import Saver
 from training.step import Stepper

@@ -17,9 +17,10 @@ from typing import Any
 
 from training import mamba2_sizes
 from training.assemble import assemble
-from training.config import FSDP_ONLY, Config
+from training.config import Config
 from training.door import enter, leave, renamed
 from training.errors import RequestError
+from training.faults import FSDP_ONLY
 from training.flags import Flag, parse
 from training.known import Known, names_of, settings_of, with_ours, wrong_choices
 from training.models import Mamba2Config

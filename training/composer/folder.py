@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from training.composer.config import ComposerConfig
-from training.config import versions
 from training.errors import RequestError, writing
+from training.resolved import versions
 
 CONFIG = "config.json"
 LINK = "latest-rank0.pt"

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from training import llama_sizes
-from training.config import BACKENDS
 from training.flags import Flag
 from training.known import Known, names_of, with_ours
 from training.llama_flags import COMMON, STYLES
+from training.sections import BACKENDS
 from training.setting import boolean, integer
 from training.smp.fixed import FIXED
 

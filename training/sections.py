@@ -1,0 +1,243 @@
+"""The sections of a configuration: every setting with its default and what it means.
+
+From these come flags, keys of files, help and checks (training.setting). Light: no torch here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from training.models import Sizes
+from training.schedule import ScheduleConfig
+from training.setting import setting
+
+BACKENDS = ("fsdp", "neuron", "smp")
+"""The ways of training.parallel.backend."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """Which model: its name, the sizes that the name stands for, and where its values begin."""
+
+    name: str
+    sizes: Sizes
+    init_weights: str = setting(
+        "",
+        "folder of weights to start from, as training.convert reads them, or one file of them; "
+        "empty: random ones",
+    )
+    init_hub: str = setting(
+        "",
+        "model of the hub to start from; its files go to init_weights, or where the library keeps "
+        "them if that is empty",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """What is read; batch_size counts sequences of one rank that go through the model at once.
+
+    A step takes gradient_accumulation such batches.
+    """
+
+    dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
+    data_cache: str = setting(
+        "", "folder that data at a URL (s3://...) is copied to; empty: one for temporary files"
+    )
+    dataset_config: str = setting("", "stream: a set's configuration, such as en")
+    dataset_split: str = setting("train", "stream, set on disk: the part that is read")
+    tokenizer: str = setting("", "stream: bytes, or a tokenizer's file, folder or name in the hub")
+    shuffle_buffer: int = setting(
+        1000, "stream: documents that one sequence of a global batch mixes, 1 for none", least=1
+    )
+    stream_retries: int = setting(
+        5, "stream: tries after a fault of the network, one after the other", least=0
+    )
+    seq_length: int = setting(4096, "tokens of a sequence", least=1)
+    batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
+    gradient_accumulation: int = setting(1, "such batches in one step", least=1)
+    epochs: int = setting(
+        0, "passes over the data after which a run ends early, 0 for no limit", least=0
+    )
+    n_samples_to_skip: int = setting(0, "sequences of the order that a new run leaves out", least=0)
+    position_weighting: bool = setting(
+        False, "packed: let a target count the more, the further it is into its document"
+    )
+    num_workers: int = setting(0, "processes that read ahead; 0: a thread does", least=0)
+    prefetch: int = setting(2, "batches that are read ahead, 0 for none", least=0)
+    eval_dataset_path: str = setting("", "held-out data of the same kinds; empty: no evaluation")
+    eval_split: str = setting("validation", "stream, set on disk: the part that is held out")
+    eval_batch_size: int = setting(0, "batch_size of an evaluation, 0 for the same", least=0)
+    eval_batches: int = setting(10, "batches of one rank in an evaluation, 0 for all", least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    """AdamW, and how its learning rate goes."""
+
+    learning_rate: float = setting(3e-4, "peak, after the warm-up", above=0)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    grad_clip_thresh: float = setting(4.0, "largest global norm of the gradients", above=0)
+    weight_decay: float = setting(0.1, "AdamW's; not for A_log, D, biases and norms", least=0)
+    decay_all: bool = setting(False, "weight decay for A_log, D, biases and norms too")
+    beta1: float = setting(0.9, "AdamW's mean of gradients", least=0)
+    beta2: float = setting(0.95, "AdamW's mean of their squares", least=0)
+    eps: float = setting(1e-8, "AdamW's least denominator", above=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelConfig:
+    """How the model is spread, and what is traded for memory."""
+
+    backend: str = setting("fsdp", "what spreads the run over its ranks", choices=BACKENDS)
+    sharding_strategy: str = setting(
+        "fsdp", "over all ranks, within groups of them, or none", choices=("fsdp", "hsdp", "ddp")
+    )
+    shard_group_size: int = setting(
+        0, "hsdp: ranks that share a copy; 0 for those of a node", least=0
+    )
+    tensor_parallel: int = setting(1, "ranks that share the work of each layer", least=1)
+    fsdp_engine: str = setting(
+        "auto", "fsdp2 where torch has it", choices=("auto", "fsdp1", "fsdp2")
+    )
+    reshard_after_forward: bool = setting(
+        True,
+        "let a block's gathered weights go after its forward pass; False keeps them for the "
+        "backward pass",
+    )
+    forward_prefetch: bool = setting(
+        False, "gather the next block's weights before a block computes, not beside it"
+    )
+    backward_prefetch: str = setting(
+        "pre",
+        "gather the next block's weights before (pre) or after (post, fsdp1) a block's gradients",
+        choices=("pre", "post"),
+    )
+    limit_all_gathers: bool = setting(
+        True, "fsdp1: gather a layer only when one before is let go (fsdp2 always does)"
+    )
+    low_cpu_fsdp: bool = setting(False, "start on the meta device: no rank holds the whole model")
+    precision: str = setting(
+        "auto",
+        "auto: bf16 on a GPU that has it; weights stay fp32",
+        choices=("auto", "bf16", "fp32"),
+    )
+    fp8: bool = setting(
+        False, "linear layers of the blocks multiply in float8 where that can be; told where not"
+    )
+    smp_transform: bool = setting(
+        False, "smp: put the library's own layers in place of the model's"
+    )
+    fp8_amax_history_len: int = setting(
+        1024, "smp: steps whose largest values scale float8", least=1
+    )
+    fp8_amax_compute_algo: str = setting(
+        "max",
+        "smp: which of these scales, the largest or the last",
+        choices=("max", "most_recent"),
+    )
+    reduce_precision: str = setting(
+        "auto",
+        "of gradients between ranks; auto: that of precision",
+        choices=("auto", "bf16", "fp32"),
+    )
+    fsdp_activation_checkpointing: bool = setting(False, "recompute blocks in the backward pass")
+    selective_checkpointing: int = setting(1, "recompute every N-th block only", least=1)
+    checkpointing_policy: str = setting(
+        "full",
+        "what a recomputed block keeps: its input, or (selective) its matrix products and "
+        "attention too",
+        choices=("full", "selective"),
+    )
+    offload_activations: bool = setting(
+        False, "keep what the backward pass of the blocks needs in the host's memory"
+    )
+    activation_loading_horizon: int = setting(
+        2, "with that: blocks whose activations are back before they are needed", least=1
+    )
+    cpu_offload: bool = setting(
+        False, "keep weights, gradients and the optimizer in the host's memory"
+    )
+    use_torch_compile: bool = setting(False, "compile the blocks")
+    zero1: bool = setting(
+        False, "backend=neuron: the ranks that read data share the optimizer's work and state"
+    )
+    master_weights: bool = setting(
+        True, "backend=neuron: with precision=bf16, the optimizer's own weights are float32"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """How long, where to, and what is told on the way."""
+
+    save_ckpt_path: str = setting(
+        "", "folder of the results; its newest checkpoint is resumed from", needed=True
+    )
+    load_ckpt_path: str = setting(
+        "",
+        "folder of another run, or one of its checkpoints, to start from while save_ckpt_path has "
+        "no checkpoint",
+    )
+    mirror_url: str = setting(
+        "", "URL that checkpoints are copied to and fetched from, as s3://bucket/prefix"
+    )
+    num_steps: int = setting(2000, "steps of the whole run", least=1)
+    report_interval: int = setting(200, "steps between lines of the log", least=1)
+    checkpoint_interval: int = setting(
+        20000, "steps between checkpoints; one is saved at the end", least=1
+    )
+    eval_interval: int = setting(0, "steps between evaluations; 0: at the end only", least=0)
+    keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)
+    keep_every: int = setting(0, "with that: keep those of every so many steps too", least=0)
+    async_checkpoint: bool = setting(True, "go on training while a checkpoint is written (fsdp2)")
+    final_model_dir: str = setting(
+        "", "folder that the trained model is written to at the end, in Hugging Face's format"
+    )
+    seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
+    same_seed: bool = setting(False, "let all ranks draw the same dropouts")
+    device: str = setting(
+        "auto",
+        "what computes; xla: a Neuron device, for backend=neuron",
+        choices=("auto", "cpu", "cuda", "xla"),
+    )
+    progress: bool = setting(True, "a bar on a terminal")
+    tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none")
+    tensorboard_tags: str = setting(
+        "own", "what its curves are called: own names, or those of SMP v2", choices=("own", "smp")
+    )
+    average_interval: int = setting(
+        0, "steps between lines with the mean speed of all since step 30; 0: none", least=0
+    )
+    use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
+    wandb_project: str = setting("sqshforge", "its project")
+    wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path")
+    wandb_run_id: str = setting("", "the run to go on with; empty: one of save_ckpt_path's own")
+    use_profiler: bool = setting(False, "trace steps 4 to 6 into save_ckpt_path/profile_traces")
+    use_nsight: bool = setting(
+        False, "name steps and their parts for nsys, which records from step 4 on"
+    )
+    track_memory: bool = setting(
+        False, "tell the memory of host and GPU in the first step, at evaluations and at saves"
+    )
+    clean_cache: bool = setting(False, "give a GPU's unused memory back before every step")
+    compile_only: bool = setting(
+        False, "take a few steps, whatever they give, and save nothing: a pass to compile graphs"
+    )
+    on_nan: str = setting(
+        "stop",
+        "what a loss or gradient that is no number makes of the run or step",
+        choices=("stop", "skip"),
+    )
+    trace_nan: bool = setting(False, "name the module that gives one, and the samples; slow")
+    hang_seconds: int = setting(
+        30, "seconds without progress after which the ranks that hang are named, 0: never", least=0
+    )
+    hang_abort_seconds: int = setting(
+        600, "seconds without progress after which the run is ended, 0: never", least=0
+    )
+
+    @property
+    def checkpoint_folders(self) -> list[str]:
+        """Where a checkpoint to go on from is looked for, in this order."""
+        return [folder for folder in (self.save_ckpt_path, self.load_ckpt_path) if folder]
