@@ -26,20 +26,19 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
     name = config.getoption("without")
     told = [f"left out, as it imports {name}: {one}" for one in sorted(left_out(name))]
-    if "fsdp2" not in ENGINES:
-        told.append("left out, as they take FSDP2: the tests that are marked so")
+    told += [
+        f"left out, as they take {what}: those marked {mark}" for mark, what in _absent().items()
+    ]
     return [f"torch {torch.__version__}, tested with its engines: {', '.join(ENGINES)}", *told]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    from tests.training.runs import ENGINES
-
-    out = left_out(config.getoption("without"))
+    out, absent = left_out(config.getoption("without")), _absent()
     doomed = [
         item
         for item in items
         if item.nodeid.partition("[")[0] in out
-        or (item.get_closest_marker("fsdp2") and "fsdp2" not in ENGINES)
+        or any(item.get_closest_marker(mark) for mark in absent)
     ]
     config.hook.pytest_deselected(items=doomed)
     items[:] = [item for item in items if item not in doomed]
@@ -48,6 +47,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     where = _named(collection_path)
     return True if where in left_out(config.getoption("without")) else None
+
+
+def _absent() -> dict[str, str]:
+    """Tell the marks of what this torch has not, and what that is."""
+    from training import compat
+
+    found = {}
+    if compat.fsdp2() is None:
+        found["fsdp2"] = "FSDP2"
+    if not compat.saves_boxes():
+        found["boxes"] = "checkpoints of boxes"
+    return found
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -64,6 +64,11 @@ def host_copier(device: torch.device) -> Callable[[Any], Any] | None:
         return copied
 
     return copy
+
+
+def saves_boxes() -> bool:
+    """Tell whether checkpoints ask a tensor for its boxes, as they do since torch 2.5."""
+    return importlib.util.find_spec("torch.distributed._checkpointable") is not None
 
 
 def selective_contexts() -> Any:

@@ -87,6 +87,7 @@ def test_the_script_of_several_instances(tokenized: Path) -> None:
     assert config.optim.beta2 == 0.999 and config.run.save_ckpt_path == "exp"
 
 
+@pytest.mark.boxes
 def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> None:
     """With two cores to a layer and two readers; stopped half-way, on one core; the same losses."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
@@ -112,6 +113,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
     assert json.loads((out / "config.json").read_text())["rmsnorm_within_groups"] is False
 
 
+@pytest.mark.boxes
 def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     """The launch of several instances: torchrun on each, which meet at the first one's address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -135,6 +137,7 @@ def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     assert len(losses(tmp_path / "mamba2_7b_testrun")) == 2
 
 
+@pytest.mark.boxes
 def test_a_pass_that_only_compiles(
     tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

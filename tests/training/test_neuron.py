@@ -73,6 +73,7 @@ def test_logits_and_gradients_are_those_of_the_whole_model(
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.boxes
 @pytest.mark.parametrize(
     ("ranks", "degree", "changes"),
     [
@@ -90,6 +91,7 @@ def test_losses_are_those_of_one_process(
     same(plain, tmp_path)
 
 
+@pytest.mark.boxes
 def test_a_run_goes_on_with_any_degree_and_backend(tmp_path: Path, data: str, plain: Path) -> None:
     turns: list[tuple[int, int, tuple[str, ...]]] = [
         (0, 1, ()),
@@ -103,6 +105,7 @@ def test_a_run_goes_on_with_any_degree_and_backend(tmp_path: Path, data: str, pl
     same(plain, tmp_path)
 
 
+@pytest.mark.boxes
 def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -> None:
     train(tmp_path / "one", data, 0, "backend=neuron", "precision=bf16")
     same(plain, tmp_path / "one", within=0.02)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from training import models
+from training import compat, models
 from training.config import Config
 from training.errors import RequestError
 from training.initial import start_from
@@ -50,6 +50,8 @@ class Neuron(Backend):
     def check(self, config: Config, group: Group) -> None:
         parallel = config.parallel
         found = degrees.world_faults(parallel.tensor_parallel, group.world_size, True)
+        if not compat.saves_boxes():
+            found.append(f"backend: neuron takes torch 2.5 or later, this is {torch.__version__}")
         if group.device.type == "xla" and not absent(NKI):
             found += _kernel_faults(config)
         if found:
