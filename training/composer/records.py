@@ -20,7 +20,7 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
-from training import flops
+from training import flops, models
 from training.composer.callbacks import Clipping, LearningRate
 from training.composer.config import ComposerConfig
 from training.console import Console
@@ -116,6 +116,10 @@ class Records(LoggerDestination):
         peak = flops.peak(name_of(self.device))
         return {
             "tokens_per_second_per_device": self.config.tokens_per_step / world_size / seconds,
+            "samples_per_second": data.global_batch_size / seconds,
+            "tflops": flops.model_tflops(
+                models.parameters(self.config.model.sizes), targets / seconds
+            ),
             "mfu": None if peak is None else operations / seconds / peak,
             "memory_bytes": memory(self.device),
         }
