@@ -27,9 +27,9 @@ test-composer:  ## run the tests of training.mamba_composer on Composer and its 
 	@./setup.sh composer
 	.venvcomposer/bin/python -m pytest -n 2 --dist loadfile tests/composer
 
-test-xla:  ## run the Neuron backend on the device that torch-xla makes of the CPU, in .venvcomposer
-	@./setup.sh composer
-	.venvcomposer/bin/python -m pytest -n 2 tests/xla
+test-xla:  ## run the Neuron backend on the device that torch-xla makes of the CPU, in .venvxla
+	@./setup.sh xla
+	.venvxla/bin/python -m pytest -n 2 tests/xla
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest -m images tests/test_images.py

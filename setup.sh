@@ -1,11 +1,12 @@
 #!/bin/sh
 # Set up this machine: Debian packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test|torch22|composer
+# usage: ./setup.sh quickstart|test|torch22|composer|xla
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch
 # torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
 # composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
+# xla         that, and .venvxla: torch-xla beside that torch (Composer changes where it finds it)
 set -eu
 cd "$(dirname "$0")"
 
@@ -15,9 +16,9 @@ fail() { # what, how to mend
 }
 
 case "${1:-}" in
-quickstart | test | torch22 | composer) goal=$1 ;;
+quickstart | test | torch22 | composer | xla) goal=$1 ;;
 *)
-    echo "usage: ./setup.sh quickstart|test|torch22|composer" >&2
+    echo "usage: ./setup.sh quickstart|test|torch22|composer|xla" >&2
     exit 2
     ;;
 esac
@@ -71,6 +72,10 @@ case $goal in
 test) venv=.venv extra="[test]" ;;
 torch22) venv=.venv22 extra="[torch22]" ;;
 composer) venv=.venvcomposer extra="[composer]" ;;
+xla)
+    ./setup.sh composer
+    venv=.venvxla extra="[xla]"
+    ;;
 *) venv=.venv extra="" ;;
 esac
 # The stamp says what it was made for; a changed pyproject.toml or Python makes it anew.
@@ -80,6 +85,10 @@ for made in "$venv/made-for-test" "$venv/made-for-$goal"; do
 done
 echo "making $venv"
 if ! "$venv/bin/python" -c '' 2>/dev/null; then "$python" -m venv --clear "$venv"; fi
+if [ "$goal" = xla ]; then
+    site='import sysconfig; print(sysconfig.get_path("purelib"))'
+    .venvcomposer/bin/python -c "$site" >"$("$venv/bin/python" -c "$site")/composer.pth"
+fi
 log=$(mktemp)
 if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extra" \
     >"$log" 2>&1; then
