@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -17,14 +18,21 @@ import pytest
 
 from training.errors import RequestError
 from training.job.agent import outcome
+from training.job.facts import Accelerators
 from training.job.node import look
 from training.job.plan import Node, Plan, make_plan, read_job
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 
-PLAIN = Node(gpus=0, cores=2, address="127.0.0.1", interface="")
-CPU = Node(gpus=0, cores=64, address="10.0.0.7", interface="eth0")
-H100 = Node(gpus=8, cores=192, address="10.0.0.9", interface="ens32")
+PLAIN = Node(cores=2, address="127.0.0.1", interface="", type_why="it has no DMI")
+CPU = Node(cores=64, address="10.0.0.7", interface="eth0", type_why="it has no DMI")
+GPUS = Node(
+    cores=192,
+    address="10.0.0.9",
+    interface="ens32",
+    type_why="it has no DMI",
+    accelerators=Accelerators(kind="cuda", seen=8),
+)
 
 SLURM = {
     "SLURM_JOB_ID": "4242",
@@ -52,9 +60,9 @@ def plan(environment: Mapping[str, str], node: Node) -> Plan:
     [
         ("alone", {}, PLAIN),
         ("cpu-node-1-of-2", SLURM, CPU),
-        ("gpus-node-0-of-16", SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "16"}, H100),
+        ("gpus-node-0-of-16", SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "16"}, GPUS),
         ("restarted", SLURM | {"SLURM_RESTART_COUNT": "2", "TMPDIR": "/local"}, CPU),
-        ("overridden", SLURM | OVERRIDES, H100),
+        ("overridden", SLURM | OVERRIDES, GPUS),
     ],
 )
 def test_block(name: str, environment: dict[str, str], node: Node) -> None:
@@ -69,6 +77,12 @@ def test_every_restart_meets_anew() -> None:
     assert first != second
 
 
+def test_gloo_joins_few_of_many_ranks() -> None:
+    many = SLURM | {"SLURM_STEP_NUM_NODES": "64"}
+    names = [{one.name for one in plan(env, GPUS).variables} for env in (SLURM, many)]
+    assert ["TORCH_GLOO_LAZY_INIT" in found for found in names] == [False, True]
+
+
 def test_one_step_of_a_larger_job() -> None:
     """`srun --nodes=1` in a job of two: the step's nodes count."""
     assert read_job(SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}).nodes == 1
@@ -76,10 +90,15 @@ def test_one_step_of_a_larger_job() -> None:
 
 def test_empty_variables_are_not_there() -> None:
     """What `enroot --env NAME` makes of a variable that the host does not have."""
-    empty = {"SLURM_RESTART_COUNT": "", "MASTER_PORT": "", "NPROC_PER_NODE": ""}
-    job = read_job(SLURM | empty)
+    names = ("SLURM_RESTART_COUNT", "MASTER_PORT", "NPROC_PER_NODE", "OMP_NUM_THREADS", "TMPDIR")
+    empty = SLURM | dict.fromkeys(names, "")
+    job = read_job(empty)
     assert (job.restarts, job.port) == (0, 61000 + 4242)
-    assert plan(SLURM | empty, H100).processes == 8
+    assert plan(empty, GPUS).block() == plan(SLURM, GPUS).block()
+
+
+def test_the_port_of_neurons_runtime_stays_free() -> None:
+    assert read_job(SLURM | {"SLURM_JOB_ID": str(4536 + 1182)}).port == 62183
 
 
 @pytest.mark.parametrize(
@@ -103,6 +122,8 @@ def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
         ([85, 85], 85),
         ([85, 1], 1),  # one that could not save
         ([2, -15], 2),
+        ([1, 86, -15], 86),  # what the others saw of a hang came of it
+        ([86, 2], 2),
         ([-15, 2], 2),
         ([-9, 1], 137),  # the first failure
         ([1, -9], 1),
@@ -141,6 +162,18 @@ if __name__ == "__main__":
 """
 
 
+LIMITED = """\
+import resource
+
+def configure(flags):
+    pass
+
+if __name__ == "__main__":
+    files, stack = resource.RLIMIT_NOFILE, resource.RLIMIT_STACK
+    print("limits", resource.getrlimit(files)[0], resource.getrlimit(stack)[0])
+"""
+
+
 class Launch:
     """`python3 -m training.launch` for two processes of a small door, outside of Slurm."""
 
@@ -175,7 +208,7 @@ def launch(tmp_path: Path, root: Path) -> Launch:
 def test_processes_run_and_end(launch: Launch) -> None:
     code, out, err = launch.door("0", "0")
     assert code == 0, err
-    assert "NPROC_PER_NODE   2            --nproc" in out
+    assert re.search("NPROC_PER_NODE +2 +--nproc", out)
     assert "0 of 2 1" in out and "1 of 2 1" in out
 
 
@@ -184,6 +217,7 @@ def test_processes_run_and_end(launch: Launch) -> None:
     [
         (("85", "85"), 85, r"\d .*: saved and stopped, as SIGTERM asked"),
         (("2", "2"), 2, r"\d .*: wrong request"),
+        (("86", "86"), 86, r"\d .*: no progress, ended by the watch"),
         (("0", "die"), 137, "1 .* was killed by SIGKILL"),
     ],
 )
@@ -211,13 +245,13 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
 def test_print_env_starts_nothing(launch: Launch) -> None:
     code, out, err = launch.run("--print-env", "--", "--model_name=x", **OVERRIDES)
     assert (code, err) == (0, "")
-    assert "NPROC_PER_NODE   4" in out and "-m training.mamba_fsdp --model_name=x" in out
+    assert re.search("NPROC_PER_NODE +4", out) and "-m training.mamba_fsdp --model_name=x" in out
 
 
 def test_wrong_flags_are_refused_before_torch_is_loaded(launch: Launch) -> None:
     begun = time.monotonic()
     code, out, err = launch.run("--", "--num_step=5")
-    assert (code, out) == (2, "")
+    assert code == 2 and out.startswith("training.launch: node 0 of 1")
     assert err.startswith("error: ") and "did you mean --num_steps" in err
     assert "Traceback" not in err and time.monotonic() - begun < 5
 
@@ -229,6 +263,36 @@ def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
     )
     assert (first[0], second[0]) == (2, 2)
     assert "--wrong" in first[2] and second[2] == ""
+
+
+def test_composers_door(launch: Launch, tmp_path: Path) -> None:
+    """Its file is read before anything starts, and it is started: Composer is not here."""
+    file = tmp_path / "config.yaml"
+    words = ("--module", "training.mamba_composer", "--nproc", "2", "--", str(file))
+    file.write_text("data: {text_paths: [{path: none.npy, weigth: 1}]}")
+    code, _, err = launch.run(*words)
+    assert code == 2 and err.startswith(f"error: {file}: data.text_paths: entry 1: must have path")
+    file.write_text("data: {text_paths: [{path: none.npy, weight: 1}]}")
+    code, _, err = launch.run(*words)
+    assert code == 2 and "pip install mosaicml" in err and "rank 0" in err
+
+
+def test_limits_are_raised(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(LIMITED)
+    starts = [f"exec {sys.executable} -m training.launch --module limited --"]
+    done = subprocess.run(
+        ["bash", "-c", "; ".join(["ulimit -S -n 200", "ulimit -S -s 4096", *starts])],
+        env=launch.env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, stack = resource.getrlimit(resource.RLIMIT_STACK)
+    assert f"limits {files} {stack}\n" in done.stdout
+    assert re.search(
+        f"  limits +as high as allowed +nofile {files}, .*nofile, stack raised", done.stdout
+    )
 
 
 @pytest.mark.parametrize("module", ["training.nothing", "no.such", "training.errors"])
@@ -245,12 +309,9 @@ def test_a_name_of_this_machine_that_means_loopback() -> None:
     assert look(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
 
 
-@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 0), ("GPU-6a,GPU-7b", 2)])
-def test_only_the_visible_gpus_count(
-    monkeypatch: pytest.MonkeyPatch, visible: str, count: int
-) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert look(read_job({})).gpus == count
+@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 1), ("GPU-6a,GPU-7b", 2)])
+def test_only_the_visible_gpus_count(visible: str, count: int) -> None:
+    assert plan({"CUDA_VISIBLE_DEVICES": visible}, GPUS).processes == count
 
 
 def test_first_node_that_cannot_be_found(launch: Launch) -> None:
@@ -268,7 +329,8 @@ def test_first_node_that_never_comes(launch: Launch) -> None:
         plan.PATIENCE = 2
         sys.exit(launch.main(["--module", "door", "--", "0"]))
     """)
-    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
+    # The rendezvous itself is meant: preflight would tell it before.
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**launch.env, **here},
@@ -279,6 +341,16 @@ def test_first_node_that_never_comes(launch: Launch) -> None:
     assert done.returncode == 1
     assert "error: the 2 nodes have not met at 127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_somebody_has(launch: Launch) -> None:
+    """Told at once, by whom: the others would wait for a quarter of an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        here = SLURM | {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        code, _, err = launch.run("--module", "door", "--", "0", **here)
+    assert code == 1 and "Traceback" not in err
+    assert f"error: MASTER_PORT: {port} of node 0 is taken by process {os.getpid()} (" in err
 
 
 def test_first_node_that_ends_early(launch: Launch) -> None:
@@ -294,3 +366,19 @@ def test_first_node_that_ends_early(launch: Launch) -> None:
         out, err = second.communicate(timeout=30)
     assert second.returncode == 1 and "saved" in out
     assert "error: node 0 has ended" in err and "Traceback" not in err
+
+
+def test_processes_whose_end_nobody_notices() -> None:
+    """As on a node that is cut off from the first one, where torchrun waits for an answer."""
+    code = textwrap.dedent("""\
+        import subprocess, sys, time
+        from training.job import agent, stuck
+        stuck.SECONDS = 1.0
+        started = [subprocess.Popen(["sh", "-c", how]) for how in ("exit 86", "kill -9 $$")]
+        stuck.watch(lambda: [one.pid for one in started], agent._leave)
+        time.sleep(60)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 86
+    assert "ended with exit code 86: no progress" in done.stderr
+    assert "was killed by SIGKILL, and node 0 does not answer" in done.stderr

@@ -3,11 +3,12 @@
     python3 -m training.launch [--module training.mamba_fsdp] [--nproc N] [--print-env] -- FLAGS...
 
 One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
-Every decision is told in one block, and a variable of the same name overrides it. NCCL's and
-libfabric's variables are not touched: aws-ofi-nccl sets what an instance wants.
+Every decision is told in one block, and a variable of the same name overrides it. What is decided,
+and from what: docs/nodes.md.
 
 Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
-SIGTERM after a checkpoint (start it again), 128 + n death by signal n.
+SIGTERM after a checkpoint (start it again), 86 a rank hung, 128 + n death by signal n; and 87 where
+a node is bad, which is found before they start.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.errors import RequestError, TrainingError
-from training.job import agent, kernels
-from training.job.node import look
-from training.job.plan import GIVEN, Job, Plan, make_plan, read_job
+from training import stdio
+from training.errors import RequestError, TrainingError, writing
+from training.job import agent, kernels, limits, nsys, port, preflight, record
+from training.job.decision import GIVEN
+from training.job.node import HERE, look
+from training.job.plan import Job, Plan, make_plan, read_job
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run this node's part; the exit code."""
+def main(arguments: Sequence[str], root: Path = HERE) -> int:
+    """Run this node's part; the exit code. root: where the node's hardware is looked for."""
     split = arguments.index("--") if "--" in arguments else len(arguments)
     parser = argparse.ArgumentParser(
         prog="python3 -m training.launch",
@@ -43,20 +46,41 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job = read_job(os.environ)
         plan = make_plan(
-            job, look(job), os.environ, asked.module, arguments[split + 1 :], asked.nproc
+            job,
+            look(job, os.environ, root),
+            os.environ,
+            asked.module,
+            arguments[split + 1 :],
+            asked.nproc,
+            nsys.read(root, os.environ, job.run_id),
         )
-        if asked.print_env:
-            print(plan.block())
-            return 0
-        _check_flags(plan)
-        print(plan.block() if job.node_rank == 0 else f"training.launch: {plan.title}", flush=True)
-        return _start(plan)
+        if asked.print_env or job.node_rank == 0:
+            print(plan.block(), flush=True)
+        else:
+            _tell(plan.title)
+        for warning in plan.warnings:
+            _tell(f"WARNING: node {job.node_rank}: {warning}")
+        return 0 if asked.print_env else _recorded(plan)
     except TrainingError as error:
-        # What is wrong with a request is the same on all nodes: one of them says it.
-        local = error.exit_code != RequestError.exit_code
+        # What is wrong with a request is mostly the same on all nodes: one of them says it.
+        local = error.local or error.exit_code != RequestError.exit_code
         if job is None or job.node_rank == 0 or local:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _recorded(plan: Plan) -> int:
+    """Run, and note the start and the end in the run's folder; the exit code."""
+    record.begin(plan, os.environ)
+    code = TrainingError.exit_code
+    try:
+        code = _run(plan)
+        return code
+    except TrainingError as error:
+        code = error.exit_code
+        raise
+    finally:
+        record.end(plan, os.environ, code)
 
 
 def _check_flags(plan: Plan) -> None:
@@ -71,9 +95,23 @@ def _check_flags(plan: Plan) -> None:
     configure(plan.flags)
 
 
+def _run(plan: Plan) -> int:
+    """Check, then run the processes; their exit code. Raises TrainingError."""
+    _check_flags(plan)
+    limits.apply(plan.limits)
+    if plan.job.node_rank == 0 and plan.job.port:
+        port.require(plan.job.port)
+    os.environ.update({one.name: one.value for one in plan.variables})
+    os.environ.update(plan.shim)
+    if plan.nsys and plan.nsys.folder:
+        with writing(plan.nsys.folder):
+            plan.nsys.folder.mkdir(parents=True, exist_ok=True)
+    preflight.run(plan, os.environ)
+    return _start(plan)
+
+
 def _start(plan: Plan) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
-    os.environ.update({one.name: one.value for one in plan.variables})
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     try:
         for folder in own:
@@ -93,4 +131,5 @@ def _tell(text: str) -> None:
 
 
 if __name__ == "__main__":
+    stdio.outlive()  # a full log disk ends no job
     sys.exit(main(sys.argv[1:]))

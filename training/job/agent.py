@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
-from training.errors import SAVED, RequestError, TrainingError
+from training.errors import HUNG, SAVED, RequestError, TrainingError
+from training.job import stuck
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -38,6 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGUSR1, _hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
+    stuck.watch(lambda: _children(os.getpid()), _leave)
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -58,14 +61,22 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _leave(codes: list[int]) -> NoReturn:
+    """End this process while torchrun waits for node 0, which it cannot reach."""
+    for code in codes:
+        _tell(f"a process {ending(code)}, and node 0 does not answer")
+    os._exit(outcome(codes))
+
+
 def outcome(codes: Sequence[int]) -> int:
     """Choose the node's exit code from those of its failed processes, the first failure first.
 
-    A wrong request wins; SAVED needs all to have saved; else it is the first failure's, 128 + n
-    for death by signal n.
+    A wrong request wins, then HUNG, as what the others saw of that came of it; SAVED needs all to
+    have saved; else it is the first failure's, 128 + n for death by signal n.
     """
-    if RequestError.exit_code in codes:
-        return RequestError.exit_code
+    for wins in (RequestError.exit_code, HUNG):
+        if wins in codes:
+            return wins
     first = next((code for code in codes if code != SAVED), SAVED)
     return 128 - first if first < 0 else first
 
@@ -76,33 +87,49 @@ def ending(code: int) -> str:
         return f"was killed by {signal.Signals(-code).name}"
     known = {
         SAVED: ": saved and stopped, as SIGTERM asked",
+        HUNG: ": no progress, ended by the watch",
         RequestError.exit_code: ": wrong request",
     }
     return f"ended with exit code {code}{known.get(code, '')}"
 
 
 def _hand_on(number: int, frame: FrameType | None) -> None:
-    for pid in _children():
+    for pid in _workers(os.getpid()):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
 def _hand_on_or_end(number: int, frame: FrameType | None) -> None:
-    if _children():
+    if _children(os.getpid()):
         _hand_on(number, frame)
     else:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-def _children() -> list[int]:
+def _workers(parent: int) -> list[int]:
+    """The processes that train: the children, or what a profiler among them has started."""
+    found = []
+    for pid in _children(parent):
+        found += [pid] if _is_python(pid) else _workers(pid) or [pid]
+    return found
+
+
+def _is_python(pid: int) -> bool:
+    """Tell whether a process was started as this interpreter."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"{sys.executable}\0".encode())
+    return False
+
+
+def _children(parent: int) -> list[int]:
     """The processes whose parent is this one."""
     found = []
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, IndexError):
             if folder.name.isdigit():
                 fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[1]) == os.getpid():
+                if int(fields[1]) == parent:
                     found.append(int(folder.name))
     return found
 

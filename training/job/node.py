@@ -2,73 +2,59 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import re
-import socket
-import struct
+from collections.abc import Mapping
 from pathlib import Path
 
-from training.errors import TrainingError
-from training.job.plan import Job, Node
+from training.job import cpus, devices, identity, instances, limits, network, software
+from training.job.facts import Accelerators, Job, Node
 
-OUTSIDE = "192.0.2.1"  # RFC 5737: nobody's, so that only the default route leads there
-SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
+HERE = Path("/")
+NEURON_TOOLS = "/opt/aws/neuron/bin"
 
 
-def look(job: Job) -> Node:
-    """Look at this node. Raises TrainingError if the first node's name cannot be resolved."""
+def look(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HERE) -> Node:
+    """Look at this node.
+
+    root: where /dev, /sys, /proc and installed software are looked for. Raises TrainingError if the
+    first node's name cannot be resolved, and RequestError for an INSTANCE_TYPE that cannot be.
+    """
     address, interface = "127.0.0.1", ""
     if job.nodes > 1:
-        address = _route(job.address)
-        interface = _interface(address)
+        address = network.route(job.address)
+        interface = network.interface(address)
+    type, type_why = identity.instance_type(root, environment)
+    allowed = os.sched_getaffinity(0)
     return Node(
-        gpus=_gpus(os.environ.get("CUDA_VISIBLE_DEVICES")),
-        cores=len(os.sched_getaffinity(0)),
+        cores=len(allowed),
         address=address,
         interface=interface,
+        type=type,
+        type_why=type_why,
+        instance=instances.find(type),
+        accelerators=_accelerators(root, environment),
+        efa=devices.efa(root),
+        domains=cpus.domains(root, allowed),
+        limits=limits.look(),
+        software=software.look(root, environment),
     )
 
 
-def _gpus(visible: str | None) -> int:
-    """Count the GPUs that this task may use: the named ones, else all in /dev."""
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip()])
-    return sum(1 for one in Path("/dev").iterdir() if re.fullmatch(r"nvidia\d+", one.name))
-
-
-def _route(address: str) -> str:
-    """Give this machine's own address on the way to another one. Nothing is sent.
-
-    Where the other one is this machine, by a name that /etc/hosts gives a loopback address as
-    Debian does, it is the address on the way out.
-    """
-    try:
-        own = _source(address)
-    except OSError as error:
-        reason = f"MASTER_ADDR: {address} cannot be reached: {error.strerror}"
-        raise TrainingError(reason) from error
-    if own.startswith("127.") and not address.startswith("127."):
-        with contextlib.suppress(OSError):  # no way out: it stays alone
-            return _source(OUTSIDE)
-    return own
-
-
-def _source(address: str) -> str:
-    family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind) as probe:
-        probe.connect(place)
-        return str(probe.getsockname()[0])
-
-
-def _interface(address: str) -> str:
-    """Name the network interface that has an IPv4 address; empty if none has."""
-    for _, name in socket.if_nameindex():
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            request = struct.pack("256s", name.encode()[:15])
-            with contextlib.suppress(OSError):  # an interface without an address
-                answer = fcntl.ioctl(probe, SIOCGIFADDR, request)
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return ""
+def _accelerators(root: Path, environment: Mapping[str, str]) -> Accelerators:
+    """Find the accelerators, whichever kind there is."""
+    chips = devices.nodes_of(root, "neuron")
+    if chips:
+        programs = f"{environment.get('PATH', '')}:{NEURON_TOOLS}"
+        return Accelerators(
+            kind="neuron",
+            seen=chips,
+            places=tuple(devices.chips(root, programs)),
+            cores=devices.cores_of_chip(root),
+        )
+    seen, found = devices.nodes_of(root, "nvidia"), devices.gpus(root)
+    return Accelerators(
+        kind="cuda" if seen else "",
+        seen=seen,
+        places=tuple(one.numa for one in found),
+        uuids=tuple(one.uuid for one in found),
+    )

@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.errors import RequestError
+from training.job import fabric, limits, machine, numa
+from training.job.cpus import listed
+from training.job.decision import GIVEN, Decision, count
+from training.job.facts import Job, Node
+from training.job.limits import Limit
+from training.job.nsys import Nsys
+from training.job.rank import CORES, NSYS
+from training.job.usable import CORES as NEURON_CORES
+from training.job.usable import Usable, accelerators, efa
+from training.parallel.neuron.environment import COMPILER
 
 PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections
 PATIENCE = 900  # seconds for the slowest node to start its container and join
+MANY = 512  # ranks: from here on it takes gloo more than ten seconds to join all (docs/scale.md)
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
-GIVEN = "from the environment"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What Slurm says about the job, as one node sees it."""
-
-    id: str
-    restarts: int = 0
-    node_rank: int = 0
-    nodes: int = 1
-    address: str = "127.0.0.1"  # of the node of rank 0, as all others reach it
-    port: int = 0  # 0: any free one
-
-    @property
-    def run_id(self) -> str:
-        """Name one start of the job: processes of the start before it must not join."""
-        return f"{self.id}.{self.restarts}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """What this node has, as seen from inside the container."""
-
-    gpus: int
-    cores: int
-    address: str  # as the others reach it
-    interface: str  # network interface of that address; empty if none has it
-
-
-@dataclass(frozen=True)
-class Decision:
-    """One line of the block: what was decided, and why."""
-
-    name: str
-    value: str
-    why: str
+SHIM = "training.job.rank"
+BIND = "NUMA_BIND"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,16 +32,31 @@ class Plan:
     """All that a node needs to start its processes."""
 
     job: Job
+    machine: tuple[Decision, ...]  # what the node is
     processes: int  # on this node
     processes_why: str
     local_address: str
     variables: tuple[Decision, ...]  # for the processes
+    limits: tuple[Limit, ...]  # that are raised for them
+    cores: tuple[tuple[int, ...], ...]  # of each process; empty: they are not bound
+    nsys: Nsys | None
+    warnings: tuple[str, ...]
     module: str
     flags: tuple[str, ...]
 
     @property
     def endpoint(self) -> str:
         return f"{self.job.address}:{self.job.port}"
+
+    @property
+    def shim(self) -> dict[str, str]:
+        """Give the variables of training.job.rank; empty where it has nothing to do."""
+        found = {}
+        if self.cores:
+            found[CORES] = json.dumps(self.cores)
+        if self.nsys:
+            found[NSYS] = json.dumps({"ranks": self.nsys.ranks, "words": self.nsys.words})
+        return found
 
     @property
     def torchrun(self) -> tuple[str, ...]:
@@ -85,22 +77,25 @@ class Plan:
             "--max-restarts=0",
             "--monitor-interval=0.5",
             "-m",
+            *((SHIM,) if self.shim else ()),
             self.module,
             *self.flags,
         )
 
     @property
     def title(self) -> str:
-        return f"node {self.job.node_rank} of {self.job.nodes}: {_count(self.processes, 'process')}"
+        return f"node {self.job.node_rank} of {self.job.nodes}: {count(self.processes, 'process')}"
 
     def block(self) -> str:
         """Tell every decision with its reason."""
         first = "hosted here" if self.job.node_rank == 0 else "hosted by node 0"
         decisions = (
+            *self.machine,
             Decision("NPROC_PER_NODE", str(self.processes), self.processes_why),
             Decision("rendezvous", self.endpoint, f"{first}, as {self.job.run_id}"),
             Decision("local address", self.local_address, "as the other nodes reach this one"),
             *self.variables,
+            *(self.nsys.told() if self.nsys else ()),
         )
         width = max(len(one.name) for one in decisions)
         span = max(len(one.value) for one in decisions)
@@ -126,15 +121,15 @@ def read_job(environment: Mapping[str, str]) -> Job:
             "MASTER_ADDR: must be the address of the job's first node; the launchers set it from "
             "`scontrol show hostnames`"
         )
-    first, count = PORTS
-    number = _whole(environment, "SLURM_JOB_ID", 0)
+    first, among = PORTS
+    port = first + _whole(environment, "SLURM_JOB_ID", 0) % among
     return Job(
         id=id,
         restarts=_whole(environment, "SLURM_RESTART_COUNT", 0),
         node_rank=_whole(environment, "SLURM_NODEID", 0),
         nodes=nodes,
         address=environment.get("MASTER_ADDR") or Job.address,
-        port=_whole(environment, "MASTER_PORT", first + number % count),
+        port=_whole(environment, "MASTER_PORT", port + (port == fabric.NEURON_PORT)),
     )
 
 
@@ -145,50 +140,119 @@ def make_plan(
     module: str,
     flags: Sequence[str],
     nproc: int | None = None,
+    nsys: Nsys | None = None,
 ) -> Plan:
     """Decide; looks at nothing but its arguments. Raises RequestError."""
-    processes, why = _processes(node, environment, nproc)
+    usable = accelerators(node, environment)
+    cards, told = efa(node)
+    processes, why = _processes(usable, environment, nproc)
+    _check_ranks(nsys, job, processes)
+    cores, binding = _cores(node, usable, environment, processes)
     chosen = [
         Decision(
             "OMP_NUM_THREADS",
             str(max(1, node.cores // processes)),
-            f"{_count(node.cores, 'core')} / {_count(processes, 'process')}",
+            f"{count(node.cores, 'core')} / {count(processes, 'process')}",
         )
     ]
     if job.id != "local":
         # Ranks that share a cache on a network folder overwrite each other's files.
-        folder = f"{environment.get('TMPDIR', '/tmp')}/triton-{job.run_id}"
+        folder = f"{environment.get('TMPDIR') or '/tmp'}/triton-{job.run_id}"
         chosen.append(Decision("TRITON_CACHE_DIR", folder, "on this node, of this job alone"))
     if job.nodes > 1 and node.interface:
         # gloo would look its own host name up, which on many machines is a loopback address.
         why_interface = f"the interface of {node.address}"
         chosen.append(Decision("GLOO_SOCKET_IFNAME", node.interface, why_interface))
+    ranks = job.nodes * processes
+    if ranks >= MANY:
+        # Else each rank tells the store how each other one reaches it: ranks ** 2 requests.
+        lazy = f"of {ranks:,} ranks only those are joined that talk to each other"
+        chosen.append(Decision("TORCH_GLOO_LAZY_INIT", "1", lazy))
+    cables = node.instance.fabric if node.instance else None
+    chosen += fabric.variables(
+        fabric.Situation(
+            nodes=job.nodes,
+            processes=processes,
+            gpus=usable.kind == "cuda",
+            neuron=usable.kind == "neuron",
+            efa=cards > 0,
+            rdma=bool(cables and cables.rdma),
+            staged=bool(node.instance and node.instance.staged),
+            tuned=bool(cables and cables.tuned),
+            chosen=bool(environment.get(NEURON_CORES)),
+            software=node.software,
+            cache=_cache(environment, flags),
+        )
+    )
     return Plan(
         job=job,
+        machine=(*machine.told(node, cards), *limits.told(node.limits, cards > 0), *binding),
         processes=processes,
         processes_why=why,
         local_address=job.address if job.node_rank == 0 else node.address,
-        variables=tuple(
-            Decision(one.name, environment[one.name], GIVEN) if one.name in environment else one
-            for one in chosen
-        ),
+        variables=tuple(_given(one, environment) for one in chosen),
+        limits=limits.wanted(node.limits, cards > 0),
+        cores=tuple(cores),
+        nsys=nsys,
+        warnings=(*usable.warnings, *told, *limits.faults(node.limits, cards > 0)),
         module=module,
         flags=tuple(flags),
     )
 
 
-def _processes(node: Node, environment: Mapping[str, str], nproc: int | None) -> tuple[int, str]:
+def _given(one: Decision, environment: Mapping[str, str]) -> Decision:
+    """Let a variable that is set win; an empty one is not there."""
+    value = environment.get(one.name)
+    return Decision(one.name, value, GIVEN) if value else one
+
+
+def _cores(
+    node: Node, usable: Usable, environment: Mapping[str, str], processes: int
+) -> tuple[list[tuple[int, ...]], list[Decision]]:
+    """Choose each process's cores, if there is anything to choose."""
+    text = environment.get(BIND) or "1"
+    if text not in ("0", "1"):
+        raise RequestError(f"{BIND}: must be 0 or 1, not {text!r}")
+    if len(node.domains) < 2 or not usable.count:
+        return [], []
+    if text == "0":
+        return [], [Decision(BIND, "0", GIVEN)]
+    found = numa.shares(node.domains, usable.places, processes)
+    if not found:
+        return [], [Decision(BIND, "0", "it is not known which cores are near to which process's")]
+    told = " ".join(listed(one) for one in found)
+    return found, [Decision(BIND, "1", f"the cores near to each process's accelerator: {told}")]
+
+
+def _cache(environment: Mapping[str, str], flags: Sequence[str]) -> str:
+    """Choose a folder for Neuron's compiled graphs; empty if the run's flags or folder do."""
+    named = any(one.partition("=")[0] == "--compile_cache" for one in flags)
+    shared = environment.get("CHECKPOINTS")
+    if named or not shared or "--cache_dir" in environment.get(COMPILER, ""):
+        return ""
+    return f"{shared}/neuron_compile_cache"
+
+
+def _processes(
+    usable: Usable, environment: Mapping[str, str], nproc: int | None
+) -> tuple[int, str]:
     if nproc is not None:
-        count, why = nproc, "--nproc"
+        number, why = nproc, "--nproc"
     elif environment.get("NPROC_PER_NODE"):
-        count, why = _whole(environment, "NPROC_PER_NODE", 1), GIVEN
-    elif node.gpus:
-        count, why = node.gpus, _count(node.gpus, "GPU")
+        number, why = _whole(environment, "NPROC_PER_NODE", 1), GIVEN
     else:
-        count, why = 1, "no GPU"
-    if count < 1:
-        raise RequestError(f"NPROC_PER_NODE: must be at least 1, not {count}")
-    return count, why
+        number, why = usable.count or 1, usable.why
+    if number < 1:
+        raise RequestError(f"NPROC_PER_NODE: must be at least 1, not {number}")
+    return number, why
+
+
+def _check_ranks(nsys: Nsys | None, job: Job, processes: int) -> None:
+    """Refuse ranks to profile that there are not."""
+    if nsys and nsys.ranks != "all":
+        last = job.nodes * processes - 1
+        if max(int(one) for one in nsys.ranks.split(",")) > last:
+            raise RequestError(f"NSYS_RANKS: {nsys.ranks}, but the last rank is {last}")
 
 
 def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
@@ -196,8 +260,3 @@ def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise RequestError(f"{name}: must be a whole number, not {text!r}")
     return int(text)
-
-
-def _count(number: int, what: str) -> str:
-    plural = "es" if what.endswith("s") else "s"
-    return f"{number} {what}{'' if number == 1 else plural}"

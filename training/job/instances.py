@@ -1,0 +1,97 @@
+"""EC2's instance types for training: accelerators, network cards, and how the plugin uses them.
+
+Looked up on 2026-08-21. Accelerators, memory, EFA cards and bandwidth: what DescribeInstanceTypes
+says, as Karpenter's provider for AWS lists it (commit 1d927085d). GPUDirect RDMA and protocol:
+`platform_data_map` of aws-ofi-nccl (commit 2daf7d30); which types its tuner knows: its
+doc/tuner.md. Whose GPUs exchange through the host: the EFA cheatsheet of
+awsome-distributed-training. EFA cards of trn1 and trn1n, memory and cores of trn2: AWS's documents
+of Neuron.
+
+A type that is not here is no fault: what the node shows is counted then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Chip:
+    """An accelerator."""
+
+    name: str
+    memory: int  # MiB
+    cores: int = 0  # physical NeuronCores; 0: it is a GPU
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """What a node has between it and the others."""
+
+    gbits: float  # Gbit/s, all cards together, at any time
+    efa: int = 0  # EFA cards, where all are attached
+    rdma: bool = False  # accelerators reach those of other nodes by themselves (GPUDirect RDMA)
+    protocol: str = ""  # of aws-ofi-nccl; empty: its own default
+    tuned: bool = False  # aws-ofi-nccl's tuner knows the type
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What all instances of a type have."""
+
+    type: str
+    chip: Chip
+    count: int  # of chips
+    fabric: Fabric
+    staged: bool = False  # its GPUs exchange through the host's memory, best by their copy engines
+
+    @property
+    def family(self) -> str:
+        """The name up to the dot: p4d of p4d.24xlarge."""
+        return self.type.partition(".")[0]
+
+
+def find(type: str) -> Instance | None:
+    """Look a type up by EC2's name of it."""
+    return TYPES.get(type)
+
+
+A10G, L4, L40S = Chip("A10G", 22888), Chip("L4", 22888), Chip("L40S", 45776)
+H100, H200 = Chip("H100", 81920), Chip("H200", 144384)
+RTX = Chip("RTX PRO 6000", 98304)
+TRAINIUM, TRAINIUM2 = Chip("Trainium", 32768, cores=2), Chip("Trainium2", 98304, cores=8)
+
+_ROWS = (
+    Instance("p4d.24xlarge", Chip("A100", 40960), 8, Fabric(400, 4, True, "SENDRECV")),
+    Instance("p4de.24xlarge", Chip("A100", 81920), 8, Fabric(400, 4, True, "SENDRECV")),
+    Instance("p5.4xlarge", H100, 1, Fabric(100, 1, False, "SENDRECV")),
+    Instance("p5.48xlarge", H100, 8, Fabric(3200, 32, True, "RDMA", tuned=True)),
+    Instance("p5e.48xlarge", H200, 8, Fabric(3200, 32, True, "RDMA", tuned=True)),
+    Instance("p5en.48xlarge", H200, 8, Fabric(3200, 16, True, "RDMA", tuned=True)),
+    Instance("p6-b200.48xlarge", Chip("B200", 183359), 8, Fabric(3200, 8, True, "RDMA", True)),
+    Instance("p6-b300.48xlarge", Chip("B300", 275040), 8, Fabric(6400, 16, True, "RDMA", True)),
+    Instance("g5.xlarge", A10G, 1, Fabric(2.5)),
+    Instance("g5.2xlarge", A10G, 1, Fabric(5)),
+    Instance("g5.4xlarge", A10G, 1, Fabric(10)),
+    Instance("g5.8xlarge", A10G, 1, Fabric(25, 1)),
+    Instance("g5.12xlarge", A10G, 4, Fabric(40, 1), staged=True),
+    Instance("g5.16xlarge", A10G, 1, Fabric(25, 1)),
+    Instance("g5.24xlarge", A10G, 4, Fabric(50, 1), staged=True),
+    Instance("g5.48xlarge", A10G, 8, Fabric(100, 1, False, "SENDRECV")),
+    Instance("g6.8xlarge", L4, 1, Fabric(25, 1)),
+    Instance("g6.12xlarge", L4, 4, Fabric(40, 1), staged=True),
+    Instance("g6.16xlarge", L4, 1, Fabric(25, 1)),
+    Instance("g6.24xlarge", L4, 4, Fabric(50, 1), staged=True),
+    Instance("g6.48xlarge", L4, 8, Fabric(100, 1), staged=True),
+    Instance("g6e.24xlarge", L40S, 4, Fabric(200, 2)),
+    Instance("g6e.48xlarge", L40S, 8, Fabric(400, 4)),
+    Instance("g7e.8xlarge", RTX, 1, Fabric(100, 1, False, "SENDRECV")),
+    Instance("g7e.12xlarge", RTX, 2, Fabric(400, 1, True, "RDMA")),
+    Instance("g7e.24xlarge", RTX, 4, Fabric(800, 2, True, "RDMA")),
+    Instance("g7e.48xlarge", RTX, 8, Fabric(1600, 4, True, "RDMA")),
+    Instance("trn1.2xlarge", TRAINIUM, 1, Fabric(3)),
+    Instance("trn1.32xlarge", TRAINIUM, 16, Fabric(800, 8, True, "RDMA")),
+    Instance("trn1n.32xlarge", TRAINIUM, 16, Fabric(1600, 16, True, "RDMA")),
+    Instance("trn2.48xlarge", TRAINIUM2, 16, Fabric(3200, 16, True, "RDMA")),
+)
+TYPES = {one.type: one for one in _ROWS}

@@ -1,0 +1,69 @@
+"""The limits of a process (ulimit): what is asked for before the processes of a node start."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+from dataclasses import dataclass
+
+from training.job.decision import Decision
+
+INFINITE = resource.RLIM_INFINITY
+KINDS = {
+    "memlock": resource.RLIMIT_MEMLOCK,  # bytes
+    "nofile": resource.RLIMIT_NOFILE,  # files
+    "stack": resource.RLIMIT_STACK,  # bytes
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A limit: what counts, and what a process may raise that to."""
+
+    name: str
+    soft: int
+    hard: int
+
+
+def look() -> tuple[Limit, ...]:
+    """Look up the limits of this process."""
+    return tuple(Limit(name, *resource.getrlimit(kind)) for name, kind in KINDS.items())
+
+
+def wanted(limits: tuple[Limit, ...], efa: bool) -> tuple[Limit, ...]:
+    """Choose those that are raised, each to the hard limit; memlock where EFA locks memory."""
+    return tuple(one for one in limits if one.soft != one.hard and (one.name != "memlock" or efa))
+
+
+def told(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
+    """Tell what will count once they are raised."""
+    raised = [one.name for one in wanted(limits, efa)]
+    told = [one for one in limits if one.name != "memlock" or efa]
+    values = ", ".join(f"{one.name} {_text(one)}" for one in told)
+    why = f"; {', '.join(raised)} raised" if raised else ""
+    return [Decision("limits", "as high as allowed", f"{values}{why}")] if told else []
+
+
+def faults(limits: tuple[Limit, ...], efa: bool) -> list[str]:
+    """Warn of a limit on locked memory where network cards need it."""
+    return [
+        f"memlock: {_text(one)} can be locked in memory, and EFA needs `unlimited`: set "
+        "LimitMEMLOCK=infinity for slurmd (systemd), PropagateResourceLimitsExcept=MEMLOCK in "
+        "slurm.conf"
+        for one in limits
+        if efa and one.name == "memlock" and one.hard != INFINITE
+    ]
+
+
+def apply(limits: tuple[Limit, ...]) -> None:
+    """Raise limits of this process to the hard ones; its children inherit them."""
+    for one in limits:
+        with contextlib.suppress(ValueError, OSError):  # a hard limit that the kernel does not give
+            resource.setrlimit(KINDS[one.name], (one.hard, one.hard))
+
+
+def _text(limit: Limit) -> str:
+    """What a process may raise a limit to."""
+    if limit.hard == INFINITE:
+        return "unlimited"
+    return str(limit.hard) if limit.name == "nofile" else f"{limit.hard // 2**10} KiB"

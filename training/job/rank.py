@@ -1,0 +1,34 @@
+"""What torchrun starts where a process is bound to cores or profiled: `... rank MODULE FLAGS...`.
+
+It binds this process to the cores that RANK_CORES has for it, and runs the module in it; or it
+becomes nsys around the same, for a rank that RANK_NSYS names. Light, as every process goes through.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+import sys
+from collections.abc import MutableMapping, Sequence
+
+CORES, NSYS = "RANK_CORES", "RANK_NSYS"
+"""JSON, set by training.launch: lists of cores, one a local rank; `ranks` and nsys's `words`."""
+
+
+def main(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
+    """Become the module `words[0]` with its flags. Does not return if it is profiled."""
+    cores = json.loads(environment.pop(CORES, "[]"))
+    if cores:
+        os.sched_setaffinity(0, cores[int(environment["LOCAL_RANK"])])
+    profile = json.loads(environment.pop(NSYS, "{}"))
+    if profile and (
+        profile["ranks"] == "all" or environment["RANK"] in profile["ranks"].split(",")
+    ):
+        os.execv(profile["words"][0], [*profile["words"], sys.executable, "-u", "-m", *words])
+    sys.argv = list(words)
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:], os.environ)

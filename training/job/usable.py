@@ -1,0 +1,136 @@
+"""Which accelerators a node's processes use: what is seen, what is meant, and where they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from training.errors import RequestError
+from training.job.cpus import parse
+from training.job.decision import GIVEN, count
+from training.job.facts import Node
+
+GPUS, CORES = "CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"
+CONTAINER = "NVIDIA_VISIBLE_DEVICES"  # the GPUs that a container was given
+LNC = "NEURON_LOGICAL_NC_CONFIG"  # how many physical NeuronCores make a logical one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usable:
+    """What a node's processes can have one of each: GPUs, or logical NeuronCores."""
+
+    kind: str = ""  # cuda or neuron; empty: there are none
+    count: int = 0
+    why: str = "no GPU"
+    places: tuple[int, ...] = ()  # the NUMA node of each; empty: not known
+    warnings: tuple[str, ...] = ()
+
+
+def rehearsed(node: Node) -> bool:
+    """Tell whether an instance is only named here (INSTANCE_TYPE), and nothing of it is seen."""
+    return node.type_why == GIVEN and not node.accelerators.seen and not node.efa
+
+
+def accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
+    """Choose the accelerators; looks at nothing but its arguments. Raises RequestError."""
+    seen, kind = node.accelerators.seen, node.accelerators.kind
+    instance, warnings = node.instance, []
+    if instance is not None:
+        chips = f"{instance.count} x {instance.chip.name}"
+        if rehearsed(node):
+            seen, kind = instance.count, "neuron" if instance.chip.cores else "cuda"
+            warnings.append(f"none of the {chips} of a {node.type} is seen here: all are counted")
+        elif seen != instance.count and not _restricted(environment):
+            warnings.append(
+                f"of the {chips} of a {node.type} /dev shows {seen}: that many are used"
+            )
+    found = _neuron if kind == "neuron" else _cuda
+    return found(node, environment, seen, tuple(warnings))
+
+
+def efa(node: Node) -> tuple[int, tuple[str, ...]]:
+    """Count the network cards for EFA; and what is to be warned of."""
+    meant = node.instance.fabric.efa if node.instance else 0
+    if rehearsed(node) or (node.efa is None and not meant):
+        return meant, ()
+    if node.efa is None:
+        cards = f"{count(meant, 'EFA card')} of a {node.type} {'is' if meant == 1 else 'are'}"
+        told = f"/sys/class/infiniband is not there: {cards} taken for granted"
+        return meant, (f"{told}; without EFA nodes reach each other by TCP, slowly",)
+    if node.efa < meant:
+        return node.efa, (f"of the {count(meant, 'EFA card')} of a {node.type} {node.efa} show",)
+    return node.efa, ()
+
+
+def _cuda(
+    node: Node, environment: Mapping[str, str], seen: int, warnings: tuple[str, ...]
+) -> Usable:
+    """GPUs: those that are named, else all."""
+    name = node.instance.chip.name if node.instance else ""
+    places, named = node.accelerators.places, environment.get(GPUS)
+    places = places if len(places) == seen else ()
+    if named is None:
+        why = _many(seen, name) if seen else Usable.why
+        kind = "cuda" if seen else ""
+        return Usable(kind=kind, count=seen, why=why, places=places, warnings=warnings)
+    words = [one.strip() for one in named.split(",") if one.strip()]
+    if not words:
+        return Usable(warnings=warnings)
+    if len(words) > seen > 0:
+        warnings += (f"{GPUS} names {len(words)} GPUs, and /dev shows {seen}",)
+    numbers = [_number(word, node.accelerators.uuids) for word in words]
+    known = all(0 <= number < len(places) for number in numbers)
+    return Usable(
+        kind="cuda",
+        count=len(words),
+        why=f"{_many(len(words), name)}, named by {GPUS}",
+        places=tuple(places[number] for number in numbers) if known else (),
+        warnings=warnings,
+    )
+
+
+def _neuron(
+    node: Node, environment: Mapping[str, str], seen: int, warnings: tuple[str, ...]
+) -> Usable:
+    """Logical NeuronCores: those that are named, else all."""
+    chip = node.instance.chip if node.instance else None
+    physical = node.accelerators.cores or (chip.cores if chip else 0) or 2
+    text = environment.get(LNC) or ("2" if physical == 8 else "1")
+    if text not in ("1", "2"):
+        raise RequestError(f"{LNC}: must be 1 or 2, not {text!r}")
+    cores = physical // int(text)  # of a chip
+    numbers, why = tuple(range(seen * cores)), _many(seen, chip.name if chip else "Neuron")
+    named = environment.get(CORES)
+    if named:
+        try:
+            numbers = parse(named)
+        except ValueError as error:
+            raise RequestError(f"{CORES}: must be such as 0-3,8, not {named!r}") from error
+    places = node.accelerators.places
+    known = len(places) == seen and all(number // cores < seen for number in numbers)
+    joined = f" of {text} physical ones" if text != "1" else ""
+    return Usable(
+        kind="neuron",
+        count=len(numbers),
+        why=f"named by {CORES}" if named else f"{why}, {count(cores, 'core')} each{joined}",
+        places=tuple(places[number // cores] for number in numbers) if known else (),
+        warnings=warnings,
+    )
+
+
+def _many(number: int, name: str) -> str:
+    return f"{number} x {name}" if name else count(number, "GPU")
+
+
+def _restricted(environment: Mapping[str, str]) -> bool:
+    """Tell whether it is on purpose that a process sees less than the node has."""
+    container = environment.get(CONTAINER, "all")
+    return bool(environment.get(GPUS) or environment.get(CORES)) or container not in ("", "all")
+
+
+def _number(word: str, uuids: tuple[str, ...]) -> int:
+    """The number of a GPU that is named by number or by the beginning of its UUID; -1: unknown."""
+    if word.isdecimal():
+        return int(word)
+    found = [number for number, uuid in enumerate(uuids) if uuid and uuid.startswith(word)]
+    return found[0] if len(found) == 1 else -1
