@@ -1,0 +1,99 @@
+"""Machines of their own on one machine: network namespaces with addresses and host names.
+
+All that is made here goes with the block, also when a test fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One of them: its host name, its address and where its network is found."""
+
+    name: str
+    address: str
+    space: str  # name of the namespace; that of its link on the bridge ends in v
+
+    def enter(self, *words: str, before: str = "") -> list[str]:
+        """Make a command line run there, in mounts of its own, after some lines of shell."""
+        script = f'hostname {self.name}; {before} exec "$0" "$@"'
+        network = f"--net=/run/netns/{self.space}"
+        return ["nsenter", network, "unshare", "--uts", "--mount", "sh", "-c", script, *words]
+
+
+@dataclass(frozen=True)
+class Bridge:
+    """What joins the machines, and this one to them at an address."""
+
+    address: str
+    machines: tuple[Machine, ...]
+
+    def cut(self) -> None:
+        """Let the machines reach this one alone, not each other."""
+        self._isolate("on")
+
+    def mend(self) -> None:
+        self._isolate("off")
+
+    def part(self, one: int, other: int) -> None:
+        """Let nothing through between two of them, silently: frames go to nobody's address."""
+        for here, there in ((one, other), (other, one)):
+            nobody = ("lladdr", "02:00:00:00:00:99", "dev", "eth0")
+            space, address = self.machines[here].space, self.machines[there].address
+            _run("-n", space, "neigh", "replace", address, *nobody)
+
+    def unplug(self, one: int) -> None:
+        """Set a machine's link down."""
+        _run("link", "set", f"{self.machines[one].space}v", "down")
+
+    def _isolate(self, how: str) -> None:
+        for machine in self.machines:
+            _run("bridge", "link", "set", "dev", f"{machine.space}v", "isolated", how)
+
+
+@contextlib.contextmanager
+def bridged(names: Sequence[str]) -> Iterator[Bridge]:
+    """Make a machine for each name, for the length of a block; only root can."""
+    tag = f"sq{os.getpid() % 100000}{'abcdefgh'[next(_numbers) % 8]}"
+    subnet = next(one for one in range(77, 255) if not _is_taken(f"10.77.{one}."))
+    with contextlib.ExitStack() as undo:
+        _run("link", "add", tag, "type", "bridge")
+        undo.callback(_run, "link", "del", tag)
+        _run("addr", "add", f"10.77.{subnet}.254/24", "dev", tag)
+        _run("link", "set", tag, "up")
+        machines = []
+        for number, name in enumerate(names, 1):
+            space = f"{tag}{number}"
+            machine = Machine(name, f"10.77.{subnet}.{number}", space)
+            _run("netns", "add", space)
+            undo.callback(_run, "netns", "del", space)
+            _run("link", "add", f"{space}v", "type", "veth", "peer", "name", "eth0", "netns", space)
+            undo.callback(_run, "link", "del", f"{space}v")  # else it goes some time after its peer
+            _run("link", "set", f"{space}v", "master", tag, "up")
+            _run("-n", space, "addr", "add", f"{machine.address}/24", "dev", "eth0")
+            _run("-n", space, "link", "set", "eth0", "up")
+            _run("-n", space, "link", "set", "lo", "up")
+            machines.append(machine)
+        yield Bridge(f"10.77.{subnet}.254", tuple(machines))
+
+
+def _is_taken(prefix: str) -> bool:
+    told = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True)
+    return prefix in told.stdout
+
+
+def _run(program: str, *words: str) -> None:
+    """Call ip, or bridge, of iproute2."""
+    argv = [program, *words] if program == "bridge" else ["ip", program, *words]
+    done = subprocess.run(argv, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{' '.join(argv)}: {done.stderr.strip()}")

@@ -1,0 +1,173 @@
+"""A node's part, node 0's too: come, tell what it finds, do what the conductor asks, go home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from training.errors import BadNode, TrainingError
+from training.job.plan import Plan
+from training.job.preflight import local, neuron
+from training.job.preflight.crew import Crew
+from training.job.preflight.folder import BadNodes, Shared
+from training.job.preflight.limited import within
+from training.job.preflight.names import Names
+from training.job.preflight.settings import Settings
+from training.job.preflight.wire import Wire, connect
+
+WRITING = 20.0
+"""Seconds for a few bytes in the shared folder."""
+
+
+class Attendee:
+    """One node in its talk with the conductor."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        environment: Mapping[str, str],
+        settings: Settings,
+        names: Names,
+        clock: Callable[[], float],
+        root: Path,
+    ) -> None:
+        self._plan, self._environment, self._settings = plan, environment, settings
+        self._names, self._clock, self._root = names, clock, root
+        self._nonce = ""
+        self._shared: Shared | None = None
+        self._bad_nodes: BadNodes | None = None
+        if settings.shared is not None:
+            self._shared = Shared(settings.shared, plan.job)
+            if plan.job.id != "local":
+                self._bad_nodes = BadNodes(settings.shared, plan.job)
+        # A Neuron core belongs to one process, and to load a program takes it minutes: there the
+        # crew is one process, which tries the hosts' network.
+        self._crew = Crew(
+            1 if neuron.chips(root) else plan.processes,
+            {**environment, **{one.name: one.value for one in plan.variables}},
+        )
+
+    def run(self, address: str, port: int) -> None:
+        """Come, and stay to the end. Raises BadNode if any node is bad, or the first is gone."""
+        with self._crew:
+            wire = self._meet(address, port)
+            try:
+                self._talk(wire)
+            except (OSError, ValueError) as error:
+                first = self._names[0]
+                told = f"{first}, the first node, has ended or fallen silent: {error}"
+                raise BadNode(f"preflight: {told}", local=True) from error
+            finally:
+                wire.close()
+                if self._shared is not None:
+                    self._calmly(self._shared.remove)
+
+    def _meet(self, address: str, port: int) -> Wire:
+        """Connect, and say who this is."""
+        job, limit = self._plan.job, self._settings.limit
+        try:
+            wire = connect(address, port, limit)
+            wire.send({"run": job.run_id, "rank": job.node_rank})
+            welcome = wire.receive(limit)
+        except (OSError, ValueError) as error:
+            place = f"{self._names[0]}, the first node, at {address}:{port}"
+            raise BadNode(f"preflight: {self._why_not(place, error)}", local=True) from error
+        if "refused" in welcome:
+            raise TrainingError(f"preflight: {address}:{port}: {welcome['refused']}", local=True)
+        self._nonce = welcome["nonce"]
+        # In nine tenths of the time that there is, so that even what hangs is told in time.
+        report = local.look(
+            self._plan,
+            self._environment,
+            self._crew,
+            self._shared,
+            self._nonce,
+            0.9 * limit,
+            self._root,
+        )
+        wire.send({"round": welcome["round"], "report": report.pack()})
+        return wire
+
+    def _talk(self, wire: Wire) -> None:
+        while True:
+            asked = wire.receive(self._settings.patience)
+            if asked["do"] == "end":
+                answer = self._end(asked)
+                wire.send({"round": asked["round"], **answer})
+                return self._outcome(asked, answer.get("unwritten", ""))
+            tasks = {
+                "look": self._look,
+                "clock": self._tell_clock,
+                "ready": self._be_ready,
+                "reduce": self._reduce,
+            }
+            wire.send({"round": asked["round"], **tasks[asked["do"]](asked)})
+
+    def _look(self, asked: dict[str, Any]) -> dict[str, Any]:
+        assert self._shared is not None
+        shared, ranks = self._shared, asked["ranks"]
+        try:
+            return {"unseen": within(WRITING, lambda: shared.unseen(self._nonce, ranks))}
+        except TimeoutError:
+            return {"unseen": ranks}
+
+    def _tell_clock(self, asked: dict[str, Any]) -> dict[str, Any]:
+        return {"clock": self._clock()}
+
+    def _be_ready(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self._crew.ask([{"do": "ready"}] * self._crew.size, self._settings.limit)
+        return {}
+
+    def _reduce(self, asked: dict[str, Any]) -> dict[str, Any]:
+        order = {key: asked[key] for key in ("name", "store", "world")}
+        order |= {"do": "reduce", "seconds": 0.4 * asked["seconds"]}
+        orders = [{**order, "rank": asked["first"] + i} for i in range(asked["crew"])]
+        answers = self._crew.ask(orders, asked["seconds"])
+        return {"fault": next((one["fault"] for one in answers if "fault" in one), "")}
+
+    def _end(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """Print the table if there is one, and write down who is bad if it is this node's turn."""
+        if "table" in asked:
+            print(asked["table"], flush=True)
+        bad_nodes = self._bad_nodes
+        if asked["hosts"] is None or bad_nodes is None:
+            return {}
+        hosts = asked["hosts"]
+        try:
+            within(WRITING, lambda: bad_nodes.write(hosts))
+        except OSError as error:
+            return {"unwritten": f"{bad_nodes.path} cannot be written: {error.strerror or error}"}
+        return {}
+
+    def _outcome(self, asked: dict[str, Any], unwritten: str) -> None:
+        if unwritten:
+            print(f"training.preflight: {unwritten}", flush=True)
+        if not asked["faults"]:
+            return
+        lines = list(asked["wrong"])
+        if not lines:
+            named = ", ".join(asked["bad"]) or "none that can be named"
+            lines = [f"bad nodes: {named}; {self._names[0]} tells what is wrong"]
+        raise BadNode("\n  ".join(["preflight: the job cannot train on these nodes", *lines]))
+
+    def _why_not(self, place: str, error: Exception) -> str:
+        """Say why the first node cannot be met, and name it as bad if it has not come at all."""
+        shared, bad_nodes = self._shared, self._bad_nodes
+        if shared is not None and self._calmly(lambda: shared.has_come(0)):
+            return (
+                f"{place} cannot be reached, though its file in {shared.folder} shows that it has "
+                f"come: the network between it and this node: {error}"
+            )
+        host = self._names.host(0)
+        if bad_nodes is not None and host and not self._calmly(bad_nodes.is_news):
+            self._calmly(lambda: bad_nodes.write([host]))
+        return f"{place} has not come within {self._settings.limit:g} s: {error}"
+
+    @staticmethod
+    def _calmly(work: Callable[[], object]) -> object:
+        """Do what is not worth an error of its own, at most for a while."""
+        try:
+            return within(WRITING, work)
+        except OSError:
+            return None

@@ -1,0 +1,255 @@
+"""Node 0's part: hear every node, have them look at and compute with each other, and judge."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any
+
+from training.job.plan import Job
+from training.job.preflight import judge
+from training.job.preflight.blame import Pair, further, levels, ring
+from training.job.preflight.finding import Fault, Report
+from training.job.preflight.folder import PATIENCE as SEEING
+from training.job.preflight.hub import Hub
+from training.job.preflight.names import Names
+from training.job.preflight.rendezvous import Rendezvous
+from training.job.preflight.settings import Settings
+from training.job.preflight.table import Row, rows, table, wrong
+
+WIDTH = 32
+"""Nodes of a gloo group, each of which is connected with each."""
+
+GRACE = 10.0
+"""Seconds for a short answer of a node that is there."""
+
+
+class Conductor:
+    """Asks the nodes what is to be asked, and sends each home with what concerns it."""
+
+    def __init__(
+        self,
+        job: Job,
+        settings: Settings,
+        names: Names,
+        clock: Callable[[], float],
+        nonce: str,
+        port: int,
+    ) -> None:
+        """Raises OSError if the port is taken."""
+        self._job, self._settings, self._names, self._clock = job, settings, names, clock
+        self._began = time.monotonic()
+        self._hub = Hub(port, job.run_id, job.nodes, {"nonce": nonce})
+        self._rendezvous = Rendezvous() if job.nodes > 1 else None
+        self._reports: dict[int, Report] = {}
+        self._faults: list[Fault] = []
+        self._rows: list[Row] = []
+        self._store: list[str | int] = []  # where crews meet: address and port
+        self.port = self._hub.port
+
+    def run(self) -> None:
+        """Conduct to the end. The nodes raise what is wrong, this one's own part among them."""
+        try:
+            self._hear()
+            self._look()
+            self._compare_clocks()
+            self._faults += judge.versions(list(self._reports.values()), self._names)
+            self._compute()
+            self._send_home()
+        finally:
+            self._hub.close()
+            if self._rendezvous is not None:
+                self._rendezvous.close()
+
+    def _hear(self) -> None:
+        """Collect the reports; who does not come, or leaves, is at fault."""
+        everyone = range(self._job.nodes)
+        limit = self._settings.limit
+        answers = self._hub.gather(everyone, limit)
+        # Who came late has as long for its checks as the others.
+        answers |= self._hub.gather(self._hub.came - answers.keys(), limit)
+        for rank, answer in sorted(answers.items()):
+            try:
+                report = Report.unpack(answer.value["report"])
+            except (KeyError, TypeError):
+                text = "its report cannot be read: it runs another version of training/"
+                self._faults.append(Fault("versions", rank, text))
+                continue
+            self._reports[rank] = report
+            self._names.learn(rank, report.name)
+        for rank in set(everyone) - answers.keys():
+            if rank in self._hub.lost:
+                text = "it came, and has ended during its own checks"
+            elif rank in self._hub.came:
+                text = f"it came, and its own checks have not ended within {limit:g} s"
+            else:
+                text = f"it has not come within {limit:g} s"
+            self._faults.append(Fault("node", rank, text))
+        told = f"{len(answers)} of {self._job.nodes} have come"
+        self._rows.append(Row("node", time.monotonic() - self._began, told))
+        self._rows += rows(list(self._reports.values()))
+        self._faults += judge.own(self._reports.values())
+
+    def _look(self) -> None:
+        """Let nodes read files of each other: all those of node 0 and of the next, node 0 all.
+
+        All are then in one folder, and n nodes open 3 n files.
+        """
+        nodes = [rank for rank, report in self._reports.items() if report.wrote]
+        if len(nodes) < 2:
+            return
+        began = time.monotonic()
+        first, *others = nodes
+        asked = {
+            rank: sorted({first, nodes[(index + 1) % len(nodes)]} - {rank})
+            for index, rank in enumerate(nodes)
+        }
+        asked[first] = others
+        answers = self._ask({r: {"do": "look", "ranks": a} for r, a in asked.items()}, SEEING)
+        seen: dict[Pair, bool] = {}
+        for rank, ranks in asked.items():
+            unseen = answers[rank]["unseen"] if rank in answers else ranks
+            for other in ranks:
+                pair = (min(rank, other), max(rank, other))
+                seen[pair] = seen.get(pair, True) and other not in unseen
+        self._faults += judge.folder(nodes, seen, self._names)
+        self._add_seconds("folder", time.monotonic() - began)
+
+    def _compare_clocks(self) -> None:
+        """Ask every clock: what it says was at a time between the question and the answer."""
+        began, asked = time.monotonic(), self._clock()
+        self._hub.ask({rank: {"do": "clock"} for rank in self._reports})
+        offsets = {}
+        for rank, answer in self._hub.gather(self._reports, GRACE).items():
+            half = (answer.at - began) / 2
+            offsets[rank] = (float(answer.value["clock"]) - asked - half, half)
+        self._faults += judge.clocks(offsets, self._names)
+        most = max((abs(ahead) for ahead, _ in offsets.values()), default=0.0)
+        self._rows.append(Row("clock", time.monotonic() - began, f"within {most:.2f} s"))
+
+    def _compute(self) -> None:
+        """Let all nodes compute together that can; if they fail, find those that make them."""
+        backends = Counter(report.backend for report in self._reports.values() if report.backend)
+        backend = backends.most_common(1)[0][0] if backends else ""
+        nodes = [rank for rank, report in self._reports.items() if report.backend == backend]
+        if not backend or len(nodes) < 2:
+            told = "one node alone" if self._job.nodes == 1 else "not tried"
+            self._rows.append(Row("across", 0.0, told))
+            return
+        began = time.monotonic()
+        try:
+            self._store = [self._job.address, self._rendezvous_port()]
+        except OSError as error:
+            self._faults.append(Fault("across", 0, str(error)))
+            self._rows.append(Row("across", time.monotonic() - began, "not tried"))
+            return
+        self._faults += self._find(nodes, len(nodes) if backend == "nccl" else WIDTH)
+        told = f"{backend}, {sum(self._reports[rank].crew for rank in nodes)} processes"
+        self._rows.append(Row("across", time.monotonic() - began, told))
+
+    def _find(self, nodes: Sequence[int], width: int) -> list[Fault]:
+        """Let all compute, and those that fail to in pairs, until it is known who is at fault."""
+        for number, groups in enumerate(levels(nodes, width)):
+            reasons = self._reduce(groups, f"all-{number}", self._settings.limit)
+            failed = [group for group in groups if any(reasons[rank] for rank in group)]
+            if failed:
+                return self._blame(failed, reasons)
+        return []
+
+    def _blame(self, groups: Sequence[Sequence[int]], reasons: dict[int, str]) -> list[Fault]:
+        """Try neighbours in the groups that have failed, then the pairs that tell more."""
+        tried: dict[Pair, bool] = {}
+
+        def try_(pairs: list[Pair], name: str) -> None:
+            # Crews that hung are started anew, and load torch, before the time of the pairs begins.
+            ranks = [rank for pair in pairs for rank in pair]
+            self._ask({rank: {"do": "ready"} for rank in ranks}, self._settings.limit)
+            told = self._reduce([list(pair) for pair in pairs], name, self._settings.pair_limit)
+            reasons.update({rank: reason for rank, reason in told.items() if reason})
+            tried.update({pair: not any(told[rank] for rank in pair) for pair in pairs})
+
+        rounds = zip_longest(*(ring(group) for group in groups), fillvalue=[])
+        for number, parts in enumerate(rounds):
+            try_([pair for part in parts for pair in part], f"pair-{number}")
+        known = [_among(group, tried) for group in groups]
+        more = [
+            pair for group, own in zip(groups, known, strict=True) for pair in further(group, own)
+        ]
+        if more:
+            try_(more, "further")
+        return [
+            fault
+            for group in groups
+            for fault in judge.network(group, _among(group, tried), reasons, self._names)
+        ]
+
+    def _reduce(self, groups: Sequence[Sequence[int]], name: str, seconds: float) -> dict[int, str]:
+        """Let the nodes of each group sum what is known; by rank, what failed, or nothing."""
+        messages = {}
+        for group in groups:
+            first = 0
+            world = sum(self._reports[rank].crew for rank in group)
+            for rank in group:
+                messages[rank] = {
+                    "do": "reduce",
+                    "name": f"{name}-{group[0]}-{group[-1]}",
+                    "store": self._store,
+                    "first": first,
+                    "world": world,
+                    "crew": self._reports[rank].crew,
+                    "seconds": seconds,
+                }
+                first += self._reports[rank].crew
+        answers = self._ask(messages, seconds)
+        return {
+            rank: answers[rank]["fault"] if rank in answers else "the node gives no answer"
+            for rank in messages
+        }
+
+    def _ask(
+        self, messages: dict[int, dict[str, Any]], seconds: float
+    ) -> dict[int, dict[str, Any]]:
+        self._hub.ask(messages)
+        answers = self._hub.gather(messages, seconds + GRACE)
+        return {rank: answer.value for rank, answer in answers.items()}
+
+    def _send_home(self) -> None:
+        """Tell every node the outcome; the first good one writes the bad ones down."""
+        for rank in self._hub.lost & self._reports.keys():
+            self._faults.append(Fault("node", rank, "it has ended during the checks"))
+        bad = sorted({fault.rank for fault in self._faults if fault.rank is not None})
+        hosts = [self._names.host(rank) for rank in bad]
+        writer = next((rank for rank in self._reports if rank not in bad), 0)
+        seconds = time.monotonic() - self._began
+        messages: dict[int, dict[str, Any]] = {}
+        for rank in self._hub.came - self._hub.lost:
+            own = [fault for fault in self._faults if fault.rank == rank]
+            messages[rank] = {
+                "do": "end",
+                "faults": len(self._faults),
+                "wrong": wrong(self._faults if rank == 0 else own, self._names),
+                "bad": [self._names[one] for one in bad],
+                "hosts": [host for host in hosts if host] if rank == writer else None,
+            }
+        if 0 in messages:
+            lines = table(self._job.nodes, seconds, self._rows, self._faults)
+            messages[0]["table"] = lines
+        self._ask(messages, 0)
+
+    def _rendezvous_port(self) -> int:
+        """Raises OSError if the store could not be opened."""
+        assert self._rendezvous is not None
+        return self._rendezvous.port(self._settings.limit)
+
+    def _add_seconds(self, name: str, seconds: float) -> None:
+        self._rows = [
+            Row(row.check, row.seconds + seconds, row.told) if row.check == name else row
+            for row in self._rows
+        ]
+
+
+def _among(group: Sequence[int], pairs: Mapping[Pair, bool]) -> dict[Pair, bool]:
+    """Those of the pairs that are of a group."""
+    return {pair: well for pair, well in pairs.items() if pair[0] in group}

@@ -1,0 +1,71 @@
+"""What checks saw, and what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from time import monotonic
+from typing import Any
+
+from training.job.preflight.limited import within
+
+PATIENCE = 30
+"""Seconds for one check of a node's own: a file system or a driver may never answer."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check saw on one node."""
+
+    check: str
+    seconds: float
+    told: str  # what there is; of a node that is well, too
+    faults: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, and the node that it is wrong on; None where that cannot be told."""
+
+    check: str
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What a node tells node 0 of itself, once it has come."""
+
+    rank: int
+    name: str  # that Slurm has for it; empty if it is not known
+    findings: tuple[Finding, ...]
+    versions: Mapping[str, str]
+    backend: str  # of torch.distributed; empty if its processes cannot compute together
+    crew: int  # processes that take part when all nodes compute together
+    wrote: bool  # its file in the shared folder
+
+    def pack(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def unpack(cls, packed: dict[str, Any]) -> Report:
+        """Raises KeyError or TypeError for one that another version of this program made."""
+        findings = tuple(
+            Finding(**{**one, "faults": tuple(one["faults"])}) for one in packed["findings"]
+        )
+        return cls(**{**packed, "findings": findings})
+
+
+def check(
+    name: str, work: Callable[[], tuple[str, list[str]]], seconds: float = PATIENCE
+) -> Finding:
+    """Run one check; it gives what it saw and its faults, and what it raises is a fault too."""
+    began = monotonic()
+    try:
+        told, faults = within(seconds, work)
+    except TimeoutError:
+        told, faults = "", [f"no answer within {seconds:.0f} s"]
+    except OSError as error:
+        place = f"{error.filename}: " if error.filename else ""
+        told, faults = "", [f"{place}{error.strerror or error}"]
+    return Finding(name, monotonic() - began, told, tuple(faults))

@@ -1,0 +1,140 @@
+"""Node 0's side of the talk: one connection to every node, itself among them."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from training.job.preflight.wire import Lines, encode
+
+SENDING = 5.0
+"""Seconds that a node gets to take a message; it waits for nothing else."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a node answered, and when it came (time.monotonic())."""
+
+    value: dict[str, Any]
+    at: float
+
+
+@dataclass
+class _Caller:
+    socket: socket.socket
+    lines: Lines = field(default_factory=Lines)
+    rank: int | None = None  # until it has said who it is
+
+
+class Hub:
+    """Asks the nodes, and hears their answers. Used by one thread."""
+
+    def __init__(self, port: int, run_id: str, nodes: int, welcome: dict[str, Any]) -> None:
+        """Raises OSError if the port is taken. `welcome` is said to everyone who comes."""
+        self._run_id, self._nodes, self._welcome = run_id, nodes, welcome
+        self._callers: dict[int, _Caller] = {}
+        self._answers: dict[int, Answer] = {}
+        self._round = 0
+        self.lost: set[int] = set()  # came, and went without having been sent home
+        self._server = socket.create_server(("", port), backlog=max(128, nodes))
+        self._server.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._server, selectors.EVENT_READ)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.getsockname()[1])
+
+    @property
+    def came(self) -> set[int]:
+        """The nodes that have said who they are."""
+        return {*self._callers, *self.lost}
+
+    def ask(self, messages: dict[int, dict[str, Any]]) -> None:
+        """Send each node its message. Answers to those before do not count any more."""
+        self._round += 1
+        self._answers.clear()
+        for rank, message in messages.items():
+            caller = self._callers.get(rank)
+            if caller is not None:
+                self._send(caller, {**message, "round": self._round})
+
+    def gather(self, ranks: Iterable[int], seconds: float) -> dict[int, Answer]:
+        """Wait for an answer of each; those of the nodes that gave one in time."""
+        wanted = set(ranks)
+        until = time.monotonic() + seconds
+        while not wanted <= self._answers.keys() | self.lost:
+            left = until - time.monotonic()
+            if left <= 0:
+                break
+            for key, _ in self._selector.select(left):
+                if key.fileobj is self._server:
+                    self._accept()
+                else:
+                    self._hear(key.data)
+        return {rank: self._answers[rank] for rank in sorted(wanted & self._answers.keys())}
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # gone again
+            connection, _ = self._server.accept()
+            connection.settimeout(SENDING)
+            self._selector.register(connection, selectors.EVENT_READ, _Caller(connection))
+
+    def _hear(self, caller: _Caller) -> None:
+        try:
+            data = caller.socket.recv(1 << 16)
+            if not data:
+                raise ConnectionError
+            caller.lines.add(data)
+            for message in caller.lines:
+                self._take(caller, message)
+        except (OSError, ValueError):
+            self._drop(caller)
+
+    def _take(self, caller: _Caller, message: dict[str, Any]) -> None:
+        if caller.rank is None:
+            self._greet(caller, message)
+        elif message.get("round") == self._round:
+            self._answers[caller.rank] = Answer(message, time.monotonic())
+
+    def _greet(self, caller: _Caller, message: dict[str, Any]) -> None:
+        rank, run_id = message.get("rank"), message.get("run")
+        if run_id != self._run_id:
+            fault = f"this is {self._run_id}, not {run_id}"
+        elif not isinstance(rank, int) or not 0 <= rank < self._nodes:
+            fault = f"there is no node {rank} among {self._nodes}"
+        elif rank in self._callers:
+            fault = f"there is a node {rank} already"
+        else:
+            caller.rank = rank
+            self._callers[rank] = caller
+            self.lost.discard(rank)
+            self._send(caller, {**self._welcome, "round": self._round})
+            return
+        self._send(caller, {"refused": fault})
+        self._drop(caller)
+
+    def _send(self, caller: _Caller, message: dict[str, Any]) -> None:
+        try:
+            caller.socket.sendall(encode(message))
+        except OSError:
+            self._drop(caller)
+
+    def _drop(self, caller: _Caller) -> None:
+        with contextlib.suppress(KeyError):  # dropped already
+            self._selector.unregister(caller.socket)
+        caller.socket.close()
+        if caller.rank is not None and caller.rank in self._callers:
+            del self._callers[caller.rank]
+            self.lost.add(caller.rank)

@@ -1,0 +1,57 @@
+"""Where the crews of several nodes find each other: a store of torch, in a process of node 0.
+
+A process of its own, as the crews are: that of training.launch has then no thread of torch's, nor
+what torch says of connections in its log.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+from training.job.preflight.limited import within
+
+
+class Rendezvous:
+    """Starts the store's process at once, as loading torch takes seconds."""
+
+    def __init__(self) -> None:
+        self._port = 0
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "training.job.preflight.rendezvous"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+
+    def port(self, seconds: float) -> int:
+        """Wait for its port. Raises OSError if there is none in time."""
+        if not self._port:
+            assert self._process.stdout is not None
+            line = within(seconds, self._process.stdout.readline)
+            if not line:
+                raise OSError("the store of the all-reduce cannot be opened on the first node")
+            self._port = int(line)
+        return self._port
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+def main() -> None:
+    """Keep a store at any free port until standard input ends; the port is told on its output."""
+    from torch.distributed import TCPStore
+
+    limit = timedelta(seconds=30)
+    store = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)
+    print(store.port, flush=True)
+    sys.stdin.read()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
