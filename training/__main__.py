@@ -4,7 +4,8 @@
 
 configs/ has a file for each of the known systems; docs/training.md lists the settings. Runs under
 torchrun on any number of ranks, or alone. Exit codes: 0 done, 1 the run failed, 2 the request was
-wrong, 85 stopped by SIGTERM after a checkpoint (start it again).
+wrong, 85 stopped by SIGTERM after a checkpoint (start it again), 86 ended by its
+watch as it made no progress.
 """
 
 from __future__ import annotations

@@ -17,9 +17,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from training import manifest
+from training.claim import Claim
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
 from training.parallel.group import Group
+
+STATE_BYTES = 12
+"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
 
 def write(
@@ -27,50 +31,58 @@ def write(
     state: dict[str, Any],
     told: Manifest,
     group: Group,
+    claim: Claim,
+    *,
+    takes: int,
     keep: int = 0,
     every: int = 0,
 ) -> Path:
     """Write a checkpoint; it appears under its name only when all of it is on disk.
 
-    A collective call, on `group.control` alone. Older checkpoints than the newest `keep` are
-    removed, as manifest.retain tells. Raises TrainingError on every rank if any could not write
-    its part; then nothing is left behind.
+    A collective call, on `group.control` alone; `takes` is about how many bytes it has, to be told
+    where there is no room. Older checkpoints than the newest `keep` are removed, as manifest.retain
+    tells. Raises TrainingError on every rank if any could not write
+    its part, or if rank 0's claim on the folder is lost; then nothing is left behind.
     """
     folder = manifest.temporary(save_path, told.step)
     try:
-        files = _write_files(folder, state, group)
+        files = _write_files(folder, state, group, claim, takes)
 
         def end() -> None:
             if group.rank == 0:
-                with _told(folder):
+                claim.check()
+                with _told(folder, takes):
                     manifest.publish(folder, replace(told, files=files))
                     manifest.retain(folder.parent, keep, every)
 
         group.together(end)
     except TrainingError:
-        if group.rank == 0:  # no rank is at work in it any more
+        if group.rank == 0 and not claim.lost:  # no rank, and no other run, is at work in it
             shutil.rmtree(folder, ignore_errors=True)
         raise
     return folder.with_name(f"step_{told.step}_ckp")
 
 
-def _write_files(folder: Path, state: dict[str, Any], group: Group) -> dict[str, File]:
+def _write_files(
+    folder: Path, state: dict[str, Any], group: Group, claim: Claim, takes: int
+) -> dict[str, File]:
     """Write and sync what all ranks hold; each then reads what it wrote, for the checksums."""
 
     def begin() -> None:
         if group.rank == 0:
-            with _told(folder):
+            claim.check()
+            with _told(folder, takes):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
 
     def own_files() -> dict[str, File]:
-        with _told(folder):
+        with _told(folder, takes):
             names = sorted(path.name for path in folder.iterdir())
             own = manifest.share(names, group.rank, group.world_size)
             return {name: File.of(folder / name) for name in own}
 
     group.together(begin)
-    with _told(folder):
+    with _told(folder, takes):
         dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
@@ -82,12 +94,13 @@ def _write_files(folder: Path, state: dict[str, Any], group: Group) -> dict[str,
 
 def find(
     folders: list[str], group: Group, tell: Callable[[str], None]
-) -> tuple[Path, Manifest] | None:
-    """Find the newest sound checkpoint of the first folder that has one, for every rank.
+) -> tuple[tuple[Path, Manifest] | None, list[Path]]:
+    """Find the newest sound checkpoint of the first folder that has one, and the broken before it.
 
-    A collective call: every rank reads its share of the files to the end and compares them with
-    the manifest. Each broken checkpoint is told and passed over.
+    A collective call, for every rank: each reads its share of the files to the end and compares
+    them with the manifest. Each broken checkpoint is told and passed over.
     """
+    broken: list[Path] = []
     for folder in folders:
         there = manifest.candidates(folder) if group.rank == 0 else []
         for _, path in group.broadcast(there):
@@ -96,9 +109,10 @@ def find(
                 own = manifest.share(told.files, group.rank, group.world_size)
                 fault = next(filter(None, group.gather(manifest.rotten(path, told, own))), "")
             if told is not None and not fault:
-                return path, told
+                return (path, told), broken
             tell(manifest.passed_over(path, fault))
-    return None
+            broken.append(path)
+    return None, broken
 
 
 def load(
@@ -119,7 +133,7 @@ def load(
     state = dict(state)
     if group.rank < told.world_size:
         state["random"] = {_of(group): random}
-    with _told(path, "read"):
+    with _told(path):
         dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=group.control)
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:
@@ -144,10 +158,13 @@ def _random(device: torch.device) -> dict[str, Tensor]:
 
 
 class _told:  # noqa: N801  (reads as a word: `with _told(folder)`)
-    """Turns what goes wrong while a checkpoint is written or read into one line for the user."""
+    """Turns what goes wrong while a checkpoint is read into one line for the user.
 
-    def __init__(self, folder: Path, verb: str = "written") -> None:
-        self.folder, self.verb = folder, verb
+    Or while it is written, where it takes so many bytes.
+    """
+
+    def __init__(self, folder: Path, takes: int = 0) -> None:
+        self.folder, self.takes = folder, takes
 
     def __enter__(self) -> None:
         pass
@@ -158,12 +175,15 @@ class _told:  # noqa: N801  (reads as a word: `with _told(folder)`)
         cause: BaseException = error
         if isinstance(error, dcp.CheckpointException) and error.failures:
             cause = next(iter(error.failures.values()))[0]
-        room = ""
-        if self.verb == "written":
+        verb = "read"
+        if self.takes:
             # A full disk reaches here as an error of torch's own that does not say so.
             free = shutil.disk_usage(self.folder.parent).free
-            room = f" ({free:,} bytes were free there)"
+            verb = (
+                f"written ({free:,} bytes were free there when that failed, and a checkpoint takes "
+                f"{self.takes:,})"
+            )
         first_line = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise TrainingError(
-            f"checkpoint {self.folder} could not be {self.verb}{room}: {first_line}"
+            f"checkpoint {self.folder} could not be {verb}: {first_line}"
         ) from error

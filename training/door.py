@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from training.config import Config
 from training.errors import TrainingError
+from training.stdio import outlive
 
 NOTHING: Mapping[str, str] = {}
 
@@ -35,7 +36,11 @@ def enter(
 
 
 def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
-    """Do the work of a door; its exit code, or that of its error, which is told once."""
+    """Do the work of a door; its exit code, or that of its error, which is told once.
+
+    Nothing that is printed from here on fails (training.stdio).
+    """
+    outlive()
     if os.environ.get("RANK", "0") == "0":
         _show_log()
     try:

@@ -8,6 +8,11 @@ from pathlib import Path
 
 SAVED = 85
 """Exit code of a run that was asked to stop (SIGTERM) and saved: start it again to go on."""
+HUNG = 86
+"""Exit code of a run that made no progress and was ended by its watch (training.watch)."""
+
+BAD_NODE = 87
+"""Exit code of a start whose preflight found a fault: start it again, without the bad nodes."""
 
 
 class TrainingError(Exception):
@@ -35,6 +40,12 @@ class RequestError(TrainingError):
         if len(faults) == 1:
             return cls(faults[0])
         return cls("\n".join([f"{len(faults)} faults", *(f"  - {fault}" for fault in faults)]))
+
+
+class BadNode(TrainingError):  # noqa: N818 - what is bad is the node
+    """A node cannot do its part of the job, by the checks before training."""
+
+    exit_code = BAD_NODE
 
 
 @contextmanager

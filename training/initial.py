@@ -40,7 +40,7 @@ def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source 
     model = config.model
     if not model.init_weights and not model.init_hub:
         return None
-    if checkpoint.find(config.run.checkpoint_folders, group, lambda told: None):
+    if checkpoint.find(config.run.checkpoint_folders, group, lambda told: None)[0]:
         name = "init_weights" if model.init_weights else "init_hub"
         say(f"{name}: not read, for there is a checkpoint to go on from")
         return None

@@ -4,7 +4,8 @@ It takes the flags of the program for SageMaker's model parallel library, versio
 library, torch.sagemaker, is installed it does the work; elsewhere torch's own FSDP and tensor
 parallelism do the same, and that is told. Runs under torchrun on any number of
 ranks, or alone under plain python. Exit codes: 0 done, 1 the run failed, 2 the request was wrong,
-85 stopped by SIGTERM after a checkpoint (start it again).
+85 stopped by SIGTERM after a checkpoint (start it again), 86 ended by its watch
+as it made no progress.
 """
 
 from __future__ import annotations

@@ -10,13 +10,15 @@ from types import FrameType
 import torch
 
 from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
+from training.checkpoint import STATE_BYTES
+from training.claim import NOBODY, Claim, Own
 from training.config import Config
 from training.console import Console
 from training.data.ahead import Ahead
 from training.data.feed import Feed
 from training.data.fetch import fetched
 from training.data.sources import open_data, open_evaluation
-from training.errors import SAVED, RequestError
+from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
@@ -30,22 +32,22 @@ from training.step import Stepper
 
 COMPILED = 4
 """Steps of a run that only compiles: from the second on, their graphs are the same."""
-STATE_BYTES = 12
-"""Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""
 
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
     group = backend.find(config.parallel.backend).start(config)
-    trainer = Trainer(config, group)
-    try:
-        code = trainer.run()
-    finally:
-        trainer.data.close()
-    group.barrier()
-    stop()  # not after an error: it may wait for ranks that wait for this one
-    if code == 0 and group.rank == 0:
-        final.write(config, trainer.console.say)  # it takes minutes, which no other rank waits for
+    first = group.rank == 0
+    with Own(Path(config.run.save_ckpt_path)) if first else NOBODY as claim:
+        trainer = Trainer(config, group, claim)
+        try:
+            code = trainer.run()
+        finally:
+            trainer.data.close()
+        group.barrier()
+        stop()  # not after an error: it may wait for ranks that wait for this one
+        if code == 0 and first:
+            final.write(config, trainer.console.say)  # takes minutes, which no other rank waits for
     return code
 
 
@@ -64,11 +66,12 @@ class StopRequest:
 class Trainer:
     """A run: everything that can be wrong with the request is found while it is made.
 
-    Making it is a collective call, and so are its methods. Raises RequestError.
+    Making it is a collective call, and so are its methods. Raises RequestError. `claim` is what
+    rank 0 has of the folder; a run without one must be the only one there.
     """
 
-    def __init__(self, config: Config, group: Group) -> None:
-        self.config, self.group = config, group
+    def __init__(self, config: Config, group: Group, claim: Claim = NOBODY) -> None:
+        self.config, self.group, self.claim = config, group, claim
         self.backend = backend.find(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
         self.stopping = False
@@ -94,10 +97,11 @@ class Trainer:
         trained = self.backend, self.model, self.optimizer
         self.step, self.tokens_seen = resume(config, group, *trained, self.data, self._say)
         self.compiled = self.step + COMPILED if run.compile_only else None
-        self.saver = Saver(config, *trained, group, self._say)
+        takes = STATE_BYTES * self.parameters
+        self.saver = Saver(config, *trained, group, self._say, claim, takes)
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
-        self.phase = observers.observe(run, group, self.model, self.step, self.console)
+        self.phase = observers.observe(run, group, self.model, self.step, self.console, claim)
         self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
             lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
@@ -142,7 +146,11 @@ class Trainer:
             self.tokens_seen += self.tokens_per_step
             self.metrics.add(self.step, *taken, self.tokens_seen)
         last = self._is_over()
-        asked, writing = self.group.any_of(self.stop.made, self.saver.writing)
+        asked, writing, lost = self.group.any_of(
+            self.stop.made, self.saver.writing, bool(self.claim.lost)
+        )
+        if lost:
+            raise TrainingError(self.claim.lost or "rank 0 has lost its claim on save_ckpt_path")
         self.stopping = asked and not last
         if not writing:
             self.saver.end()
@@ -171,6 +179,7 @@ class Trainer:
         def alone() -> None:
             outlets.check(run)
             final.check(config)
+            self.claim.take(self._say)
             manifest.prepare(run.save_ckpt_path, STATE_BYTES * self.parameters)
 
         group.together(lambda: alone() if group.rank == 0 else None)

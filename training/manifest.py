@@ -13,6 +13,7 @@ import re
 import shutil
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _READABLE = (1, FORMAT)
 _COMPLETE = re.compile(r"step_(\d+)_ckp")
 _OF_A_RANK = re.compile(r"__(\d+)_")
 _TEMPORARY = ".tmp"
+_BROKEN = ".broken"
 _PIECE = 2**22  # bytes that are read at once
 
 
@@ -131,6 +133,18 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] |
 
 def passed_over(path: Path, fault: str) -> str:
     return f"WARNING: checkpoint {path} is broken ({fault}); it is passed over"
+
+
+def set_aside(path: Path, save_path: str) -> None:
+    """Give a broken checkpoint of a run's own folder another name, for a person to look at.
+
+    Where that cannot be done it stays, and the run replaces it when it reaches its step.
+    """
+    if path.parent == checkpoints(save_path):
+        place = path.with_name(path.name + _BROKEN)
+        shutil.rmtree(place, ignore_errors=True)  # one that this run had to set aside before
+        with suppress(OSError):
+            path.rename(place)
 
 
 def retain(folder: Path, keep: int, every: int = 0) -> None:

@@ -17,6 +17,7 @@ import torch
 from training.console import Console
 from training.errors import RequestError
 from training.outlets.jsonl import JsonLines
+from training.outlets.lenient import Lenient
 from training.outlets.outlet import Record
 from training.phases import Observer
 
@@ -30,7 +31,7 @@ class MemoryTracker(Observer):
 
     def __init__(self, save_path: str, device: torch.device, start: int, console: Console) -> None:
         self._device, self._console = device, console
-        self._file = JsonLines(Path(save_path), start, FILE)
+        self._file = Lenient(JsonLines(Path(save_path), start, FILE), FILE, console)
         self._start = self._step = start
 
     def __enter__(self) -> MemoryTracker:

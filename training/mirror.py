@@ -38,7 +38,8 @@ class Mirror:
 
         def end() -> None:
             if group.rank == 0:
-                self._send(self.save_path, [METRICS], self.root)
+                if (self.save_path / METRICS).exists():  # it may have had no room
+                    self._send(self.save_path, [METRICS], self.root)
                 self._send(folder, [manifest.NAME], place)
                 self._retain(folder.parent)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from training import memory_tracker, nsight
+from training.claim import Claim
 from training.config import RunConfig
 from training.console import Console
 from training.parallel.group import Group
@@ -23,13 +24,15 @@ def check(run: RunConfig, device: torch.device) -> None:
         memory_tracker.require_gpu(device)
 
 
-def observe(run: RunConfig, group: Group, model: nn.Module, start: int, console: Console) -> Phases:
+def observe(
+    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: Claim
+) -> Phases:
     """Make the observers of a run that goes on after step `start` (a collective call)."""
     found: list[Observer] = []
     if run.hang_seconds or run.hang_abort_seconds:
         marks = Marks(start)
         marks.follow(model)
-        found.append(Watch(run, group, marks, console))
+        found.append(Watch(run, group, marks, console, claim))
     if run.use_nsight:
         found.append(nsight.Nsight())
     if run.use_profiler:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,11 @@ class Profiler(Observer):
         folder = Path(save_path) / "profile_traces"
 
         def write(ready: Any) -> None:
-            folder.mkdir(parents=True, exist_ok=True)
-            ready.export_chrome_trace(str(folder / f"rank_{group.rank}.json"))
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                ready.export_chrome_trace(str(folder / f"rank_{group.rank}.json"))
+            except (OSError, RuntimeError) as error:  # a full disk; not worth the run
+                print(f"WARNING: {folder}: no trace: {error}", file=sys.stderr, flush=True)
 
         activities = [ProfilerActivity.CPU]
         if group.device.type == "cuda":

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import checkpoint
+from training import checkpoint, manifest
 from training.config import Config
 from training.data.ahead import Ahead
-from training.errors import RequestError
+from training.errors import RequestError, TrainingError
 from training.parallel.backend import Backend
 from training.parallel.group import Group
 
@@ -29,11 +29,18 @@ def resume(
 ) -> tuple[int, int]:
     """Load the newest sound checkpoint, if any; (step, tokens seen) to go on from.
 
-    The save folder comes first: what this run wrote is newer than what it began from. A collective
-    call. Raises RequestError for a checkpoint of another model, or of more steps than asked for.
+    The save folder comes first: what this run wrote is newer than what it began from. Broken ones
+    of it that were passed over are set aside. A collective call. Raises RequestError for a
+    checkpoint of another model, or of more steps than asked for, and TrainingError where there are
+    checkpoints and none is sound.
     """
     run = config.run
-    found = checkpoint.find(run.checkpoint_folders, group, say)
+    found, broken = checkpoint.find(run.checkpoint_folders, group, say)
+    if found is None and broken:
+        raise TrainingError(
+            f"none of the {len(broken)} checkpoints of {' and '.join(run.checkpoint_folders)} is "
+            "sound; take them away to begin at step 0"
+        )
     if found is None:
         say("no checkpoint found: starting at step 0")
         return 0, 0
@@ -46,6 +53,9 @@ def resume(
     checkpoint.load(path, told, state, group, identity(config))
     backend.restore(model, optimizer, state)
     say(f"resumed from {path} at step {told.step}")
+    if group.rank == 0:  # else they would count among the newest, which are kept
+        for one in broken:
+            manifest.set_aside(one, run.save_ckpt_path)
     for change in _changes(told.settings, settings(config)):
         say(f"WARNING: {change}; what was asked for now counts")
     if told.world_size != group.world_size:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from training import checkpoint
+from training.claim import Claim
 from training.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest
@@ -49,8 +50,11 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         group: Group,
         say: Callable[[str], None],
+        claim: Claim,
+        takes: int,
     ) -> None:
         self.run, self.backend, self.group, self.say = config.run, backend, group, say
+        self.claim, self.takes = claim, takes  # bytes of a checkpoint
         self.model, self.optimizer = model, optimizer
         self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
@@ -117,7 +121,14 @@ class Saver:
     def _write(self, state: dict[str, Any], told: Manifest, group: Group) -> tuple[Path, float]:
         run = self.run
         path = checkpoint.write(
-            run.save_ckpt_path, state, told, group, run.keep_checkpoints, run.keep_every
+            run.save_ckpt_path,
+            state,
+            told,
+            group,
+            self.claim,
+            takes=self.takes,
+            keep=run.keep_checkpoints,
+            every=run.keep_every,
         )
         if self.mirror:
             self.mirror.push(path, group)

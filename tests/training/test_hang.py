@@ -123,6 +123,8 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
         assert "training/loop.py" in stuck and "training/models/language.py" in stuck
         assert "training/loop.py" in waiting and "program.py" not in waiting.splitlines()[-1]
         assert process.wait(60) == 1
+    assert "exitcode  : 86" in said(tmp_path), "torchrun tells the workers' code"
+    assert not (tmp_path / "save" / ".running").exists(), "the next start would have to look at it"
     errors = [line for line in said(tmp_path).splitlines() if "error: rank" in line]
     assert len(errors) == 1 and said(tmp_path).count("stacks of rank 1") == 1
     assert "error: rank 1 hangs in step 3, forward, block 1 of 2; no progress" in errors[0]

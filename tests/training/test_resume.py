@@ -4,7 +4,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
@@ -141,35 +140,6 @@ def resume(save: Path, data: str, undisturbed: Any, ranks: int, *more: str) -> A
     return run(ranks, *flags(save, data, *more))
 
 
-def flip_a_bit(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(path.stat().st_size // 2)
-        (byte,) = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 1]))
-
-
-@pytest.mark.parametrize(
-    ("ranks", "damage", "fault"),
-    [
-        (2, lambda path: os.truncate(path, 100), "__1_0.distcp has 100 bytes, should have"),
-        (2, flip_a_bit, "__1_0.distcp is not what was written: its checksum differs"),
-        (0, flip_a_bit, "__1_0.distcp is not what was written: its checksum differs"),
-    ],
-)
-def test_a_broken_newest_checkpoint_is_passed_over_loudly(
-    tmp_path: Path, data: str, undisturbed: Any, ranks: int, damage: Any, fault: str
-) -> None:
-    broken = tmp_path / "checkpoints" / "step_25_ckp"
-    shutil.copytree(undisturbed / "checkpoints" / "step_20_ckp", broken)
-    damage(broken / "__1_0.distcp")
-    done = resume(tmp_path, data, undisturbed, ranks, f"--batch_size={4 // max(1, ranks)}")
-    assert done.returncode == 0, done.stderr
-    assert f"WARNING: checkpoint {broken} is broken ({fault}" in done.stdout
-    assert f"resumed from {tmp_path}/checkpoints/step_20_ckp at step 20" in done.stdout
-    assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=0 if ranks else 1e-5)
-
-
 @pytest.mark.parametrize(
     ("ranks", "more"),
     [(1, ("--batch_size=4",)), (2, ("--sharding_strategy=ddp",)), (2, ("--fsdp_engine=fsdp1",))],
@@ -181,28 +151,6 @@ def test_other_ranks_and_layouts_go_on_with_the_same_data(
     assert done.returncode == 0, done.stderr
     assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=1e-5)
     assert ("it was saved by 2 ranks, now 1" in done.stdout) == (ranks == 1)
-
-
-@pytest.mark.parametrize("background", [True, False])
-def test_a_full_disk_ends_the_run_and_spares_what_was_saved(
-    tmp_path: Path, data: str, undisturbed: Any, background: bool
-) -> None:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", mount], check=True)
-    try:
-        how = ("--checkpoint_interval=5", f"--async_checkpoint={background}")
-        done = run(2, *flags(mount, data, *how))
-        assert done.returncode == 1
-        assert f"checkpoint {mount}/checkpoints/step_10_ckp.tmp could not be written" in done.stderr
-        assert "bytes were free there" in done.stderr
-        assert [path.name for path in (mount / "checkpoints").iterdir()] == ["step_5_ckp"]
-        shutil.copytree(mount / "checkpoints", tmp_path / "checkpoints")
-    finally:
-        subprocess.run(["umount", mount], check=True)
-    done = run(2, *flags(tmp_path, data))
-    assert done.returncode == 0, done.stderr
-    assert losses(tmp_path) == losses(undisturbed)[5:]
 
 
 def test_load_path_is_the_start_of_a_new_folder(

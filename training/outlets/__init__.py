@@ -13,7 +13,8 @@ from training.config import Config, RunConfig
 from training.console import Console
 from training.errors import RequestError
 from training.outlets.average import Average
-from training.outlets.jsonl import JsonLines
+from training.outlets.jsonl import FILE, JsonLines
+from training.outlets.lenient import Lenient
 from training.outlets.log import Bar, Log
 from training.outlets.outlet import Outlet
 
@@ -42,20 +43,21 @@ def check(run: RunConfig) -> None:
 def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
     """Open all that a run asks for, to go on after step `start`.
 
-    What an outlet holds of later steps is removed. Raises RequestError where one cannot be opened.
+    What an outlet holds of later steps is removed. Raises RequestError where one cannot be opened;
+    one that cannot be written later ends nothing.
     """
     run = config.run
-    opened: list[Outlet] = [
-        JsonLines(Path(run.save_ckpt_path), start),
-        Log(run.num_steps, console),
-    ]
+    lines = JsonLines(Path(run.save_ckpt_path), start)
+    opened: list[Outlet] = [Lenient(lines, FILE, console), Log(run.num_steps, console)]
     if run.average_interval:
         opened.append(Average(run.average_interval, start, console))
     if run.tensorboard_dir:
         folder = Path(run.tensorboard_dir)
-        opened.append(_load("events").TensorBoard(folder, start, run.tensorboard_tags))
+        curves = _load("events").TensorBoard(folder, start, run.tensorboard_tags)
+        opened.append(Lenient(curves, "TensorBoard", console))
     if run.use_wandb:
-        opened.append(_load("weights_biases").open_run(config))
+        server = _load("weights_biases").open_run(config)
+        opened.append(Lenient(server, "Weights & Biases", console))
     if run.progress and console.show_bar(start, run.num_steps):
         opened.append(Bar(console))
     return opened

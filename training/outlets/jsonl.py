@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from contextlib import suppress
 from pathlib import Path
 
 from training.errors import writing
@@ -20,22 +22,45 @@ class JsonLines(Outlet):
             truncate(self.path, start)
 
     def write(self, records: list[Record]) -> None:
-        with writing(self.path), self.path.open("a") as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+        """Append whole lines, or nothing. Raises TrainingError if they cannot be written."""
+        left = memoryview("".join(json.dumps(record) + "\n" for record in records).encode())
+        with writing(self.path):
+            before = self.path.stat().st_size if self.path.exists() else 0
+            try:
+                with self.path.open("ab", buffering=0) as file:
+                    while left:
+                        left = left[file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    os.truncate(self.path, before)
+                raise
 
 
 def truncate(path: Path, step: int) -> None:
-    """Keep only the whole lines up to and with a step."""
+    """Keep only the whole lines up to and with a step.
+
+    On a full disk, where they cannot be written anew, only those up to the first that goes.
+    """
     if not path.exists():
         return
-    kept = []
-    for line in path.read_text().splitlines(keepends=True):
-        try:
-            record = json.loads(line)
-        except ValueError:  # torn by a kill
-            continue
-        if line.endswith("\n") and record["step"] <= step:
+    kept, whole, end = [], True, 0
+    for line in path.read_bytes().splitlines(keepends=True):
+        if _is_kept(line, step):
             kept.append(line)
+            end += len(line) if whole else 0
+        else:
+            whole = False
     temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept))
-    temporary.replace(path)
+    try:
+        temporary.write_bytes(b"".join(kept))
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        os.truncate(path, end)
+
+
+def _is_kept(line: bytes, step: int) -> bool:
+    try:
+        return line.endswith(b"\n") and json.loads(line)["step"] <= step
+    except (ValueError, TypeError, KeyError):  # torn by a kill
+        return False

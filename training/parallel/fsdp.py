@@ -38,8 +38,13 @@ class Fsdp(Backend):
     """FSDP, and tensor groups of ranks that share layers."""
 
     def start(self, config: Config) -> Group:
-        parallel = config.parallel
-        return start(config.run.device, parallel.tensor_parallel, cpu_offload=parallel.cpu_offload)
+        parallel, run = config.parallel, config.run
+        return start(
+            run.device,
+            parallel.tensor_parallel,
+            cpu_offload=parallel.cpu_offload,
+            hang_abort_seconds=run.hang_abort_seconds,
+        )
 
     def check(self, config: Config, group: Group) -> None:
         check(config.parallel, group)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -83,10 +84,22 @@ class Group:
         return result
 
 
-def start(device: str, tensor_parallel: int = 1, *, cpu_offload: bool = False) -> Group:
+LONGEST = 1800
+"""Seconds that a collective call may take: gloo's own default."""
+
+
+def start(
+    device: str,
+    tensor_parallel: int = 1,
+    *,
+    cpu_offload: bool = False,
+    hang_abort_seconds: int = 0,
+) -> Group:
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
-    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory.
+    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory. With a watch
+    that ends ranks which hang, calls may take longer than it waits: it tells who hangs, whereas
+    nccl, by its own default, would kill the process after the same ten minutes.
     Raises RequestError if a GPU is asked for and there is none for this rank.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -104,7 +117,8 @@ def start(device: str, tensor_parallel: int = 1, *, cpu_offload: bool = False) -
     if on_gpu:
         backend = "cpu:gloo,cuda:nccl" if cpu_offload else "nccl"
     if "RANK" in os.environ:
-        dist.init_process_group(backend)
+        longest = timedelta(seconds=max(LONGEST, 2 * hang_abort_seconds))
+        dist.init_process_group(backend, timeout=longest if hang_abort_seconds else None)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     control = dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD

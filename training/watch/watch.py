@@ -13,14 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from training.claim import Claim
 from training.config import RunConfig
 from training.console import Console
+from training.errors import HUNG
 from training.parallel.group import Group
 from training.phases import Observer
 from training.watch.exchange import Exchange
 from training.watch.marks import Marks
 from training.watch.stacks import WATCHING
 from training.watch.tell import Tell
+from training.watch.within import within
 
 SLOW = {"evaluation", "save"}
 """Parts that may take long without a mark; so may the first step, which compiles."""
@@ -30,6 +33,8 @@ STEPS = 3
 """How many times the longest of the last steps is always waited for."""
 SILENCE = 25.0
 """Seconds without an answer after which the store counts as gone."""
+LAST = 5.0
+"""Seconds that the store, the console and the disk get each when the process is to end."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +58,10 @@ class Limits:
 class Watch(Observer):
     """Watches this rank while it is entered; making it is a collective call."""
 
-    def __init__(self, run: RunConfig, group: Group, marks: Marks, console: Console) -> None:
-        self._group, self._marks = group, marks
+    def __init__(
+        self, run: RunConfig, group: Group, marks: Marks, console: Console, claim: Claim
+    ) -> None:
+        self._group, self._marks, self._claim = group, marks, claim
         self._limits = Limits(run.hang_seconds, run.hang_abort_seconds)
         self._tell = Tell(Path(run.save_ckpt_path), console)
         shortest = min(filter(None, (run.hang_seconds, run.hang_abort_seconds)))
@@ -124,15 +131,22 @@ class Watch(Observer):
         return rank == 1 or rank % self._group.local_world_size == 0
 
     def _end(self) -> None:
-        """End this process; one of the ranks says why."""
-        if self._speaks if self._alone else self._exchange.is_first("end"):
-            known, mark = self._exchange.verdict, self._seen
-            what = known or f"rank {self._group.rank} waits in step {mark.step}, {mark.place}"
-            stacks = f"; {self._tell.file} has the stacks" if known else ""
-            self._tell.error(
-                f"{what}; no progress for {self._idle:.0f} s, the run ends "
-                f"(hang_abort_seconds){stacks}"
-            )
+        """End this process; one of the ranks says why. Nothing that may hang is waited for long."""
+        if self._alone:
+            speaks = self._speaks
+        else:
+            speaks = within(LAST, lambda: self._exchange.is_first("end"), self._speaks)
+        if speaks:
+            within(LAST, self._say_why, None)
         if self._group.rank == 0:  # which may hold the store that the others still have to ask
             time.sleep(2 * self._interval)
-        os._exit(1)
+        within(LAST, self._claim.release, None)
+        os._exit(HUNG)
+
+    def _say_why(self) -> None:
+        known, mark = self._exchange.verdict, self._seen
+        what = known or f"rank {self._group.rank} waits in step {mark.step}, {mark.place}"
+        stacks = f"; {self._tell.file} has the stacks" if known else ""
+        self._tell.error(
+            f"{what}; no progress for {self._idle:.0f} s, the run ends (hang_abort_seconds){stacks}"
+        )

@@ -30,7 +30,9 @@ class SageMaker(Backend):
 
     def start(self, config: Config) -> Group:
         tsm = library()
-        group = start(config.run.device, config.parallel.tensor_parallel)
+        run = config.run
+        ranks = config.parallel.tensor_parallel
+        group = start(run.device, ranks, hang_abort_seconds=run.hang_abort_seconds)
         tsm.init(settings(config))
         return group
 

@@ -1,0 +1,193 @@
+"""Taking a folder, holding it, finding out that it was lost, and leaving it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from training.claim.chain import FILE, Found, chain, make, renew
+from training.claim.holder import Holder
+from training.errors import RequestError, TrainingError
+from training.watch.stacks import WATCHING
+
+BEAT = 4.0
+"""Seconds between two renewals."""
+SILENCE = 20.0
+"""Seconds without a renewal after which a run counts as dead."""
+_POLL = 0.2
+_MOST = 1.0
+"""Seconds that one look counts for at most: a disk that hung showed nothing of a run's life."""
+_SAID = 1.0
+
+
+class Claim:
+    """A folder that this process need not claim, as that is done by another one: of rank 0."""
+
+    lost = ""
+    """Why it is no longer this run's; empty as long as it is."""
+
+    def take(self, tell: Callable[[str], None]) -> None:
+        """Claim the folder, which is made if it is not there."""
+
+    def check(self) -> None:
+        """Look now. Raises TrainingError if the claim is lost."""
+
+    def release(self) -> None:
+        """Give the folder free, if it was taken. May be called again, and from any thread."""
+
+    def __enter__(self) -> Claim:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.release()
+
+
+NOBODY = Claim()
+
+
+class Own(Claim):
+    """A folder to be this process's own; a thread renews the claim and looks whether it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._holder, self._file = folder, Holder.here(), -1
+        self._over = threading.Event()
+        self._last = threading.Lock()
+        # Named like the watch's own threads, which the stacks of a hang leave out.
+        self._thread = threading.Thread(target=self._run, name=f"{WATCHING}-claim", daemon=True)
+
+    def take(self, tell: Callable[[str], None]) -> None:
+        """Claim the folder.
+
+        At once where nobody has it, or a process of this host that is dead. Otherwise the claim is
+        watched: it takes up to SILENCE to find that the run there is dead, which is told. Of many
+        that try at once one succeeds. Raises RequestError naming the run that lives there, or where
+        the folder cannot be written.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            while (file := _try(self._folder, self._holder, tell)) is None:
+                time.sleep(_POLL)
+        except OSError as error:
+            raise RequestError(
+                f"save_ckpt_path: {self._folder} cannot be written: {error.strerror}"
+            ) from error
+        self._file = file
+        self._thread.start()
+
+    def check(self) -> None:
+        self._look()
+        if self.lost:
+            raise TrainingError(self.lost)
+
+    def release(self) -> None:
+        with self._last:
+            if self._over.is_set() or self._file < 0:
+                return
+            self._over.set()
+        self._thread.join(BEAT)  # a disk that hangs is not waited for
+        with suppress(OSError):
+            found = chain(self._folder)
+            os.close(self._file)
+            if found and found[0].holder == self._holder:
+                found[0].path.unlink()
+
+    def _run(self) -> None:
+        count = 0
+        while not self._over.wait(BEAT) and not self.lost:
+            count += 1
+            with suppress(OSError):  # of a disk that is full or away: looked at in a while
+                renew(self._file, self._holder, count)
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            found = chain(self._folder)
+        except OSError:
+            return  # nothing is known, and nothing can be written there either
+        if [one.holder for one in found] == [self._holder]:
+            return
+        other = found[-1].holder if found else None
+        what = f"was taken over by {other.told()}" if other else f"has lost its {FILE}"
+        self.lost = (
+            f"{self._folder} {what}; this run ends before it writes another checkpoint: let one "
+            "run at a time use a folder"
+        )
+
+
+def _try(folder: Path, me: Holder, tell: Callable[[str], None]) -> int | None:
+    """Look once and try; the claim's file, or None where another process was at work meanwhile."""
+    found = chain(folder)
+    path = folder / FILE
+    if found:
+        why = _outlive(folder, found[-1], me, tell)
+        if not why:
+            return None
+        path = found[-1].next
+    try:
+        file = make(path, me)
+    except FileExistsError:
+        return None
+    if found:
+        if not _put_in_place(folder, path, me):
+            os.close(file)
+            path.unlink(missing_ok=True)
+            return None
+        last = found[-1].holder
+        who = last.told() if last else "a run that was killed as it began"
+        tell(f"{folder}: taken over from {who}: {why}")
+    return file
+
+
+def _put_in_place(folder: Path, path: Path, me: Holder) -> bool:
+    """Let this process's claim be the only one, if it is the last; whether it was."""
+    now = chain(folder)
+    if not now or now[-1].holder != me:  # what it follows was given free meanwhile
+        return False
+    try:
+        path.replace(folder / FILE)
+    except FileNotFoundError:  # it was followed itself, as after this process was stopped for long
+        return False
+    for one in now[1:-1]:
+        one.path.unlink(missing_ok=True)
+    return True
+
+
+def _outlive(folder: Path, found: Found, me: Holder, tell: Callable[[str], None]) -> str:
+    """Watch a claim until its run is known to be dead, and say why; empty if another one counts.
+
+    Raises RequestError if it lives, unless it is an earlier start of this very job, which is ended
+    by being followed.
+    """
+    text, silent, taken, before, said = found.text, 0.0, 0.0, time.monotonic(), False
+    holder = found.holder
+    while True:
+        if holder and holder.has_died(me):
+            return "that process is dead"
+        if silent > SILENCE:
+            return f"it has given no sign of life for {SILENCE:.0f} s"
+        if holder and holder.was_restarted_as(me) and taken > SILENCE:
+            return "Slurm has started that job again, as this one"
+        if taken > _SAID and not said:
+            said = True
+            who = holder.told() if holder else "an unknown run"
+            tell(f"{folder} is claimed by {who}: looking for up to {SILENCE:.0f} s if it lives")
+        time.sleep(_POLL)
+        now, last = time.monotonic(), chain(folder)
+        passed, before = min(now - before, _MOST), now
+        if not last or last[-1].path != found.path or last[-1].holder != holder:
+            return ""
+        silent, taken = silent + passed, taken + passed
+        if last[-1].text == text:
+            continue
+        if holder and not holder.was_restarted_as(me):
+            raise RequestError(
+                f"save_ckpt_path: {folder} is in use by {holder.told()}; two runs there would "
+                f"destroy each other's checkpoints: wait for it, end it ({holder.how_to_end()}), "
+                "or give another folder"
+            )
+        text, silent = last[-1].text, 0.0

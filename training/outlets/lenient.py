@@ -1,0 +1,57 @@
+"""Lets a run go on where its records cannot be written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from training.console import Console
+from training.outlets.outlet import Outlet, Record
+
+STEADY = 5
+"""Calls that must succeed before a fault counts as over: a full disk still takes a line or so."""
+
+
+class Lenient(Outlet):
+    """An outlet whose faults are told, and end nothing: what it cannot take is dropped, counted.
+
+    Once it takes records again, or at the end, the number of those that it has not is told.
+    """
+
+    def __init__(self, outlet: Outlet, name: str, console: Console) -> None:
+        self._outlet, self._name, self._console = outlet, name, console
+        self._failing = False
+        self._taken = 0  # calls since the last that failed
+        self._dropped = 0  # records
+
+    def write(self, records: list[Record]) -> None:
+        if not self._do(lambda: self._outlet.write(records)):
+            self._dropped += len(records)
+            self._taken = 0
+            return
+        self._taken += 1
+        if self._failing and self._taken == STEADY:
+            self._say(f"{self._name} is written again; {self._dropped} records are missing")
+            self._failing, self._dropped = False, 0
+
+    def step(self) -> None:
+        self._do(self._outlet.step)
+
+    def close(self, failed: bool) -> None:
+        self._do(lambda: self._outlet.close(failed))
+        if self._dropped:
+            self._say(f"{self._name}: {self._dropped} records are missing")
+
+    def _do(self, work: Callable[[], None]) -> bool:
+        try:
+            work()
+            return True
+        except Exception as error:  # of a disk, a library, a server: none is worth the run
+            if not self._failing:
+                why = str(error).partition("\n")[0] or type(error).__name__
+                self._say(f"{self._name}: {why}; its records are dropped, the run goes on")
+            self._failing = True
+            return False
+
+    def _say(self, text: str) -> None:
+        self._console.say(f"WARNING: {text}", sys.stderr)

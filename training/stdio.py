@@ -1,0 +1,91 @@
+"""Standard output and error that a run outlives: what a full disk does not take is dropped.
+
+A log line is worth less than a day of training, so nothing that is printed, here or by a library,
+ends the run: the first line that is lost is told on the other of the two, and once there is room
+again a line says how many are missing.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+
+class Lasting(io.RawIOBase):
+    """Writes to a file that may be full, closed at the other end or broken, and never fails."""
+
+    def __init__(self, file: int, name: str, other: int) -> None:
+        self._file, self._name, self._other = file, name, other
+        self._why = ""  # the last line could not be written
+        self._missing = 0  # lines since then
+        self._torn = False  # the last one was cut off in the middle
+        self._warned = False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self._file
+
+    def isatty(self) -> bool:
+        return os.isatty(self._file)
+
+    def write(self, data: Any) -> int:
+        """Write all of it or drop what is left; its size in bytes."""
+        text = bytes(data)
+        try:
+            if self._why:
+                self._put(f"WARNING: {self._missing} lines are missing here: {self._why}\n")
+                self._why, self._missing = "", 0
+            self._put(text)
+        except OSError as error:
+            self._why = error.strerror or type(error).__name__
+            self._missing += text.count(b"\n")
+            self._warn()
+        return len(text)
+
+    def _put(self, text: str | bytes) -> None:
+        left = memoryview(text if isinstance(text, bytes) else text.encode())
+        if self._torn:
+            os.write(self._file, b"\n")
+            self._torn = False
+        while left:
+            left = left[os.write(self._file, left) :]
+            self._torn = bool(left)
+
+    def _warn(self) -> None:
+        """Tell the first fault, by the other file itself: its own layers may be what failed."""
+        if self._warned:
+            return
+        self._warned = True
+        with suppress(OSError):
+            told = f"WARNING: {self._name} cannot be written: {self._why}; lines are dropped"
+            os.write(self._other, f"{told}, the run goes on\n".encode())
+
+
+def outlive() -> None:
+    """Let this process's standard output and error be such files, unless something replaced them.
+
+    As a test does, or a notebook.
+    """
+    now: list[Any] = [sys.stdout, sys.stderr]
+    if None in now or now != [sys.__stdout__, sys.__stderr__]:
+        return
+    out, err = now[0].fileno(), now[1].fileno()
+    sys.stdout = _text(Lasting(out, "standard output", err), now[0])
+    sys.stderr = _text(Lasting(err, "standard error", out), now[1])
+
+
+def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
+    """Make a stream of text of it that is encoded and flushed as another one."""
+    below: Any = raw if like.write_through else io.BufferedWriter(raw)  # as python -u has it
+    return io.TextIOWrapper(
+        below,
+        encoding=like.encoding,
+        errors=like.errors,
+        line_buffering=like.line_buffering,
+        write_through=like.write_through,
+    )
