@@ -2,25 +2,30 @@
 
 FILE is the system's config.yaml (default: that of the current folder), with sections model, data,
 optimizer, scheduler, fsdp, trainer and general. `python -m training.create_mamba_config` writes
-one with every key.
+one with every key. What follows it counts more: trainer.save_folder=DIR, general.full_name=NAME.
+With --trial the file and its data, a tiny model's on Python's own sources, are made if need be.
 
-Runs under Composer's launcher on any number of ranks, or alone under plain python. Started again,
-it goes on from its newest checkpoint. Exit codes: 0 done, 1 the run failed, 2 the request was
-wrong. The launcher's is that of the first rank, which it may have ended because another failed.
+Runs under Composer's launcher or torchrun on any number of ranks, or alone under python. Started
+again, it goes on from its newest checkpoint. Exit codes: 0 done, 1 the run failed, 2 the request
+was wrong. The launcher's is that of the first rank, which it may have ended because another failed.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from training.composer import file
+from training.composer.config import ComposerConfig
 from training.convert.arguments import Parser
 from training.door import leave, told
 from training.errors import RequestError, TrainingError
 
 FILE = Path("config.yaml")
+NAMES = {"save_ckpt_path": "trainer.save_folder"}
+"""Settings that the file has under other names."""
 
 
 def tell(arguments: Sequence[str]) -> int:
@@ -35,11 +40,25 @@ def tell(arguments: Sequence[str]) -> int:
         raise
 
 
+def configure(arguments: Sequence[str]) -> ComposerConfig:
+    """Turn the command line into a configuration. Raises RequestError listing the faults."""
+    parser = Parser("training.mamba_composer", str(__doc__))
+    parser.add_argument("--trial", action="store_true")
+    parser.add_argument("file", type=Path, nargs="?", default=FILE, metavar="FILE")
+    parser.add_argument("changes", nargs="*", metavar="SECTION.KEY=VALUE")
+    asked = parser.parse_intermixed_args(list(arguments))
+    if asked.trial:
+        from training.composer import trial  # which takes torch
+
+        trial.prepare(asked.file)
+    return file.read(asked.file, asked.changes)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Do what the command line asks for; the exit code. Raises RequestError and TrainingError."""
-    parser = Parser("training.mamba_composer", str(__doc__))
-    parser.add_argument("file", type=Path, nargs="?", default=FILE, metavar="FILE")
-    config = file.read(parser.parse_args(list(arguments)).file)
+    config = configure(arguments)
+    if "GROUP_RANK" in os.environ:  # torchrun's name for what Composer asks by its own
+        os.environ.setdefault("NODE_RANK", os.environ["GROUP_RANK"])
     try:
         import composer  # noqa: F401
     except ImportError as error:
@@ -51,4 +70,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(told(lambda: tell(sys.argv[1:])))
+    leave(told(lambda: tell(sys.argv[1:]), NAMES))

@@ -1,5 +1,8 @@
 """A run that is killed and started again ends as if it had not been."""
 
+import os
+import signal
+import subprocess
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -7,7 +10,8 @@ from typing import Any
 import torch
 
 from tests.composer.runs import DOOR, PROGRAM, run, settings, started, write, write_packed
-from tests.training.runs import kill_tree, losses, steps, wait_for
+from tests.training.runs import descendants, kill_tree, losses, steps, wait_for
+from training.errors import SAVED
 
 
 def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
@@ -43,6 +47,33 @@ def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
     assert steps(save) == steps(tmp_path / "calm")
 
 
+def test_stopped_by_sigterm_and_started_again(tmp_path: Path) -> None:
+    """One of two ranks is asked; both save between two checkpoints, and say so by their code."""
+    write_packed(tmp_path)
+    make = partial(settings, tmp_path, scheduler__t_max="40ba", trainer__save_interval="100ba")
+    calm = write(tmp_path / "calm.yaml", make(tmp_path / "calm"))
+    assert run(2, calm).returncode == 0
+
+    save = tmp_path / "save"
+    config = write(tmp_path / "stopped.yaml", make(save))
+    metrics = save / "metrics.jsonl"
+    with started(2, *DOOR, config) as process:
+        assert wait_for(
+            lambda: metrics.exists() and '"step": 3,' in metrics.read_text(), process, seconds=200
+        ), "it ended before it was asked"
+        [asked, _] = ranks(process)
+        os.kill(asked, signal.SIGUSR1)
+        said = process.communicate(timeout=120)[0]
+    assert process.returncode == SAVED
+    stop = int(said.partition("asked to stop after step ")[2].partition(":")[0])
+    assert 3 <= stop < 40 and (save / f"ep0-ba{stop}-rank0.pt").is_file()
+
+    again = run(2, config)
+    assert again.returncode == 0, again.stderr
+    assert "resuming from" in again.stdout
+    assert losses(save) == losses(tmp_path / "calm")
+
+
 def test_a_longer_run_reads_on_and_other_data_is_told(tmp_path: Path) -> None:
     write_packed(tmp_path)
     make = partial(settings, tmp_path, scheduler__t_decay="1ba", scheduler__t_warmup="1ba")
@@ -69,3 +100,12 @@ def _state(path: Path) -> dict[str, Any]:
     """Give what the data set told a checkpoint."""
     held = torch.load(path, weights_only=False)
     return dict(held["state"]["dataset_state"]["train"])
+
+
+def ranks(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of the ranks below Composer's launcher."""
+    return [
+        pid
+        for pid in descendants(process.pid)
+        if b"training.mamba_composer" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]

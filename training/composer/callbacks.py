@@ -1,12 +1,16 @@
-"""What happens around each step: its learning rate, the clipping of its gradients."""
+"""What happens around each step: its learning rate, the clipping of its gradients, an early end."""
 
 from __future__ import annotations
 
+import signal
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
+import torch
 from composer.core import Callback, State
 from composer.loggers import Logger
+from composer.utils import dist
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
@@ -61,3 +65,22 @@ class Described(Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {"family": self.sizes.family, "sizes": asdict(self.sizes)}
+
+
+class Stopping(Callback):
+    """Ends the run after a step once any rank has had a SIGTERM or SIGUSR1; Composer then saves."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        self._asked = 1
+
+    def batch_end(self, state: State, logger: Logger) -> None:
+        asked = state.device.tensor_to_device(torch.tensor([self._asked]))  # (1,)
+        dist.all_reduce(asked, "MAX")
+        if asked.item():
+            state.evaluators = []  # there is time to save, and for nothing else
+            state.stop_training()

@@ -9,7 +9,7 @@ error.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -28,11 +28,14 @@ _SHARES = ("code_percentage", "text_percentage")
 _LISTS: dict[str, type] = {"text_paths": Part, "code_paths": Part, "eval_paths": HeldOut}
 
 
-def read(path: Path) -> ComposerConfig:
-    """Read a file. Raises RequestError listing every fault with its place."""
+def read(path: Path, changes: Sequence[str] = ()) -> ComposerConfig:
+    """Read a file, and changes to it. Raises RequestError listing every fault with its place.
+
+    A change is section.key=value, where the value is as it would stand in the file.
+    """
     faults: list[str] = []
     found: dict[str, dict[str, Any]] = {}
-    for section, given in _parsed(path).items():
+    for section, given in _changed(_parsed(path), changes).items():
         if section not in SECTIONS:
             faults.append(f"{section}: there is no such section{near(str(section), SECTIONS)}")
         elif not isinstance(given or {}, Mapping):
@@ -88,6 +91,32 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} must have sections: {', '.join(SECTIONS)}")
     return content
+
+
+def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any, Any]:
+    """Put changes in the place of what a file says. Raises RequestError for what is none."""
+    import yaml
+
+    found = {
+        name: dict(given) if isinstance(given, Mapping) else given
+        for name, given in content.items()
+    }
+    for change in changes:
+        place, equals, text = change.partition("=")
+        section, dot, key = place.partition(".")
+        if not (equals and dot and key) or section.startswith("-"):
+            raise RequestError(f"{change!r} is no change of a setting; write section.name=value")
+        if not isinstance(found.setdefault(section, {}) or {}, Mapping):
+            continue  # the section itself is wrong, which is told
+        known = named(SECTIONS[section]) if section in SECTIONS else {}
+        # What is a text is meant as it stands: a folder may be called 1e3.
+        is_text = key in known and known[key].read is str
+        try:
+            value = text if is_text else yaml.safe_load(text)
+        except yaml.YAMLError:
+            value = text
+        found[section] = {**(found[section] or {}), key: value}
+    return found
 
 
 def _section(section: str, given: Mapping[Any, Any], faults: list[str]) -> dict[str, Any]:

@@ -33,11 +33,12 @@ def prepare(
     parameters: int,
     world_size: int,
     say: Callable[[str], None],
-) -> None:
+) -> Path | None:
     """Make and check the folder of a run, and write its config.json; for rank 0 alone.
 
-    Raises RequestError for a folder that cannot be written or has no room for a checkpoint, and
-    for checkpoints of another model, or any if the run is not to go on from them.
+    The checkpoint that the run is to go on from, None for none. Raises RequestError for a folder
+    that cannot be written or has no room for a checkpoint, and for checkpoints of another model, or
+    any if the run is not to go on from them.
     """
     _require_room(folder, STATE_BYTES * parameters)
     newest = mend(folder)
@@ -56,6 +57,7 @@ def prepare(
     }
     with writing(folder / CONFIG):
         (folder / CONFIG).write_text(json.dumps(record, indent=2) + "\n")
+    return newest
 
 
 def mend(folder: Path) -> Path | None:

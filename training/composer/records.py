@@ -21,12 +21,14 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
 from training import flops, models
+from training.claim import Claim
 from training.composer.callbacks import Clipping, LearningRate
 from training.composer.config import ComposerConfig
 from training.console import Console
 from training.errors import TrainingError, writing
 from training.metrics import memory, name_of
-from training.outlets.jsonl import JsonLines
+from training.outlets.jsonl import FILE, JsonLines
+from training.outlets.lenient import Lenient
 from training.outlets.log import Log
 from training.outlets.outlet import Outlet, Record
 
@@ -45,8 +47,9 @@ class Records(LoggerDestination):
         console: Console,
         device: torch.device,
         outlets: list[Outlet],
+        claim: Claim,
     ) -> None:
-        self.config, self.folder = config, folder
+        self.config, self.folder, self._claim = config, folder, claim
         self.rate, self.clipping, self.console, self.device = rate, clipping, console, device
         self._outlets = outlets
         self._logged: dict[str, Any] = {}
@@ -62,15 +65,20 @@ class Records(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
             done = int(state.timestamp.batch)
-            files = JsonLines(self.folder, done), Log(self.config.num_steps, self.console)
-            self._outlets = [*files, *self._outlets]
+            lines = Lenient(JsonLines(self.folder, done), FILE, self.console)
+            self._outlets = [lines, Log(self.config.num_steps, self.console), *self._outlets]
             path = self.folder / SETTINGS
             with writing(path):
                 path.write_text(json.dumps(self._settings, indent=2, default=str) + "\n")
         self._clock.append(_seconds(state))
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        """Tell a step. Raises TrainingError, on every rank, before anything of it is saved."""
+        """Tell a step. Raises TrainingError before anything of it is saved.
+
+        On every rank for a number that is none; on rank 0 alone, which the launcher lets end all,
+        where its claim on the folder is lost.
+        """
+        self._claim.check()
         assert self.clipping.norm is not None
         step: Record = {
             "kind": "step",

@@ -15,17 +15,19 @@ from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
 from training import flops, models, schedule
+from training.claim import NOBODY, Claim, Own
 from training.composer import folder as folders
 from training.composer import sharding
-from training.composer.callbacks import Clipping, Described, LearningRate
+from training.composer.callbacks import Clipping, Described, LearningRate, Stopping
 from training.composer.config import SEED, ComposerConfig, check_ranks
 from training.composer.data import held_out, training_data
 from training.composer.model import MambaModel
 from training.composer.records import Records
 from training.console import Console
-from training.errors import RequestError, TrainingError
+from training.errors import SAVED, RequestError, TrainingError
 from training.metrics import name_of
 from training.outlets import Outlet
+from training.outlets.lenient import Lenient
 from training.parallel.fsdp import compute_dtype
 
 T = TypeVar("T")
@@ -52,11 +54,41 @@ def run(config: ComposerConfig) -> int:
     data = _together(lambda: (training_data(config, say), held_out(config, say)))
     if len(set(dist.all_gather_object(data[0].dataloader.dataset.fingerprint))) > 1:
         raise RequestError("data: the ranks see different files")
-    prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
-    _together(lambda: prepare() if dist.get_global_rank() == 0 else None)
-    outlets = _together(lambda: _wandb(config, folder, name))
+    is_first = dist.get_global_rank() == 0
+    with Own(folder) if is_first else NOBODY as claim:
+        _together(lambda: claim.take(say))
+        prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
+        newest = dist.all_gather_object(_together(lambda: prepare() if is_first else None))[0]
+        step = _train(config, folder, newest, data, device, console, claim)
+    if step < config.num_steps:
+        say(f"asked to stop after step {step}: saved; start it again to go on")
+        return SAVED
+    say(f"done: {config.num_steps:,} steps; python -m training.generate {folder} --prompt=...")
+    return 0
+
+
+def _train(
+    config: ComposerConfig,
+    folder: Path,
+    newest: Path | None,
+    data: tuple[Any, Any],
+    device: torch.device,
+    console: Console,
+    claim: Claim,
+) -> int:
+    """Train on data that was opened, in a folder that was prepared, from its newest checkpoint.
+
+    The last step that was taken, before the end if the run was asked to stop. Raises TrainingError.
+    """
+
+    def say(text: str) -> None:
+        if dist.get_global_rank() == 0:
+            console.say(text)
+
+    name = config.run_name(models.parameters(config.model.sizes))
+    outlets = _together(lambda: _wandb(config, folder, name, console))
     clipping, rate = Clipping(config.general.clipping_threshold), LearningRate(config)
-    records = Records(config, folder, rate, clipping, console, device, outlets)
+    records = Records(config, folder, rate, clipping, console, device, outlets, claim)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
         gpu_flops_available=flops.peak(name_of(device)) or 0,  # 0: Composer is not to guess
@@ -67,22 +99,22 @@ def run(config: ComposerConfig) -> int:
         train_dataloader=data[0],
         eval_dataloader=data[1] or None,
         device_train_microbatch_size=config.data.micro_batch_size,
-        callbacks=[rate, clipping, Described(config.model.sizes), speed],
+        callbacks=[rate, clipping, Described(config.model.sizes), speed, Stopping()],
         loggers=[records],
         auto_log_hparams=config.trainer.auto_log_hparams,
         progress_bar=False,
         run_name=name,
         save_folder=str(folder),
         save_overwrite=True,  # what a kill has left; folders.prepare looks for anything else
-        autoresume=config.trainer.autoresume,
+        # Not by autoresume: there each node makes and removes one and the same file of save_folder.
+        load_path=str(newest) if newest else None,
         seed=SEED,
     )
     try:
         _fit(trainer)
+        return int(trainer.state.timestamp.batch)
     finally:
         trainer.close()
-    say(f"done: {config.num_steps:,} steps; python -m training.generate {folder} --prompt=...")
-    return 0
 
 
 def _fit(trainer: Trainer) -> None:
@@ -140,7 +172,7 @@ def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
     return found
 
 
-def _wandb(config: ComposerConfig, folder: Path, name: str) -> list[Outlet]:
+def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Outlet]:
     """Open Weights & Biases on rank 0, where the environment asks for it.
 
     Not by Composer's logger, which does not go on with the run that it began, and whose older
@@ -157,7 +189,8 @@ def _wandb(config: ComposerConfig, folder: Path, name: str) -> list[Outlet]:
             "leave them out of the environment"
         ) from error
     project = config.general.project_name
-    return [begin(folder, asdict(config), project=project, name=name, dir=str(folder))]
+    opened = begin(folder, asdict(config), project=project, name=name, dir=str(folder))
+    return [Lenient(opened, "Weights & Biases", console)]
 
 
 def _together(work: Callable[[], T]) -> T:
