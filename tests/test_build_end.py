@@ -150,7 +150,7 @@ def test_a_disk_too_small_is_noticed_before_anything(buildah: Engine, tmp_path: 
     ("spoil", "said"),
     [
         (lambda root: edited(root, "numpy==2.3.4", "numpy==2.3.5"), "out of date"),
-        (lambda root: edited(root, "[mamba_fsdp]", "[no_such]"), "launcher no_such"),
+        (lambda root: edited(root, "[mamba_fsdp,", "[no_such,"), "launcher no_such"),
         (lambda root: (root / "images/cpu-mamba.Dockerfile.j2").unlink(), "does not exist"),
         (lambda root: (root / "recipes/locks/cpu-mamba.lock").unlink(), "no lock"),
     ],

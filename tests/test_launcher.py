@@ -6,6 +6,7 @@ they were called; tests/test_cluster.py runs it on a real Slurm.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shutil
 import subprocess
@@ -14,8 +15,20 @@ from pathlib import Path
 
 import pytest
 
-LAUNCHERS = ("mamba_fsdp",)
-TOOLS = ("bash", "cat", "grep", "mkdir", "realpath")
+from training.errors import RequestError
+
+LAUNCHERS = (
+    "llama_fsdp",
+    "llama_smp",
+    "mamba2_neuron",
+    "mamba_composer",
+    "mamba_fsdp",
+    "mixtral_fsdp",
+)
+MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
+"""What a launcher starts where that is not the door of its own name."""
+GOLDEN = Path(__file__).parent / "golden" / "srun"
+TOOLS = ("bash", "cat", "grep", "mkdir", "paste", "realpath", "sort", "xargs")
 
 SRUN = """\
 #!/bin/bash
@@ -65,9 +78,9 @@ class Shell:
                 "HELP": str(self.help),
                 "CALLED": str(self.called),
                 "SRUN_CODE": "0",
-                "SLURM_SUBMIT_DIR": str(self.folder),
                 "SLURM_JOB_ID": "7",
                 "SLURM_JOB_NODELIST": "node-[1-2]",
+                "SLURM_JOB_NUM_NODES": "2",
                 **env,
             },
             cwd=self.folder,
@@ -84,8 +97,13 @@ class Shell:
         return self.called.read_text().splitlines()
 
 
+@pytest.fixture
+def shell(tmp_path: Path, root: Path) -> Shell:
+    return Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+
+
 @pytest.fixture(params=LAUNCHERS)
-def shell(request: pytest.FixtureRequest, tmp_path: Path, root: Path) -> Shell:
+def any_shell(request: pytest.FixtureRequest, tmp_path: Path, root: Path) -> Shell:
     return Shell(tmp_path, root / "launch" / f"{request.param}.sbatch")
 
 
@@ -94,8 +112,20 @@ def launcher(request: pytest.FixtureRequest, root: Path) -> Path:
     return root / "launch" / f"{request.param}.sbatch"
 
 
+def test_all_are_there(root: Path) -> None:
+    assert sorted(path.stem for path in (root / "launch").glob("*.sbatch")) == sorted(LAUNCHERS)
+
+
+def test_they_are_alike(root: Path) -> None:
+    """Below their defaults; each stands alone, so that they cannot share it."""
+    texts = [(root / "launch" / f"{name}.sbatch").read_text() for name in LAUNCHERS]
+    parts = {text.partition("\n# From here on all launchers are alike.")[2] for text in texts}
+    assert len(parts) == 1 and len(parts.pop().splitlines()) > 40
+
+
 def test_a_launcher_is_short_and_clean(launcher: Path) -> None:
-    assert len(launcher.read_text().splitlines()) < 80
+    lines = launcher.read_text().splitlines()
+    assert len(lines) <= 80 and max(map(len, lines)) <= 100
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([shellcheck, launcher], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
@@ -104,35 +134,53 @@ def test_a_launcher_is_short_and_clean(launcher: Path) -> None:
 def test_its_variables_are_in_the_table(launcher: Path) -> None:
     table = (launcher.parent / "README.md").read_text()
     text = launcher.read_text()
-    names = set(re.findall(r"\$\{([A-Z_]+)", text))
+    names = set(re.findall(r"\$\{([A-Z_]+)[:+/}-]", text))
     settings = {name for name in names if not name.startswith(("SLURM_", "BASH_"))}
-    assert {"IMAGE", "RUNTIME", "REQUEUES"} <= settings
+    assert {"IMAGE", "RUNTIME", "REQUEUES", "STAGE", "TRIAL"} <= settings
     assert not {name for name in settings if f"`{name}`" not in table}
 
 
-def test_own_runtime(shell: Shell) -> None:
+# What each launcher calls, as golden files: a word a line, FOLDER and BIN in the place of ours.
+
+
+CALLS = (
+    *((name, "pyxis", "") for name in LAUNCHERS),
+    *((name, "sqshforge", "1") for name in LAUNCHERS),
+    ("mamba_fsdp", "enroot", ""),
+)
+
+
+def golden(name: str, runtime: str, trial: str) -> Path:
+    return GOLDEN / f"{name}-{runtime}{'-trial' if trial else ''}.txt"
+
+
+def call(shell: Shell, runtime: str, trial: str) -> str:
     shell.program("sqshforge")
-    words = shell.srun(NCCL_DEBUG="INFO")
-    checkpoints = shell.folder / "checkpoints" / "mamba_fsdp"
-    start = [
-        f"{shell.programs}/sqshforge",
-        "run",
-        *([] if not Path("/fsx").is_dir() else ["--mount=/fsx:/fsx"]),
-        f"--mount={checkpoints}:{checkpoints}",
-        "--env=MASTER_ADDR=10.0.0.5",
-        "--env=NCCL_DEBUG=INFO",
-        str(shell.image),
-        "--",
-        "python3",
-        "-m",
-        "training.launch",
-        "--",
-        f"--save_ckpt_path={checkpoints}",
-        "--model_name=mamba-tiny",
-    ]
-    begin = words.index(start[0])
-    assert words[begin : begin + len(start)] == start
-    assert checkpoints.is_dir()
+    words = shell.srun(RUNTIME=runtime, TRIAL=trial, NCCL_DEBUG="INFO", HF_TOKEN="secret")
+    said = "\n".join(words).replace(str(shell.programs), "BIN")
+    return said.replace(str(shell.folder), "FOLDER") + "\n"
+
+
+@pytest.mark.parametrize(("name", "runtime", "trial"), CALLS)
+def test_srun(name: str, runtime: str, trial: str, tmp_path: Path, root: Path) -> None:
+    said = call(Shell(tmp_path, root / "launch" / f"{name}.sbatch"), runtime, trial)
+    assert said == golden(name, runtime, trial).read_text()
+    assert "secret" not in said  # a command line is seen by every user of a machine
+
+
+def test_the_flags_are_those_of_its_door(any_shell: Shell) -> None:
+    """The door reads them, but for data that is not here."""
+    any_shell.program("sqshforge")
+    door = importlib.import_module(
+        MODULES.get(any_shell.launcher.stem, f"training.{any_shell.launcher.stem}")
+    )
+    for trial in ("", "1"):
+        words = any_shell.srun(TRIAL=trial)
+        flags = words[words.index("--", words.index("--module")) + 1 :]
+        try:
+            door.configure(flags)
+        except RequestError as error:
+            assert not trial and re.search("is no folder|cannot be read", str(error))
 
 
 def test_own_runtime_of_the_checkout(shell: Shell) -> None:
@@ -143,32 +191,85 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
     assert str(own / "sqshforge") in shell.srun()
 
 
-def test_enroot(shell: Shell) -> None:
-    shell.program("sqshforge")
+def test_mounts_of_ones_own(shell: Shell) -> None:
     shell.program("enroot")
-    words = shell.srun("--model_name=x", MOUNTS="/data:/data,/a b:/c", FI_LOG_LEVEL="1")
-    begin = words.index("enroot")
-    assert words[begin:] == [
-        "enroot",
-        "start",
-        "--rw",
+    words = shell.srun(MOUNTS="/data:/data,/a b:/c")
+    mounts = [word for word in words if word.startswith("--mount=")]
+    assert mounts == [
         "--mount=/data:/data:rbind,x-create=auto",
         "--mount=/a b:/c:rbind,x-create=auto",
-        "--env=FI_LOG_LEVEL",
-        "--env=MASTER_ADDR",
-        "--env=SLURM_JOB_ID",
-        "--env=SLURM_NODEID",
-        "--env=SLURM_LOCALID",
-        "--env=SLURM_STEP_NUM_NODES",
-        "--env=SLURM_RESTART_COUNT",
-        str(shell.image),
-        "python3",
-        "-m",
-        "training.launch",
-        "--",
-        f"--save_ckpt_path={shell.folder}/checkpoints/mamba_fsdp",
-        "--model_name=x",
     ]
+
+
+def test_only_what_is_there_is_mounted(shell: Shell) -> None:
+    shell.program("sqshforge")
+    data = shell.folder / "set"
+    assert f"--mount={data}:{data}" not in shell.srun(DATASET=str(data))
+    data.mkdir()
+    assert f"--mount={data}:{data}" in shell.srun(DATASET=str(data))
+
+
+def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
+    shell.program("sqshforge")
+    (shell.folder / "training").mkdir()
+    (shell.folder / "other" / "training").mkdir(parents=True)
+    mount = f"--mount={shell.folder}/training:/sqshforge/training"
+    assert mount in shell.srun(DEV="1")
+    assert mount.replace("/training:", "/other/training:") in shell.srun(DEV="other")
+
+
+def test_secrets_are_enroots_by_name(shell: Shell) -> None:
+    """It passes nothing that it is not told of; the others pass the host's variables on."""
+    shell.program("enroot")
+    assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(
+        shell.srun(HF_TOKEN="secret", WANDB_API_KEY="secret")
+    )
+
+
+def test_auto_resume_where_it_exists(shell: Shell) -> None:
+    shell.program("sqshforge")
+    assert "--auto-resume=1" not in shell.srun()
+    shell.help.write_text("   --auto-resume=[0|1]   of SageMaker HyperPod\n")
+    assert "--auto-resume=1" in shell.srun()
+
+
+def test_a_python_of_ones_own(shell: Shell) -> None:
+    shell.program("sqshforge")
+    words = shell.srun(PYTHON="/env/bin/python")
+    assert words[words.index("training.launch") - 2] == "/env/bin/python"
+
+
+def test_the_image_is_staged_on_all_nodes(shell: Shell) -> None:
+    shell.program("sqshforge", '#!/bin/bash\necho "$*" >&2\necho /nvme/key.sqsh\n')
+    code, said = shell.run(STAGE="/nvme")
+    assert code == 0 and f"stage {shell.image} /nvme --all-nodes" in said
+    assert "/nvme/key.sqsh" in shell.called.read_text().splitlines()
+    shell.program("sqshforge", "#!/bin/bash\nexit 3\n")
+    shell.called.unlink()
+    assert shell.run(STAGE="/nvme")[0] == 3 and not shell.called.exists()
+
+
+def test_an_image_that_is_not_signed_does_not_start(shell: Shell) -> None:
+    shell.program("sqshforge", '#!/bin/bash\necho "$*" >&2\n[[ $1 != verify ]]\n')
+    code, said = shell.run(SIGNERS="team")
+    assert code == 1 and f"verify {shell.image} --signers team" in said
+    assert not shell.called.exists()
+
+
+def test_flags_after_two_dashes(shell: Shell) -> None:
+    shell.program("sqshforge")
+    words = shell.srun("--", "--model_name=x")
+    assert words[-1] == "--model_name=x" and words.count("--") == 2
+
+
+def test_without_data_of_its_own_it_is_a_trial(shell: Shell) -> None:
+    """Unless something was asked for."""
+    shell.program("sqshforge")
+    tiny = "--model_name=mamba-tiny"
+    assert tiny in shell.srun()
+    assert tiny not in shell.srun(TRIAL="")
+    assert tiny not in shell.srun(DATASET="/data")
+    assert tiny not in shell.srun("--batch_size=1")
 
 
 def test_enroot_is_told_of_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
@@ -185,25 +286,10 @@ def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
     assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
 
 
-def test_pyxis(shell: Shell) -> None:
+def test_pyxis_is_known_by_its_help(shell: Shell) -> None:
     shell.program("enroot")
     shell.help.write_text("   --container-image=...   [pyxis] the image\n" * 5000)
-    words = shell.srun("--model_name=x", MOUNTS="/data:/data", OMP_NUM_THREADS="4")
-    assert words == [
-        "--label",
-        "--kill-on-bad-exit=0",
-        "--wait=30",
-        f"--container-image={shell.image}",
-        "--container-mounts=/data:/data",
-        "--no-container-mount-home",
-        "--container-env=MASTER_ADDR,OMP_NUM_THREADS",
-        "python3",
-        "-m",
-        "training.launch",
-        "--",
-        f"--save_ckpt_path={shell.folder}/checkpoints/mamba_fsdp",
-        "--model_name=x",
-    ]
+    assert f"--container-image={shell.image}" in shell.srun()
 
 
 def test_runtime_can_be_forced(shell: Shell) -> None:
@@ -240,12 +326,12 @@ def test_defaults_of_the_flags(shell: Shell) -> None:
         ({"IMAGE": "no.sqsh"}, "there is no {folder}/no.sqsh; make sqsh TARGET=cuda-mamba"),
         ({}, "no container runtime: neither pyxis, nor enroot, nor {folder}/.venv/bin/sqshforge"),
         ({"RUNTIME": "podman"}, "RUNTIME=podman: must be pyxis, enroot or sqshforge"),
-        ({"SLURM_SUBMIT_DIR": ""}, "SLURM_SUBMIT_DIR: start this with sbatch"),
+        ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID: start this with sbatch"),
     ],
 )
 def test_wrong_requests(shell: Shell, env: dict[str, str], told: str) -> None:
     code, said = shell.run(**env)
-    assert code == (1 if "SLURM_SUBMIT_DIR" in env else 2)
+    assert code == (1 if "SLURM_JOB_ID" in env else 2)
     assert told.format(folder=shell.folder) in said
     assert not shell.called.exists()
 
@@ -270,6 +356,20 @@ def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) 
     assert got == int(code), said
     assert asked.exists() == requeued
     assert not requeued or asked.read_text() == "requeue 7\n"
+
+
+def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
+    shell.program("sqshforge")
+    bad = shell.folder / "checkpoints" / "mamba_fsdp" / "bad-nodes.7.1"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("node-1\nnode-2\n")
+    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
+    asked = Path(f"{shell.called}.scontrol")
+    shell.run(SRUN_CODE="87")
+    assert asked.read_text() == "requeue 7\n"
+    asked.unlink()
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
 
 
 def test_a_master_of_ones_own(shell: Shell) -> None:

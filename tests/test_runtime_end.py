@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -80,8 +81,9 @@ def test_a_signal_to_the_whole_group_lets_the_command_save(
 def signal_all(name: str) -> None:
     """Signal every process of the container, in whatever session, as Slurm does with a step."""
     for pid in processes.having({containers.MARK: os.environ[containers.MARK]}):
-        if not processes.command(pid).startswith("sleep"):  # which may have ended by now
-            os.kill(pid, signal.Signals[f"SIG{name}"])
+        if not processes.command(pid).startswith("sleep"):
+            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
+                os.kill(pid, signal.Signals[f"SIG{name}"])
 
 
 @pytest.mark.parametrize("name", ["TERM", "USR1", "USR2", "HUP"])

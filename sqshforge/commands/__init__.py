@@ -4,7 +4,7 @@ Commands import the modules that they use when they are called, so that `sqshfor
 stands between Slurm and a training process, starts fast.
 """
 
-from sqshforge.commands import cache, images, look, recipes, squash, start
+from sqshforge.commands import cache, images, look, recipes, squash, start, status
 
 COMMANDS = (
     *recipes.COMMANDS,
@@ -13,4 +13,5 @@ COMMANDS = (
     *cache.COMMANDS,
     *look.COMMANDS,
     *start.COMMANDS,
+    *status.COMMANDS,
 )

@@ -1,4 +1,4 @@
-"""The commands that make squash files and start them: pack, smoke-test, run."""
+"""The commands that make squash files, start them and spread them: pack, smoke-test, run, stage."""
 
 from __future__ import annotations
 
@@ -128,4 +128,48 @@ def run(
     )
 
 
-COMMANDS = (pack, smoke_test, run)
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--limit", envvar="STAGE_LIMIT", default="200G", help="For all in DIR [200G].")
+@click.option("--all-nodes", is_flag=True, help="In a job: on each of its nodes.")
+@click.option(
+    "--by",
+    envvar="STAGE_BY",
+    type=click.Choice(["sbcast", "copy"]),
+    default="sbcast",
+    help="Slurm's tree, or each node for itself [sbcast].",
+)
+@click.option("--look", is_flag=True, help="Make DIR; exit code 1 if it lacks the copy.")
+@click.option(
+    "--arrived", type=click.Path(path_type=Path), help="A copy on that disk: check and take it."
+)
+def stage(
+    file: Path,
+    folder: Path,
+    limit: str,
+    all_nodes: bool,
+    by: str,
+    look: bool,
+    arrived: Path | None,
+) -> None:
+    """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path."""
+    from sqshforge import stage as staging
+    from sqshforge.programs import Programs
+    from sqshforge.progress import Reporter
+    from sqshforge.units import size
+
+    file, folder, most = file.absolute(), folder.absolute(), size(limit)
+    if look:
+        there = staging.is_there(staging.Identity.of(file), folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        sys.exit(0 if there else staging.LACKING)
+    if all_nodes:
+        tree = by == "sbcast"
+        place = staging.stage_everywhere(file, folder, limit, Programs(), Reporter(), tree=tree)
+    else:
+        place = staging.stage(file, folder, most, Reporter(), arrived)
+    click.echo(place)
+
+
+COMMANDS = (pack, smoke_test, run, stage)

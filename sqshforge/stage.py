@@ -1,0 +1,181 @@
+"""A copy of a squash file on a node's own disk, made once and found again by later jobs.
+
+The copy is named by its content: the content key in the file's record, else the file's digest. It
+has that name only when it is whole and its digest is right. The least recently used copies go
+where a limit would be passed. Of several jobs on a node one copies and the others take what it
+made: the lock is the kernel's, on the node's own file system.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import digest, record
+from sqshforge.clone import copy
+from sqshforge.disk import require_space
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.files import partial, publish, remove_leftovers, sync
+from sqshforge.limits import processors
+from sqshforge.lockfile import alone
+from sqshforge.programs import Programs
+from sqshforge.progress import Reporter
+from sqshforge.runtime.start import require_sqsh
+from sqshforge.units import human
+
+IN_USE = 900
+"""Seconds after its last use in which a copy is not removed: a job may be about to start it."""
+
+
+LACKING = 1
+"""Exit code of a look at a folder that lacks the copy."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a squash file is: what its copies are called, and how they are known to be whole."""
+
+    name: str
+    size: int  # bytes
+    digest: str
+
+    @classmethod
+    def of(cls, file: Path) -> Identity:
+        """Identify a file by its record; one without is read. `RequestError` for no sqsh."""
+        require_sqsh(file)
+        size, facts = file.stat().st_size, record.read(file)
+        if facts is not None and facts["size"] == size and "digest" in facts:
+            return cls(_plain(facts["key"]), size, str(facts["digest"]))
+        found = digest.of(file, processors())
+        return cls(_plain(found), size, found)
+
+
+def place_of(identity: Identity, folder: Path) -> Path:
+    """The path of a copy in a folder of copies."""
+    return folder / f"{identity.name}.sqsh"
+
+
+def is_there(identity: Identity, folder: Path) -> bool:
+    """Whether a folder has the copy. What is under its name was whole when it got it."""
+    place = place_of(identity, folder)
+    return place.is_file() and place.stat().st_size == identity.size
+
+
+def stage(
+    file: Path, folder: Path, limit: int, reporter: Reporter, arrived: Path | None = None
+) -> Path:
+    """Copy a squash file into a folder unless it is there; the path of the copy.
+
+    `limit` is how many bytes all copies may take. `arrived` is a copy that was brought to the same
+    file system by other means, as sbcast: it is checked and moved. Raises `RequestError` for what
+    is no squash file, `MissingError` where there is no room, and `WorkError` where what was copied
+    is not what the record says.
+    """
+    identity = Identity.of(file)
+    place = place_of(identity, folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting = f"waiting for another copy to {folder}"
+    with alone(folder / ".stage.lock", waiting, reporter):
+        if is_there(identity, folder):
+            reporter.say(f"{place}: there already")
+            if arrived is not None:
+                arrived.unlink(missing_ok=True)
+        else:
+            remove_leftovers(place)
+            _make_room(folder, identity.size, limit)
+            with reporter.track(f"copy {file.name} to {folder}"):
+                _copy(file, identity, place, arrived)
+        os.utime(place)
+    return place
+
+
+def stage_everywhere(
+    file: Path,
+    folder: Path,
+    limit: str,
+    programs: Programs,
+    reporter: Reporter,
+    *,
+    tree: bool,
+    job: Mapping[str, str] = os.environ,
+) -> Path:
+    """Stage a file on all nodes of the Slurm job that this process is in; the copies' path.
+
+    With `tree` Slurm's sbcast brings it, which reads it once and hands it on from node to node;
+    else each node copies it from where it lies. Nodes that have it from an earlier job are asked
+    first. Raises as `stage` does, `RequestError` outside of a job.
+    """
+    number = job.get("SLURM_JOB_ID")
+    if not number:
+        raise RequestError("this is no job of Slurm", mend="leave --all-nodes out, or use sbatch")
+    each = ("srun", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
+    words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
+    if tree:
+        looked = programs.attempt([*each, *words, "--look"])
+        if looked.code == LACKING:
+            arrived = folder / f".{number}.sqsh"
+            programs.capture(["sbcast", "--force", str(file), str(arrived)])
+            words = (*words, f"--arrived={arrived}")
+        elif looked.code != 0:
+            raise WorkError(f"srun failed: {looked.err.strip()}", where=str(folder))
+    programs.follow([*each, *words], reporter.say)
+    return place_of(Identity.of(file), folder)
+
+
+def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> None:
+    written = partial(place)
+    try:
+        if arrived is None:
+            require_space(place.parent, identity.size, "a copy on this node")
+            copy(file, written, identity.size)
+        else:
+            arrived.rename(written)
+        sync(written)
+        if digest.of(written, processors()) != identity.digest:
+            raise WorkError(
+                "the copy is not what the record says",
+                where=f"{written.parent}, copied from {arrived or file}",
+                mend=f"sqshforge verify {file} tells whether the file is whole",
+            )
+        written.chmod(0o644)
+        facts = record.beside(file)
+        if facts.is_file():
+            publish(facts.read_bytes(), record.beside(place))
+        written.rename(place)
+        sync(place.parent)
+    finally:
+        written.unlink(missing_ok=True)
+
+
+def _make_room(folder: Path, needed: int, limit: int) -> None:
+    """Remove the least recently used copies until one more fits into the limit."""
+    copies = sorted(folder.glob("*.sqsh"), key=lambda one: one.stat().st_mtime)
+    taken = sum(one.stat().st_size for one in copies)
+    now = time.time()
+    for one in copies:
+        if taken + needed <= limit:
+            return
+        found = one.stat()
+        if now - found.st_mtime > IN_USE:
+            record.beside(one).unlink(missing_ok=True)
+            one.unlink()
+            taken -= found.st_size
+    if taken + needed > limit:
+        raise MissingError(
+            f"the copy does not fit: it takes {human(needed)}, others in use {human(taken)}, and "
+            f"all may take {human(limit)}",
+            where=str(folder),
+            mend="let --limit (STAGE_LIMIT of a launcher) be more",
+        )
+
+
+def _plain(name: str) -> str:
+    """The digits of a key or digest, without what it was made by."""
+    plain = name.rpartition(":")[2]
+    if not plain.isalnum():
+        raise RequestError(f"the record's key {name!r} is none", mend="pack the file anew")
+    return plain

@@ -1,0 +1,145 @@
+"""A copy of a squash file on a node's own disk: made once, checked, found again, within a limit."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from sqshforge import record
+from sqshforge import stage as staging
+
+OLD = 10_000  # seconds ago: no job is about to start it
+
+
+def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    argv = [sys.executable, "-m", "sqshforge", *map(str, words)]
+    return subprocess.run(argv, capture_output=True, text=True)
+
+
+def packed(folder: Path, name: str, size: int = 200_000) -> Path:
+    """A real squash file with a record, of random content."""
+    tree = folder / f"{name}.tree"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc" / "os-release").write_text("ID=test\n")
+    (tree / "blob").write_bytes(os.urandom(size))
+    file = folder / f"{name}.sqsh"
+    done = command("pack", f"rootfs:{tree}", "-o", file, "--no-cache")
+    assert done.returncode == 0, done.stderr
+    return file
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return packed(tmp_path, "a")
+
+
+def age(copy: Path, seconds: float = OLD) -> None:
+    then = copy.stat().st_mtime - seconds
+    os.utime(copy, (then, then))
+
+
+def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    assert command("stage", file, disk, "--look").returncode == 1
+    first = command("stage", file, disk)
+    assert first.returncode == 0, first.stderr
+    copy = Path(first.stdout.splitlines()[-1])
+    facts = record.read(file)
+    assert facts is not None and copy == disk / f"{facts['key'].partition(':')[2]}.sqsh"
+    assert copy.read_bytes() == file.read_bytes()
+    assert copy.stat().st_mode & 0o777 == 0o644
+    inode = copy.stat().st_ino
+    assert command("stage", file, disk, "--look").returncode == 0
+    second = command("stage", file, disk)
+    assert second.stdout.splitlines()[-1] == str(copy) and copy.stat().st_ino == inode
+    assert "there already" in second.stdout + second.stderr
+    assert command("verify", copy).returncode == 0
+    assert sorted(one.name for one in disk.iterdir()) == [copy.name, f"{copy.name}.json"]
+
+
+def test_a_file_without_a_record_is_named_by_its_digest(file: Path, tmp_path: Path) -> None:
+    record.beside(file).unlink()
+    done = command("stage", file, tmp_path / "disk")
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1]).read_bytes() == file.read_bytes()
+
+
+def test_what_is_not_what_its_record_says_is_not_taken(file: Path, tmp_path: Path) -> None:
+    with file.open("r+b") as broken:
+        broken.seek(file.stat().st_size // 2)
+        broken.write(b"\xff\x00\xff\x00")
+    done = command("stage", file, tmp_path / "disk")
+    assert done.returncode == 1
+    assert "not what the record says" in done.stderr and "sqshforge verify" in done.stderr
+    assert list((tmp_path / "disk").iterdir()) == []
+
+
+def test_a_copy_that_was_brought_is_checked_and_moved(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    arrived = disk / ".7.sqsh"
+    arrived.write_bytes(file.read_bytes()[:-1])
+    assert command("stage", file, disk, "--arrived", arrived).returncode == 1
+    assert list(disk.iterdir()) == []
+    arrived.write_bytes(file.read_bytes())
+    done = command("stage", file, disk, "--arrived", arrived)
+    assert done.returncode == 0, done.stderr
+    assert not arrived.exists()
+    assert Path(done.stdout.splitlines()[-1]).read_bytes() == file.read_bytes()
+
+
+def test_of_many_one_copies(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    with ThreadPoolExecutor(8) as pool:
+        done = list(pool.map(lambda _: command("stage", file, disk), range(8)))
+    assert [one.returncode for one in done] == [0] * 8, [one.stderr for one in done]
+    assert len({one.stdout.splitlines()[-1] for one in done}) == 1
+    assert len(list(disk.glob("*.sqsh"))) == 1 and not list(disk.glob(".*"))
+
+
+def test_the_least_recently_used_go(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    files = [packed(tmp_path, name) for name in "abc"]
+    limit = str(2 * files[0].stat().st_size + 100_000)
+    copies = []
+    for one in files[:2]:
+        copies.append(Path(command("stage", one, disk).stdout.splitlines()[-1]))
+        age(copies[-1])
+    command("stage", files[0], disk)  # used again
+    age(copies[0], OLD / 2)
+    done = command("stage", files[2], disk, "--limit", limit)
+    assert done.returncode == 0, done.stderr
+    assert copies[0].exists() and not copies[1].exists()
+    assert not record.beside(copies[1]).exists()
+
+
+def test_one_that_may_be_about_to_start_stays(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
+    other = packed(tmp_path, "b")
+    done = command("stage", other, disk, "--limit", str(file.stat().st_size + 1000))
+    assert done.returncode == 3
+    assert "STAGE_LIMIT" in done.stderr and str(disk) in done.stderr
+    assert copy.exists()
+
+
+def test_a_killed_copy_leaves_nothing_for_long(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    left = disk / f".{staging.Identity.of(file).name}.sqsh.99999.tmp"
+    left.write_bytes(b"half")
+    assert command("stage", file, disk).returncode == 0
+    assert not left.exists()
+
+
+def test_no_squash_file(tmp_path: Path) -> None:
+    assert command("stage", tmp_path / "no.sqsh", tmp_path / "disk").returncode == 2
+    done = command("stage", tmp_path / "no.sqsh", tmp_path / "disk", "--look")
+    assert done.returncode == 2 and "no.sqsh" in done.stderr
