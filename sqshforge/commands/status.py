@@ -1,0 +1,92 @@
+"""The command that tells how far a job is: status."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sqshforge.errors import RequestError
+
+if TYPE_CHECKING:
+    from sqshforge.status.run import Status
+
+EVERY = 5.0  # seconds
+
+
+@click.command()
+@click.argument("what", required=False, metavar="[RUN|JOBID]")
+@click.option(
+    "--root",
+    "given",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="DIR",
+    help="Where runs are [default: SQSHFORGE_RUNS, else checkpoints/ and the current folder].",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print all that is known, for programs.")
+@click.option("--watch", "again", is_flag=True, help="Look again and again until the run ends.")
+@click.option(
+    "--every", type=click.FloatRange(min=0.1), metavar="SECONDS", help="With --watch [default: 5]."
+)
+def status(
+    what: str | None, given: tuple[Path, ...], as_json: bool, again: bool, every: float | None
+) -> None:
+    """Show how far RUN, a run's folder, or the job JOBID is; without one, all runs.
+
+    It reads the files of the run's folder alone, and writes none of them.
+    """
+    from sqshforge.status import find
+    from sqshforge.status.clock import Clock
+    from sqshforge.status.run import look
+
+    if every is not None and not again:
+        raise RequestError("--every counts only with --watch", mend="add --watch")
+    if as_json and again:
+        raise RequestError("--json tells once, --watch again and again", mend="leave one out")
+    below = find.roots(given, os.environ)
+    found = find.one(what, below) if what else None
+    clocks: dict[int, Clock] = {}  # of each file system
+
+    def seen(folder: Path) -> Status:
+        device = folder.stat().st_dev
+        if device not in clocks:
+            clocks[device] = Clock.of(folder)
+        return look(folder, clocks[device])
+
+    def all_seen() -> Sequence[Status]:
+        folders = [found.folder] if found else find.runs(below)
+        if not folders:
+            looked = ", ".join(str(root.absolute()) for root in below)
+            raise RequestError(
+                "there are no runs", where=looked, mend="--root DIR, or SQSHFORGE_RUNS=DIR:DIR"
+            )
+        return [seen(folder) for folder in folders]
+
+    job = found.job if found else ""
+    if again:
+        from sqshforge.status.watch import watch
+
+        watch(all_seen, every or EVERY, job, several=found is None)
+        return
+    told = all_seen()
+    if as_json:
+        documents = [one.document() for one in told]
+        click.echo(json.dumps(documents[0] if found else {"runs": documents}, indent=2))
+        return
+    from sqshforge.status.show import lines, table
+
+    if found:
+        click.echo("\n".join(lines(told[0], job)))
+        return
+    from sqshforge.terminal import show_table
+
+    show_table(table(told))
+    click.echo("\nnext: sqshforge status RUN")
+
+
+COMMANDS = (status,)

@@ -1,0 +1,120 @@
+"""The checkpoints of a run, of ours or of Composer's: which are complete, and how large."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.status.tail import document, whole
+
+FOLDER = "checkpoints"
+MANIFEST = "manifest.json"
+OURS = re.compile(r"step_(\d+)_ckp(?:\.tmp)?")
+COMPOSER = re.compile(r"ep\d+-ba(\d+)-rank0\.pt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A complete checkpoint."""
+
+    step: int
+    path: str
+    bytes: int
+    made: float  # seconds of the epoch, by the file system's clock
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """The newest complete one, how many there are, and what is wrong with those that are newer."""
+
+    newest: Checkpoint | None = None
+    count: int = 0
+    broken: tuple[str, ...] = ()
+    writing: str = ""  # the name of the one that is being written, or was when the run was killed
+    changed: float = 0.0  # seconds of the epoch: when the last of it was written
+
+
+def read(folder: Path) -> Checkpoints:
+    """Look at a run's checkpoints, the newest first, until one is complete.
+
+    Only sizes are compared with the manifest, as reading a checkpoint takes long; a file of
+    Composer is complete when its end is there, which is written last.
+    """
+    found = sorted(_found(folder), reverse=True)
+    whole_ones = [(step, path) for step, path in found if path.suffix != ".tmp"]
+    newest: Checkpoint | None = None
+    faults: dict[Path, str] = {}
+    for step, path in whole_ones:
+        size, fault = _composer(path) if path.suffix == ".pt" else _ours(path)
+        if not fault:
+            newest = Checkpoint(step=step, path=str(path), bytes=size, made=_made(path))
+            break
+        faults[path] = fault
+    # What is older than the newest is not being written but removed.
+    since = newest.step if newest else -1
+    writing = [path for step, path in found if path.suffix == ".tmp" and step > since]
+    changed = [_changed(path) for path in (*writing, *faults)] + ([newest.made] if newest else [])
+    return Checkpoints(
+        newest=newest,
+        count=len(whole_ones) - len(faults),
+        broken=tuple(f"{path.name}: {fault}" for path, fault in faults.items()),
+        writing=writing[0].name if writing else "",
+        changed=max(changed, default=0.0),
+    )
+
+
+def _found(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Everything that is called like a checkpoint, with its step."""
+    for place, name in ((folder / FOLDER, OURS), (folder, COMPOSER)):
+        with suppress(OSError):
+            for path in place.iterdir():
+                if match := name.fullmatch(path.name):
+                    yield int(match[1]), path
+
+
+def _ours(path: Path) -> tuple[int, str]:
+    """The bytes of a checkpoint's files, and what is wrong with it."""
+    told = document(path / MANIFEST)
+    files = told.get("files") if told else None
+    if not isinstance(files, dict):
+        there = (path / MANIFEST).exists()
+        return 0, f"its {MANIFEST} cannot be read" if there else f"it has no {MANIFEST}"
+    total = 0
+    for name, file in files.items():
+        size = whole(file.get("size") if isinstance(file, dict) else file)  # format 2, format 1
+        try:
+            has = (path / name).stat().st_size
+        except OSError:
+            return 0, f"{name} is missing"
+        if has != size:
+            return 0, f"{name} has {has} bytes, should have {size}"
+        total += has
+    return total, ""
+
+
+def _composer(path: Path) -> tuple[int, str]:
+    try:
+        size = path.stat().st_size
+        return size, "" if zipfile.is_zipfile(path) else "it is cut off, or being written"
+    except OSError as error:
+        return 0, f"it cannot be read: {error.strerror}"
+
+
+def _made(path: Path) -> float:
+    """When a checkpoint was complete."""
+    with suppress(OSError):
+        return (path if path.suffix == ".pt" else path / MANIFEST).stat().st_mtime
+    return 0.0
+
+
+def _changed(path: Path) -> float:
+    """When a file, or a folder or a file in it, was written last."""
+    times = [0.0]
+    with suppress(OSError):
+        times.append(path.stat().st_mtime)
+        times += [one.stat().st_mtime for one in path.iterdir()]
+    return max(times)

@@ -1,0 +1,94 @@
+"""Which runs there are, and which one is meant."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.errors import RequestError
+from sqshforge.status import jobs, progress
+from sqshforge.status.run import is_run
+
+VARIABLE = "SQSHFORGE_RUNS"
+DEPTH = 2  # folders below a root in which runs are looked for
+
+
+@dataclass(frozen=True)
+class Found:
+    """A run, and the job that was asked for, if one was."""
+
+    folder: Path
+    job: str = ""
+
+
+def roots(given: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
+    """Where runs are looked for: as asked for, as the variable says, or here."""
+    if given:
+        return list(given)
+    named = [Path(one) for one in environment.get(VARIABLE, "").split(os.pathsep) if one]
+    return named or [Path("checkpoints"), Path()]
+
+
+def runs(below: Sequence[Path]) -> list[Path]:
+    """All runs below these folders, each once."""
+    found: dict[Path, Path] = {}
+    for root in below:
+        for folder in map(_home, _below(root, DEPTH)):
+            found.setdefault(folder.resolve(), folder)
+    return list(found.values())
+
+
+def one(what: str, below: Sequence[Path]) -> Found:
+    """The run that is meant by a folder, a job's id or a name below the roots.
+
+    Raises `RequestError` with what was looked at.
+    """
+    folder = Path(what)
+    if folder.is_dir() and is_run(folder):
+        return Found(_home(folder))
+    if "/" not in what:
+        for run in (run for root in below for run in _below(root, DEPTH)):
+            if (run / jobs.FOLDER / f"{what}.jsonl").is_file():
+                return Found(_home(run), what)
+        for root in below:
+            if is_run(root / what):
+                return Found(_home(root / what))
+    if folder.is_dir():
+        raise RequestError(
+            f"{what} is no run's folder: it has no metrics.jsonl, no jobs/ID.jsonl and no "
+            "config.json of a run",
+            mend=f"sqshforge status --root {what} lists the runs below it",
+        )
+    looked = [str(folder.absolute())]
+    if "/" not in what:
+        places = ", ".join(str(root.absolute()) for root in below)
+        looked.append(f"jobs/{what}.jsonl of the runs in {places}")
+    raise RequestError(
+        f"there is no run and no job {what}",
+        where="; ".join(looked),
+        mend=f"name the run's folder, or where runs are: --root DIR, or {VARIABLE}=DIR:DIR",
+    )
+
+
+def _home(folder: Path) -> Path:
+    """The run that a folder's last job trains: its flags may name another folder to save to."""
+    if (folder / progress.FILE).is_file():
+        return folder
+    named = next((Path(job.last.run) for job in jobs.read(folder) if job.last.run), folder)
+    return named if named != folder.absolute() and is_run(named) else folder
+
+
+def _below(folder: Path, depth: int) -> Iterator[Path]:
+    """Runs in a folder and below; a run has none inside."""
+    try:
+        if is_run(folder):
+            yield folder
+            return
+        inside = sorted(one.name for one in os.scandir(folder) if one.is_dir()) if depth else []
+    except OSError:  # it is not there, or another user's
+        return
+    for name in inside:
+        if not name.startswith("."):
+            yield from _below(folder / name, depth - 1)

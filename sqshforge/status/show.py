@@ -1,0 +1,200 @@
+"""A run's status for people: a page of lines for one run, a row for each of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from sqshforge.status.jobs import Job, Start
+from sqshforge.status.run import Status
+from sqshforge.status.state import State
+from sqshforge.units import human
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+STARTS = 5  # the last ones, which are shown
+HOSTS = 8  # names that are shown
+
+
+def lines(status: Status, job: str = "") -> list[str]:
+    """One run; `job` is the one that was asked for."""
+    shown, last = [str(status.folder)], ""
+    for name, value in _rows(status, job):
+        shown.append(f"  {name if name != last else '':11}  {value}")
+        last = name
+    return [*shown, "", f"next: {_next(status)}"]
+
+
+def table(found: Sequence[Status]) -> Table:
+    """Several runs, a row each, those that were written last first."""
+    from rich.table import Table
+
+    drawn = Table(box=None, pad_edge=False)
+    for title in ("run", "state", "job"):
+        drawn.add_column(title)
+    for title in ("step", "of", "loss", "tokens/s", "left", "last line", "checkpoint"):
+        drawn.add_column(title, justify="right")
+    for status in sorted(found, key=lambda one: one.facts.quiet):
+        drawn.add_row(*row(status))
+    return drawn
+
+
+def row(status: Status) -> tuple[str, ...]:
+    """The cells of a run; what is not known is empty."""
+    facts, far = status.facts, status.facts.progress
+    newest, last = facts.checkpoints.newest, facts.settings.num_steps
+    return (
+        str(status.folder),
+        status.state.value,
+        status.jobs[0].id if status.jobs else "",
+        f"{far.step:,}",
+        "" if last is None else f"{last:,}",
+        "" if far.loss is None else f"{far.loss:.4f}",
+        "" if far.tokens_per_second is None else f"{far.tokens_per_second:,.0f}",
+        "" if status.left is None else span(status.left),
+        "" if status.reported is None else span(status.reported),
+        "" if newest is None else f"{newest.step:,}",
+    )
+
+
+def span(seconds: float) -> str:
+    """A time of any length for people: 4 s, 3 min 20 s, 5 h 07 min, 3 d 04 h."""
+    whole = round(seconds)
+    for limit, unit, small, smaller in (
+        (86400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= limit:
+            return f"{whole // limit} {unit} {whole % limit // small:02d} {smaller}"
+    return f"{whole} s"
+
+
+def _rows(status: Status, job: str) -> Iterator[tuple[str, str]]:
+    facts = status.facts
+    yield "state", f"{status.state.value}: {status.why}"
+    if facts.times:
+        yield "", f"{span(facts.quiet)} since a file was written, by {status.clock.whose}"
+    if facts.settings.model:
+        yield "model", facts.settings.model
+    for name in status.closed:
+        yield "closed", f"{name} cannot be read: it is another user's"
+    yield from _jobs(status.jobs, job)
+    yield from _progress(status)
+    yield from _checkpoints(status)
+    for one in facts.progress.evaluations:
+        on = f" on {one.label}" if one.label else ""
+        perplexity = "" if one.perplexity is None else f", perplexity {one.perplexity:.2f}"
+        loss = "-" if one.loss is None else f"{one.loss:.4f}"
+        yield "evaluation", f"step {one.step:,}{on}: loss {loss}{perplexity}"
+    if facts.hang:
+        over = "; over, the run has gone on" if facts.hang.over else ""
+        yield "hang", f"{facts.hang.when}: {facts.hang.what}{over}"
+        yield "", f"{status.folder}/hang.txt has the stacks"
+
+
+def _jobs(jobs: Sequence[Job], asked: str) -> Iterator[tuple[str, str]]:
+    """The last job with its starts, and what became of the one that was asked for."""
+    if not jobs:
+        yield "job", "none is noted: it was not started by training.launch"
+        return
+    job, start = jobs[0], jobs[0].last
+    nodes = f"{_count(start.nodes or 0, 'node')} of {_count(start.processes or 0, 'process')}"
+    more = f" and {len(start.hosts) - HOSTS} more" if len(start.hosts) > HOSTS else ""
+    yield (
+        "job",
+        f"{job.id}, restart {start.restart}, {nodes}: {' '.join(start.hosts[:HOSTS])}{more}",
+    )
+    begun = "" if start.time is None else f", since {_clock(start.time)}"
+    yield "", f"{start.module}{begun}"
+    if start.image:
+        yield "image", ", ".join(start.image.values())
+    if len(job.starts) > STARTS:
+        yield "starts", f"{len(job.starts)}, of which the last {STARTS} are shown"
+    for one in job.starts[-STARTS:]:
+        yield "starts", _start(one, one is start)
+    if len(jobs) > 1:
+        names = " ".join(one.id for one in jobs[1 : 1 + HOSTS])
+        yield (
+            "before it",
+            f"{_count(len(jobs) - 1, 'job')}: {names}{' ...' if len(jobs) > 1 + HOSTS else ''}",
+        )
+    told = next((one for one in jobs[1:] if one.id == asked), None)
+    if told:
+        yield f"job {asked}", f"{_start(told.last, False)}; the run is now that of job {job.id}"
+
+
+def _start(start: Start, is_last: bool) -> str:
+    begun = "" if start.time is None else f", {_clock(start.time)}"
+    if start.end:
+        after = ""
+        if start.time is not None and start.end.time is not None:
+            after = f" after {span(max(0.0, start.end.time - start.time))}"
+        ended = f"exit code {start.end.code}{after}: {start.end.meaning}"
+    else:
+        ended = "no end is noted" + ("" if is_last else ": killed, or its first node was lost")
+    return f"restart {start.restart}{begun}: {ended}"
+
+
+def _progress(status: Status) -> Iterator[tuple[str, str]]:
+    far, told = status.facts.progress, status.facts.settings
+    of = "" if told.num_steps is None else f" of {told.num_steps:,}"
+    share = "" if status.share is None else f" ({status.share:.1%})"
+    tokens = "" if far.tokens_seen is None else f", {far.tokens_seen:,} tokens"
+    yield "step", f"{far.step:,}{of}{share}{tokens}"
+    if far.loss is not None:
+        yield "loss", f"{far.loss:.4f}"
+    if far.trend:
+        means = f"means {far.trend.before:.4f}, then {far.trend.now:.4f}"
+        yield "loss", f"{far.trend.word} in the last {far.trend.steps:,} steps: {means}"
+    if far.left_out:
+        yield "loss", f"{far.left_out} of the last steps were left out: it was no number"
+    if far.learning_rate is not None:
+        yield "rate", f"{far.learning_rate:.2e}, the learning rate"
+    if far.tokens_per_second_per_device is not None:
+        overall = "" if far.tokens_per_second is None else f", {far.tokens_per_second:,.0f} in all"
+        mfu = "" if far.mfu is None else f", MFU {far.mfu:.1%}"
+        speed = f"{far.tokens_per_second_per_device:,.0f} tokens/s a device{overall}{mfu}"
+        yield "speed", f"{speed} (median of {_count(far.reports, 'report')})"
+    if status.left is not None and far.seconds_per_step is not None:
+        yield "left", f"{span(status.left)}, at {far.seconds_per_step:.3g} s a step"
+        yield "left", "evaluations, restarts and waiting in the queue are not counted"
+    if status.reported is not None:
+        yield "last line", f"{span(status.reported)} ago"
+
+
+def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
+    kept = status.facts.checkpoints
+    if kept.newest is None:
+        yield "checkpoint", "none is complete"
+    else:
+        new, age = kept.newest, span(status.clock.age(kept.newest.made))
+        yield "checkpoint", f"step {new.step:,}, {human(new.bytes)}, complete for {age}: {new.path}"
+        yield "checkpoint", f"{kept.count} kept"
+    if kept.writing:
+        doing = "is being" if status.state is State.RUNNING else "was not completely"
+        yield "checkpoint", f"{kept.writing} {doing} written"
+    for fault in kept.broken:
+        yield "checkpoint", f"NOT COMPLETE {fault}"
+
+
+def _next(status: Status) -> str:
+    job = status.jobs[0].id if status.jobs else ""
+    log = f"slurm-{job}.out has the job's own words" if job.isdecimal() else "look at its log"
+    if status.state is State.DONE:
+        return f"python -m training.report {status.folder} -o report"
+    if status.state in (State.FAILED, State.SILENT):
+        return log
+    return f"sqshforge status {status.folder} --watch"
+
+
+def _clock(moment: float) -> str:
+    """A moment of a node's clock, in this machine's time zone."""
+    return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _count(number: int, what: str) -> str:
+    plural = "es" if what.endswith("s") else "s"
+    return f"{number} {what}{'' if number == 1 else plural}"

@@ -1,0 +1,160 @@
+"""What a job leaves in the run's folder: jobs/<job id>.jsonl, a line as it starts, one as it ends.
+
+    {"kind": "start", "time", "job", "restart", "nodes", "processes", "host", "hosts", "module",
+     "run", "image", "requeues"}
+    {"kind": "end", "time", "job", "restart", "code", "meaning"}
+time is in seconds of the epoch by node 0's clock, processes are those of a node, host is node 0's
+name, and hosts are all names as far as they are known. run is the folder that the door saves to.
+image is what is known of it: its file, target, commit and when it was created. requeues is the
+launcher's REQUEUES, null where it is not known here.
+
+Node 0 writes, to $CHECKPOINTS and to the folder that the door saves to where that is another one.
+A start without an end was killed, or its node was lost. `sqshforge status` reads the files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from training.errors import BAD_NODE, HUNG, SAVED, TrainingError
+from training.job.plan import Job, Plan
+
+FOLDER = "jobs"
+PROVENANCE = Path("/sqshforge/meta/provenance.json")
+MEANING = {
+    0: "done",
+    1: "it failed",
+    2: "the request was wrong",
+    3: "something is missing on a node",
+    SAVED: "saved and stopped, as it was asked to",
+    HUNG: "ranks hung, and it was ended",
+    BAD_NODE: "a node is bad",
+}
+"""What the exit codes of a job mean; those above 128 are deaths by a signal."""
+
+
+def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENANCE) -> None:
+    """Note that this start of the job begins. Never fails: a line of warning tells what could not.
+
+    To be called on every node before its processes are started; node 0 writes.
+    """
+    if plan.job.node_rank:
+        return
+    run, requeues = _run(plan), environment.get("REQUEUES", "")
+    start = {
+        "nodes": plan.job.nodes,
+        "processes": plan.processes,
+        "host": socket.gethostname(),
+        "hosts": _hosts(environment),
+        "module": plan.module,
+        "run": str(run or environment.get("CHECKPOINTS", "")),
+        "image": _image(environment, provenance),
+        "requeues": int(requeues) if requeues.isdecimal() else None,
+    }
+    _note(plan.job, _folders(environment, run), "start", start)
+
+
+def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
+    """Note the exit code of this start on node 0. Never fails, as `begin`."""
+    if plan.job.node_rank:
+        return
+    told = {"code": code, "meaning": meaning(code)}
+    _note(plan.job, _folders(environment, _run(plan)), "end", told)
+
+
+def meaning(code: int) -> str:
+    """Say in words what an exit code of a job means."""
+    if code in MEANING:
+        return MEANING[code]
+    try:
+        return f"killed by {signal.Signals(code - 128).name}"
+    except ValueError:
+        return MEANING[1]
+
+
+def _note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None:
+    """Append a line to the job's file in each of its folders."""
+    told = {"kind": kind, "time": round(time.time(), 3), "job": job.id, "restart": job.restarts}
+    line = json.dumps({**told, **more}).encode() + b"\n"
+    for folder in folders:
+        path = folder / FOLDER / f"{job.id}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _append(path, line)
+        except OSError as error:
+            print(
+                f"training.launch: WARNING: {path} cannot be written ({error.strerror}): "
+                f"sqshforge status will not know of this job's {kind}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _append(path: Path, line: bytes) -> None:
+    """Add a line by one write; after one that a full disk cut off it begins anew."""
+    descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+    try:
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            line = b"\n" + line
+        if os.write(descriptor, line) < len(line):
+            raise OSError(0, "only a part of the line was written: the disk is full")
+    finally:
+        os.close(descriptor)
+
+
+def _folders(environment: Mapping[str, str], run: Path | None) -> list[Path]:
+    """Where a job's file is kept, each folder once."""
+    named = environment.get("CHECKPOINTS")
+    found = [Path(named).absolute() if named else None, run]
+    return list(dict.fromkeys(folder for folder in found if folder is not None))
+
+
+def _run(plan: Plan) -> Path | None:
+    """The folder that the door saves to; None where it does not tell, or refuses its flags."""
+    try:
+        module = importlib.import_module(plan.module)
+        if hasattr(module, "__path__"):  # a package is started by its __main__
+            module = importlib.import_module(f"{plan.module}.__main__")
+        config = module.configure(plan.flags)
+        if hasattr(config, "run"):
+            return Path(config.run.save_ckpt_path).absolute()
+        return _composer(config).absolute()
+    except (ImportError, AttributeError, TrainingError):
+        return None
+
+
+def _composer(config: Any) -> Path:
+    """The folder of a run of Composer; its name may have the number of parameters in it."""
+    folder: str = config.trainer.save_folder
+    if "{run_name}" not in folder:
+        return Path(folder)
+    from training import models
+
+    return Path(config.folder(config.run_name(models.parameters(config.model.sizes))))
+
+
+def _hosts(environment: Mapping[str, str]) -> list[str]:
+    """The names of the nodes: as the launcher lists them, else as Slurm writes them in one word."""
+    listed = environment.get("NODES") or environment.get("SLURM_JOB_NODELIST") or ""
+    return listed.split() or [socket.gethostname()]
+
+
+def _image(environment: Mapping[str, str], provenance: Path) -> dict[str, str]:
+    """What is known of the image: the file that it was started from, and what it says of itself."""
+    found = {"file": environment["IMAGE"]} if environment.get("IMAGE") else {}
+    try:
+        told = json.loads(provenance.read_text())
+        found |= {name: str(told[name]) for name in ("target", "commit", "created") if told[name]}
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no image of ours, or none at all
+    return found
