@@ -1,0 +1,237 @@
+"""The tables of docs/scale.md, made of the result; each stands between two comments of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+Rows = Sequence[Mapping[str, Any]]
+
+
+def fill(page: str, result: Mapping[str, Any]) -> str:
+    """Put the result's tables into the page. Raises ValueError for one that has no place there."""
+    for name, make in TABLES.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not found or not ended:
+            raise ValueError(f"the page has no {begin.strip()} ... {end}")
+        page = f"{before}{begin}{make(result)}\n{end}{after}"
+    return page
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def seconds(value: float) -> str:
+    """A time in a unit that suits it, to two or three digits."""
+    for name, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if value >= 2 * size:
+            return f"{_digits(value / size)} {name}"
+    return f"{_digits(value)} s" if value >= 0.1 else f"{_digits(1000 * value)} ms"
+
+
+def size(value: float) -> str:
+    """Bytes in a unit that suits them."""
+    for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if value >= unit:
+            return f"{_digits(value / unit)} {name}"
+    return f"{_digits(value / 1e3)} kB"
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.3g}"
+
+
+def _image(result: Mapping[str, Any]) -> str:
+    rows: Rows = result["image"]
+    nodes = list(dict.fromkeys(row["nodes"] for row in rows))
+    ways = list(dict.fromkeys(row["way"] for row in rows))
+    found = {(row["way"], row["nodes"]): row for row in rows}
+    last = nodes[-1]
+    return table(
+        ["way", *(f"{count:,} nodes" for count in nodes), f"read of the file system at {last:,}"],
+        [
+            [
+                way,
+                *(
+                    f"{seconds(one['formula_s'])} ({seconds(one['simulated_s'])})"
+                    for one in (found[way, count] for count in nodes)
+                ),
+                size(found[way, last]["bytes"]),
+            ]
+            for way in ways
+        ],
+    )
+
+
+def _checkpoint(result: Mapping[str, Any]) -> str:
+    return table(
+        ["nodes", "files", "a rank's part", "all write", "stall", "written after", "read again"],
+        [
+            [
+                f"{row['nodes']:,}",
+                f"{row['files']:,}",
+                size(row["rank_bytes"]),
+                f"{size(row['bytes_per_s'])}/s",
+                seconds(row["stall_s"]),
+                seconds(row["writing_s"]),
+                seconds(row["loading_s"]),
+            ]
+            for row in result["checkpoint"]
+        ],
+    )
+
+
+def _list(result: Mapping[str, Any]) -> str:
+    return table(
+        ["ranks that share the state", "entries", "`.metadata`", "rank 0 packs it in"],
+        [
+            [
+                f"{row['files']:,}",
+                f"{row['entries']:,}",
+                size(row["list_bytes"]),
+                seconds(row["list_s"]),
+            ]
+            for row in result["checkpoint"]
+        ],
+    )
+
+
+def _failures(result: Mapping[str, Any]) -> str:
+    return table(
+        ["nodes", "a failure every", "at the published worst and best"],
+        [
+            [
+                f"{row['nodes']:,}",
+                seconds(row["mtbf_s"]),
+                f"{seconds(row['mtbf_worst_s'])}, {seconds(row['mtbf_best_s'])}",
+            ]
+            for row in result["saves"]
+            if row["background"]
+        ],
+    )
+
+
+def _saves(result: Mapping[str, Any]) -> str:
+    return table(
+        ["nodes", "save", "stall", "restart", "Young", "Daly", "goodput", "saved every hour"],
+        [
+            [
+                f"{row['nodes']:,}",
+                "in the background" if row["background"] else "waiting",
+                seconds(row["stall_s"]),
+                seconds(row["restart_s"]),
+                seconds(row["young_s"]),
+                seconds(row["daly_s"]),
+                f"{row['goodput']:.1%}",
+                f"{row['goodput_hour']:.1%}",
+            ]
+            for row in result["saves"]
+        ],
+    )
+
+
+def _rendezvous(result: Mapping[str, Any]) -> str:
+    return table(
+        ["nodes", "writes, all at once", "time", "simulated", "simulated, over 30 s", "all read"],
+        [
+            [
+                f"{row['nodes']:,}",
+                f"{row['at_once_writes']:,}",
+                seconds(row["at_once_s"]),
+                _met(row, "at_once_simulated"),
+                _met(row, "spread_simulated"),
+                f"{size(row['polled_bytes_per_s'])}/s",
+            ]
+            for row in result["rendezvous"]
+        ],
+    )
+
+
+def _met(row: Mapping[str, Any], name: str) -> str:
+    """Tell how a simulated meeting ended."""
+    if name not in row:
+        return ""
+    told = row[name]
+    if told["joined"] < row["nodes"]:
+        return f"**{told['joined']:,} of {row['nodes']:,}** after {seconds(told['seconds'])}"
+    return f"all after {seconds(told['seconds'])}, {told['writes']:,} writes"
+
+
+def _mesh(result: Mapping[str, Any]) -> str:
+    return table(
+        ["ranks", "requests", "bytes", "time at the store", "sockets a rank"],
+        [
+            [
+                f"{row['ranks']:,}",
+                f"{row['mesh_requests']:,}",
+                size(row["mesh_bytes"]),
+                seconds(row["mesh_s"]),
+                f"{row['mesh_sockets']:,}",
+            ]
+            for row in result["rendezvous"]
+        ],
+    )
+
+
+def _data(result: Mapping[str, Any]) -> str:
+    return table(
+        ["nodes", "70 billion", "128 kB ahead", "1 billion", "128 kB ahead", "8 MB ahead", "opens"],
+        [
+            [
+                f"{row['nodes']:,}",
+                f"{size(row['large_all'])}/s",
+                f"{size(row['large_all_usual'])}/s",
+                f"{size(row['small_all'])}/s",
+                f"{size(row['small_all_usual'])}/s",
+                f"{size(row['small_all_here'])}/s",
+                f"{row['opens']:,}, {seconds(row['opening_s'])}",
+            ]
+            for row in result["data"]
+        ],
+    )
+
+
+def _ahead(result: Mapping[str, Any]) -> str:
+    return table(
+        ["samples", "their bytes", "formula", "simulated"],
+        [
+            [
+                f"{row['samples']:,}",
+                size(row["bytes"]),
+                size(row["formula_bytes"]),
+                size(row["simulated_bytes"]),
+            ]
+            for row in result["ahead"]
+        ],
+    )
+
+
+def _facts(result: Mapping[str, Any]) -> str:
+    return table(
+        ["name", "value", "unit", "source"],
+        [
+            [f"`{one['name']}`", f"{one['value']:,.4g}", one["unit"], one["source"]]
+            for one in result["facts"]
+        ],
+    )
+
+
+TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "image": _image,
+    "checkpoint": _checkpoint,
+    "list": _list,
+    "failures": _failures,
+    "saves": _saves,
+    "rendezvous": _rendezvous,
+    "mesh": _mesh,
+    "data": _data,
+    "ahead": _ahead,
+    "facts": _facts,
+}

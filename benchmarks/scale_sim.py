@@ -1,0 +1,53 @@
+"""What changes at 8, 64, 512 and 4,096 nodes: models, simulated, of what cannot be run here.
+
+usage: python -m benchmarks.scale_sim [--output DIR] [--docs DIR]
+
+Computes and simulates how an image comes to the nodes, what checkpoints and failures cost, how
+processes meet and what they read (benchmarks/scale/, each number's source in facts.py). Writes
+scale.json to benchmarks/results/, the pictures to docs/scale/ and the tables into docs/scale.md,
+the same every time, within a minute. It takes numpy and matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from benchmarks.scale import page, plots
+from benchmarks.scale.study import study
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR"
+    )
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="DIR")
+    given = parser.parse_args()
+    told = given.docs / "scale.md"
+    if not told.is_file():
+        parser.error(f"--docs: {given.docs} has no scale.md to write the tables into")
+    result = study()
+    given.output.mkdir(parents=True, exist_ok=True)
+    (given.output / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
+    told.write_text(page.fill(told.read_text(), result))
+    pictures = plots.draw(result, given.docs / "scale")
+    for row in result["saves"]:
+        if row["background"]:
+            print(
+                f"{row['nodes']:,} nodes: a failure every {page.seconds(row['mtbf_s'])}, a save "
+                f"every {page.seconds(row['interval_s'])}, goodput {row['goodput']:.1%}"
+            )
+    print(f"torchrun's c10d rendezvous holds {result['most_nodes']:,} nodes at most")
+    print(f"wrote {given.output / 'scale.json'}, {told}, {len(pictures)} pictures")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
