@@ -7,7 +7,7 @@ export ENGINE OFFLINE MAX_JOBS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-cluster test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -16,8 +16,12 @@ quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
-	.venv/bin/pytest --ignore=tests/training
+	.venv/bin/pytest -n 2 --dist loadfile --ignore=tests/training
 	.venv/bin/pytest -n 2 tests/training
+
+test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
+	@./setup.sh composer
+	.venv/bin/pytest tests/on_cluster
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22
@@ -64,6 +68,7 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python -m benchmarks.wait
 	.venv/bin/python -m benchmarks.tokenize
 	.venv/bin/python -m benchmarks.save
+	.venv/bin/python -m benchmarks.scale_sim
 
 doctor: setup  ## tell what is missing on this machine and how to mend it
 	@$(SQSHFORGE) doctor

@@ -1,7 +1,9 @@
 """A real Slurm of two nodes on this machine, for the length of a block.
 
-munged, slurmctld and two slurmd run from a private folder, on free ports of 127.0.0.1, as the
-caller's children: they die with it, and several clusters stand side by side. Only root can.
+munged, slurmctld and two slurmd run from a private folder, on free ports, as the caller's
+children: they die with it, and several clusters stand side by side. Only root can. The nodes are
+this machine twice, or with `apart` two machines, each with a network, a host name, mounts and a
+disk (`local`) of its own.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests import processes, slurm_config
+from tests.bridge import Bridge, bridged
 from tests.slurm_config import NODES
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
@@ -33,7 +36,13 @@ class Cluster:
 
     folder: Path
     env: dict[str, str]
+    bridge: Bridge | None = None
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+
+    @property
+    def local(self) -> Path:
+        """A folder that on each node is the node's own, where the nodes are apart."""
+        return self.folder / "local"
 
     def log(self, daemon: str) -> Path:
         """The log of `slurmctld`, `munged` or a node."""
@@ -148,10 +157,26 @@ class Cluster:
 
     def bring(self, node: str) -> None:
         """Start a node's slurmd, for the first time or again, and wait until it takes jobs."""
-        self.start(node, "slurmd", "-D", "-N", node)
-        self.until(lambda: self._idle(node), 60, lambda: f"{node} is not idle{self.last_words()}")
+        self.start_slurmd(node)
+        self.until(lambda: self.is_idle(node), 60, lambda: f"{node} is not idle{self.last_words()}")
 
-    def _idle(self, node: str) -> bool:
+    def stop_slurmd(self, node: str) -> None:
+        """Stop a node's slurmd, and nothing that it has started."""
+        daemon = self.daemons.pop(node)
+        daemon.send_signal(signal.SIGTERM)
+        daemon.wait(30)
+
+    def start_slurmd(self, node: str) -> None:
+        words = [_find("slurmd"), "-D", "-N", node]
+        if self.bridge:
+            machine = self.bridge.machines[NODES.index(node)]
+            self.local.mkdir(exist_ok=True)
+            disk = f"mount -t tmpfs -o size=2g none {self.local};"
+            words = machine.enter(*words, before=disk)
+        self.start(node, *words)
+
+    def is_idle(self, node: str) -> bool:
+        """Tell whether a node is up and runs nothing."""
         for name, daemon in self.daemons.items():
             if daemon.poll() is not None:
                 raise ClusterError(f"{name} has ended{self.last_words()}")
@@ -183,7 +208,7 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, kill_wait: int = 30) -> Iterator[Cluster]:
+def cluster(*, kill_wait: int = 30, apart: bool = False) -> Iterator[Cluster]:
     """Start a cluster, and stop it at the end of the block whatever happens in it.
 
     `kill_wait` is Slurm's own: seconds between SIGTERM and SIGKILL. Raises ClusterError where
@@ -193,19 +218,20 @@ def cluster(*, kill_wait: int = 30) -> Iterator[Cluster]:
         _find(program)
     if os.geteuid() != 0:
         raise ClusterError("the test cluster's daemons need root: sudo make test")
-    started = _begin(kill_wait)
-    try:
-        yield started
-    finally:
-        _end(started)
+    with bridged(NODES) if apart else contextlib.nullcontext() as bridge:
+        started = _begin(kill_wait, bridge)
+        try:
+            yield started
+        finally:
+            _end(started)
 
 
-def _begin(kill_wait: int) -> Cluster:
+def _begin(kill_wait: int, bridge: Bridge | None) -> Cluster:
     """Try free ports until nobody else took one of them between the look and the start."""
     outside = {name: value for name, value in os.environ.items() if not _is_slurm(name)}
     for attempt in range(3):
-        config = slurm_config.write(kill_wait)
-        candidate = Cluster(config.parent, {**outside, "SLURM_CONF": str(config)})
+        config = slurm_config.write(kill_wait, bridge)
+        candidate = Cluster(config.parent, {**outside, "SLURM_CONF": str(config)}, bridge)
         try:
             candidate.start("munged", "munged", *slurm_config.munged(candidate.folder))
             socket_path = candidate.folder / "munge.socket"

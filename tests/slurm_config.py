@@ -9,6 +9,8 @@ import socket
 import tempfile
 from pathlib import Path
 
+from tests.bridge import Bridge
+
 NODES = ("n1", "n2")
 CORES = 2  # of each node, whatever the machine has
 # Below the ports that the kernel hands out to connections, so that none is taken by chance.
@@ -16,7 +18,7 @@ PORTS = range(20000, 32000)
 
 CONFIG = """\
 ClusterName=test
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={port}
 SlurmUser=root
 SlurmdUser=root
@@ -51,8 +53,11 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def write(kill_wait: int) -> Path:
-    """Make a folder with all that the daemons read, on ports that are free now; slurm.conf."""
+def write(kill_wait: int, bridge: Bridge | None = None) -> Path:
+    """Make a folder with all that the daemons read, on ports that are free now; slurm.conf.
+
+    Without a bridge the nodes are this machine, twice.
+    """
     # A socket's path must be short, and munged wants folders that others may enter.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
     folder.chmod(0o755)
@@ -61,14 +66,20 @@ def write(kill_wait: int) -> Path:
     (folder / "munge.key").chmod(0o400)
     host = socket.gethostname().partition(".")[0]
     ports = free_ports(1 + len(NODES))
+    where = (
+        [(machine.name, machine.address) for machine in bridge.machines]
+        if bridge
+        else [(host, "127.0.0.1") for _ in NODES]
+    )
     nodes = (
-        f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={CORES}"
-        for node, port in zip(NODES, ports[1:], strict=True)
+        f"NodeName={node} NodeHostname={name} NodeAddr={address} Port={port} CPUs={CORES}"
+        for node, (name, address), port in zip(NODES, where, ports[1:], strict=True)
     )
     config = folder / "slurm.conf"
     config.write_text(
         CONFIG.format(
             host=host,
+            address=bridge.address if bridge else "127.0.0.1",
             port=ports[0],
             folder=folder,
             kill_wait=kill_wait,

@@ -178,7 +178,7 @@ def test_but_not_for_ever(desk: Desk) -> None:
     job = desk.submit("crash", REQUEUES="1")
     assert desk.slurm.wait(job) == "FAILED"
     assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (1, 1)
-    assert "exit code 1 after 1 restarts: given up" in desk.slurm.output(job)
+    assert "exit code 1: given up after 1 restarts" in desk.slurm.output(job)
 
 
 def test_sigterm_saves_and_goes_on(desk: Desk) -> None:
