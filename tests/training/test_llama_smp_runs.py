@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.training.events import curves
 from tests.training.runs import losses, run, steps
 
 DOOR = ("-m", "training.llama_smp")
@@ -85,7 +86,7 @@ def test_it_tells_what_the_system_tells(trained: Any) -> None:
         speed = report["samples_per_second"]
         assert speed == pytest.approx(report["tokens_per_second_per_device"] * 2 / 32)
         assert report["tflops"] == pytest.approx(6 * speed * count * 32 / 2 * 1e-12)
-    shown = curves(folder / "events")
+    shown = {tag: [step for step, _ in points] for tag, points in curves(folder / "events").items()}
     assert sorted(shown) == [
         *("LR/learning_rate", "Loss/perplexity", "Loss/train", "Loss/val", "Norms/grad_norm"),
         *("Perf/ModelTFLOPs", "Perf/SeqPerSec"),
@@ -97,15 +98,6 @@ def test_it_tells_what_the_system_tells(trained: Any) -> None:
     places = [(one["step"], one["place"]) for one in memory]
     assert (1, "backward") in places and (3, "evaluation") in places and (6, "save") in places
     assert (2, "backward") not in places
-
-
-def curves(folder: Path) -> dict[str, list[int]]:
-    """What TensorBoard shows of a folder: a curve's steps."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    shown = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    shown.Reload()
-    return {tag: [one.step for one in shown.Scalars(tag)] for tag in shown.Tags()["scalars"]}
 
 
 def test_the_final_model_is_transformers_own(trained: Any, data: tuple[str, ...]) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.events import curves
 from tests.training.runs import ROOT, TINY, command, run, steps, write_text
 from training import outlets
 from training.config import RunConfig
@@ -45,16 +46,6 @@ def start(tmp_path: Path) -> Start:
         return done
 
     return again
-
-
-def curves(folder: Path) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    shown = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    shown.Reload()
-    tags = shown.Tags()["scalars"]
-    return {tag: [(one.step, one.value) for one in shown.Scalars(tag)] for tag in tags}
 
 
 def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.training.disks import small_disk
+from tests.training.events import curves
 from tests.training.runs import TINY, command, losses, steps, train, write_text
 from training import manifest
 from training.console import Console
@@ -138,6 +139,10 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         assert sum("metrics.jsonl cannot be written: No space left" in w for w in warnings) == 1
         assert sum("standard output cannot be written: No space" in w for w in warnings) == 1
         assert sum(w.startswith("WARNING: TensorBoard: ") and "run goes on" in w for w in warnings)
+        assert "TensorBoard is written again; " in done.stderr and "Traceback" not in done.stderr
+        drawn = [step for step, _ in curves(disk.seen / "events")["loss"]]
+        assert drawn == sorted(set(drawn)) and drawn[:10] == list(range(1, 11))
+        assert drawn[-20:] == list(range(101, 121)) and len(drawn) < 60
         missing = re.search(r"metrics.jsonl is written again; (\d+) records", done.stderr)
         assert missing
         lines = [

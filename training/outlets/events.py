@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import os
+import socket
+import time
 from pathlib import Path
 
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.summary.writer.record_writer import RecordWriter
 
-from training.errors import RequestError, writing
+from training.errors import RequestError, TrainingError, writing
+from training.outlets.append import append
 from training.outlets.outlet import Outlet, Record
+
+VERSION = "brain.Event:2"
 
 TAGS = {
     "own": {
@@ -38,27 +47,46 @@ The losses of steps are drawn, not the reports' means.
 class TensorBoard(Outlet):
     """Writes events; those that the folder has of steps after `start` are no longer shown.
 
+    Not by torch's SummaryWriter: its thread dies of a full disk, and no curve goes on after it.
     Raises RequestError if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, start: int, tags: str) -> None:
-        self.folder, self.tags = folder, TAGS[tags]
+        self.tags = TAGS[tags]
+        # TensorBoard reads a folder's files in the order of their names.
+        name = f"events.out.tfevents.{int(time.time()):010}.{socket.gethostname()}.{os.getpid()}.0"
+        self.path = folder / name
+        first = start + 1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self._writer = SummaryWriter(str(folder), purge_step=start + 1)
-        except OSError as error:
-            raise RequestError(
-                f"tensorboard_dir: {folder} cannot be written: {error.strerror}"
-            ) from error
+            with writing(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            self._append(
+                Event(file_version=VERSION),
+                Event(step=first, file_version=VERSION),
+                Event(step=first, session_log=SessionLog(status=SessionLog.START)),
+            )
+        except TrainingError as error:
+            raise RequestError(f"tensorboard_dir: {error}") from error
 
     def write(self, records: list[Record]) -> None:
-        with writing(self.folder):
-            for record in records:
-                for name, tag in self.tags[record["kind"]].items():
-                    if record[name] is not None:
-                        self._writer.add_scalar(tag, record[name], record["step"])
-            self._writer.flush()
+        self._append(
+            *(
+                Event(step=record["step"], summary=Summary(value=[point(tag, record[name])]))
+                for record in records
+                for name, tag in self.tags[record["kind"]].items()
+                if record[name] is not None
+            )
+        )
 
-    def close(self, failed: bool) -> None:
-        with writing(self.folder):
-            self._writer.close()
+    def _append(self, *events: Event) -> None:
+        packed = io.BytesIO()
+        writer = RecordWriter(packed)
+        for event in events:
+            event.wall_time = time.time()
+            writer.write(event.SerializeToString())
+        append(self.path, packed.getvalue())
+
+
+def point(tag: str, value: float) -> Summary.Value:
+    """One point of a curve."""
+    return Summary.Value(tag=tag, simple_value=value)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from contextlib import suppress
 from pathlib import Path
 
 from training.errors import writing
+from training.outlets.append import append
 from training.outlets.outlet import Outlet, Record
 
 FILE = "metrics.jsonl"
@@ -23,17 +23,7 @@ class JsonLines(Outlet):
 
     def write(self, records: list[Record]) -> None:
         """Append whole lines, or nothing. Raises TrainingError if they cannot be written."""
-        left = memoryview("".join(json.dumps(record) + "\n" for record in records).encode())
-        with writing(self.path):
-            before = self.path.stat().st_size if self.path.exists() else 0
-            try:
-                with self.path.open("ab", buffering=0) as file:
-                    while left:
-                        left = left[file.write(left) :]
-            except OSError:
-                with suppress(OSError):
-                    os.truncate(self.path, before)
-                raise
+        append(self.path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def truncate(path: Path, step: int) -> None:
