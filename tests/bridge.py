@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 _numbers = itertools.count()
+SUBNETS = 255
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,9 @@ class Bridge:
 def bridged(names: Sequence[str]) -> Iterator[Bridge]:
     """Make a machine for each name, for the length of a block; only root can."""
     tag = f"sq{os.getpid() % 100000}{'abcdefgh'[next(_numbers) % 8]}"
-    subnet = next(one for one in range(77, 255) if not _is_taken(f"10.77.{one}."))
+    # Two test processes that start at once begin to look at different ones.
+    order = ((os.getpid() + one) % SUBNETS for one in range(SUBNETS))
+    subnet = next(one for one in order if not _is_taken(f"10.77.{one}."))
     with contextlib.ExitStack() as undo:
         _run("link", "add", tag, "type", "bridge")
         undo.callback(_run, "link", "del", tag)

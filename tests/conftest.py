@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,10 @@ from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# Before torch is imported. Tests run side by side, a core each; with more threads than cores
+# OpenMP's waiting took four times the processor's time.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -73,6 +73,15 @@ class Site:
         place = self.place(run) / "checkpoints" / f"step_{step}_ckp"
         self.slurm.until(place.exists, PATIENCE, f"{place} does not come")
 
+    def go_on_to(self, run: str, step: int) -> None:
+        """Wait until a run has written the losses of so many steps."""
+        path = self.place(run) / "metrics.jsonl"
+        self.slurm.until(
+            lambda: path.exists() and len(self.losses(run)) >= step,
+            PATIENCE,
+            f"{path} does not come to step {step}",
+        )
+
     def losses(self, run: str) -> list[tuple[int, float]]:
         lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]

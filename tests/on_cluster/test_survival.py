@@ -6,9 +6,11 @@ Every disturbed run must write the losses of the undisturbed one, to the last bi
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
+from contextlib import suppress
 
 import pytest
 
@@ -141,8 +143,17 @@ def test_the_time_limit(site: Site) -> None:
     site.slurm.until(lambda: "resumed from" in site.slurm.output(job), 90, "it is not resumed")
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
+    stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
+    beyond = stop + 20
+    site.go_on_to("limit", beyond)
     site.slurm.cancel(job)
     assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    # As many steps without a stop; a shorter run would have another schedule.
+    other = site.submit("unlimited", *SLOW)
+    site.go_on_to("unlimited", beyond)
+    site.slurm.cancel(other)
+    assert site.slurm.wait(other, PATIENCE) == "CANCELLED"
+    assert site.losses("limit")[:beyond] == site.losses("unlimited")[:beyond]
 
 
 def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> None:
@@ -180,6 +191,24 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     filler.unlink()
     assert "resumed from" in site.complete(site.submit("small/full", *FLAGS))
     assert site.losses("small/full") == undisturbed
+
+
+def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
+    """It costs lines, and no step; the job is stopped, requeued and goes on as with room."""
+    job = site.submit("unheard", *FLAGS, asked=(f"--output={site.small}/slurm-%j.out",))
+    site.reach("unheard", 8)
+    filler = site.small / "filler"
+    try:
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        assert shutil.disk_usage(site.small).free == 0
+        site.slurm.cancel(job, "--signal=TERM")
+        assert site.slurm.wait(job, PATIENCE) == "COMPLETED", site.slurm.output(job)
+        assert site.slurm.restarts(job) == 1
+    finally:
+        filler.unlink()
+    assert site.losses("unheard") == undisturbed
 
 
 def test_a_bad_node_is_left_out(site: Site) -> None:
