@@ -5,9 +5,9 @@ usage: python -m benchmarks.train [--rounds 21] [--output DIR]
 In one process, on the CPU, under FSDP2, two things take turns with the same model and optimizer:
 the loop (Trainer.turn: read ahead, vote, mark for the watch, collect and write metrics, report once
 a turn) and the bare step (forward, loss, backward, clipping, optimizer; its batch is there
-already). A round is 10 steps of one, then 10 of the other, in random order; the figure is the median
-over the rounds of the ratio of the two, which are next to each other: the speed of a machine that
-others use too drifts by more in minutes than the loop adds. The goal is 1.03.
+already). A round is 10 steps of one, then 10 of the other, in random order. The figure is the
+median over the rounds of the ratio of the two, which are next to each other: a machine that others
+use too drifts in minutes by more than the loop adds. The goal is 1.03.
 
 Writes train.json to benchmarks/results/ and exits 1 where the goal is missed. Take a quiet machine.
 """
