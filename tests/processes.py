@@ -29,6 +29,19 @@ def parent(pid: int) -> int:
     return int(fields[1]) if fields and fields[0] not in (b"Z", b"X") else 0
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes below one, whatever sessions they have."""
+    children: dict[int, list[int]] = {}
+    for one in _all():
+        children.setdefault(parent(one), []).append(one)
+    found, queue = [], [pid]
+    while queue:
+        below = children.get(queue.pop(), [])
+        found += below
+        queue += below
+    return found
+
+
 def command(pid: int) -> str:
     """The command line of a process; empty once it has ended."""
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()

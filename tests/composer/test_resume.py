@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from tests.composer.runs import DOOR, PROGRAM, run, settings, started, write, write_packed
-from tests.training.runs import descendants, kill_tree, losses, steps, wait_for
+from tests.processes import descendants
+from tests.training.runs import kill_tree, losses, steps, wait_for
 from training.errors import SAVED
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests import processes
+from tests.training import warm
 from training import compat
 
 ROOT = Path(__file__).parents[2]
@@ -38,26 +39,30 @@ def write_text(folder: Path, size: int = 60_000) -> str:
 
 
 DOOR = ("-m", "training.mamba_fsdp")
+COLD = {"PYTHON_EXEC": sys.executable}
+"""What torchrun takes for its processes: python as it is."""
 
 
-def command(ranks: int, *flags: str, program: Sequence[str] = ()) -> list[str]:
+def command(
+    ranks: int, *flags: str, program: Sequence[str] = (), python: str = sys.executable
+) -> list[str]:
     """The door, or another program, on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [sys.executable, *launcher, *(program or DOOR), *flags]
+    return [python, *launcher, *(program or DOOR), *flags]
 
 
 @contextmanager
 def started(
-    ranks: int, *flags: str, program: Sequence[str] = ()
+    ranks: int, *flags: str, program: Sequence[str] = (), warm: Mapping[str, str] = COLD
 ) -> Iterator[subprocess.Popen[str]]:
     """The door while it runs; nothing of it is left afterwards."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **warm}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
-        command(ranks, *flags, program=program),
+        command(ranks, *flags, program=program, python=warm["PYTHON_EXEC"]),
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -73,7 +78,8 @@ def started(
 def run(
     ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    with started(ranks, *flags, program=program) as process:
+    """The same to its end, by processes that are warm."""
+    with started(ranks, *flags, program=program, warm=warm.python()) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
@@ -102,30 +108,11 @@ def losses(save: Path) -> list[float]:
     return [line["loss"] for line in steps(save)]
 
 
-def descendants(pid: int) -> list[int]:
-    """All processes below one, from /proc (torchrun's workers have sessions of their own)."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            after_name = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        parents.setdefault(int(after_name[1]), []).append(int(stat.parent.name))
-    found, queue = [], [pid]
-    while queue:
-        children = parents.get(queue.pop(), [])
-        found += children
-        queue += children
-    return found
-
-
 def kill_tree(process: subprocess.Popen[str]) -> None:
     """Send kill -9 to a process that still runs and to everything below it."""
     if process.poll() is not None:
         return
-    for pid in (process.pid, *descendants(process.pid)):
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    processes.kill((process.pid, *processes.descendants(process.pid)))
 
 
 def wait_for(

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.training.runs import TINY, descendants, run, started, steps, wait_for, write_text
+from tests.processes import descendants
+from tests.training.runs import TINY, run, started, steps, wait_for, write_text
 from tests.training.test_stream import config, feed, write
 from training.config import DataConfig
 from training.data.ahead import Ahead

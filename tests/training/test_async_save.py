@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.processes import descendants
 from tests.training.runs import (
     TINY,
-    descendants,
     losses,
     run,
     started,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT, TINY, descendants, kill_tree, wait_for, write_text
+from tests.processes import descendants
+from tests.training.runs import ROOT, TINY, kill_tree, wait_for, write_text
 from training.watch.report import Answer, Silence, report
 from training.watch.watch import Limits
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.processes import descendants
 from tests.training.runs import (
     TINY,
-    descendants,
     kill_tree,
     losses,
     run,

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.bridge import Bridge, bridged
-from tests.training.runs import ROOT, TINY, descendants, kill_tree, losses, wait_for, write_text
+from tests.processes import descendants
+from tests.training.runs import ROOT, TINY, kill_tree, losses, wait_for, write_text
 from training.errors import HUNG
 
 ABORT = 12

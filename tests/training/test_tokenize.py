@@ -18,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT, descendants, wait_for
+from tests.processes import descendants
+from tests.training.runs import ROOT, wait_for
 from training.data.arrow import Arrow
 from training.data.tokenize import blocks, encoder
 from training.data.tokenize.__main__ import tokenize
