@@ -17,7 +17,7 @@ quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	.venv/bin/pytest -n 2 --dist loadfile --ignore=tests/training
-	.venv/bin/pytest -n 2 tests/training
+	.venv/bin/pytest -n 2 --dist worksteal tests/training
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer
@@ -25,7 +25,7 @@ test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, an
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22
-	.venv22/bin/python -m pytest -p tests.without --without=transformers -n 2 tests/training
+	.venv22/bin/python -m pytest -p tests.without --without=transformers -n 2 --dist worksteal tests/training
 
 test-composer:  ## run the tests of training.mamba_composer on Composer and its torch, in .venvcomposer
 	@./setup.sh composer
