@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -63,6 +64,7 @@ class Shell:
         self.image.parent.mkdir()
         self.image.write_bytes(b"hsqs")
         (folder / "x.py").touch()
+        self.log: int | IO[str] = subprocess.PIPE
 
     def program(self, name: str, text: str = "#!/bin/bash\n") -> None:
         path = self.programs / name
@@ -70,7 +72,7 @@ class Shell:
         path.chmod(0o755)
 
     def run(self, *flags: str, **env: str) -> tuple[int, str]:
-        """Run the script in the folder; its exit code and all it said."""
+        """Run the script in the folder; its exit code and all it said, if not to another log."""
         done = subprocess.run(
             ["bash", str(self.launcher), *flags],
             env={
@@ -84,7 +86,7 @@ class Shell:
                 **env,
             },
             cwd=self.folder,
-            stdout=subprocess.PIPE,
+            stdout=self.log,
             stderr=subprocess.STDOUT,
             text=True,
         )
@@ -284,6 +286,13 @@ def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
     shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
     code, said = shell.run(SRUN_CODE="137")
     assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
+
+
+def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
+    shell.program("sqshforge")
+    with Path("/dev/full").open("w") as shell.log:
+        assert shell.run(SRUN_CODE="85")[0] == 85
+    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
 
 
 def test_pyxis_is_known_by_its_help(shell: Shell) -> None:
