@@ -51,7 +51,8 @@ def sitting_next_rows(self, rows):
     return next_rows(self, rows)
 
 Block.forward, Reader.next_rows = sitting_forward, sitting_next_rows
-leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+own = [os.environ["OTHERS"]] if rank and "OTHERS" in os.environ else []
+leave(enter(mamba_fsdp.configure, sys.argv[1:] + own))
 """
 
 
@@ -132,8 +133,9 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
 
 
 def test_reading_that_hangs_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
-    flags = ("--num_steps=4",)  # the run ends right after
-    with hanging(tmp_path, 2, "9", "data", 4, 0, *flags) as process:
+    """Also where a rank whose steps were longer sees it only when it has been told."""
+    flags, env = ("--num_steps=4",), {"OTHERS": "--hang_seconds=6"}  # the run ends right after
+    with hanging(tmp_path, 2, "11", "data", 4, 0, *flags, **env) as process:
         assert process.wait(90) == 0
     text = said(tmp_path)
     assert "hang: rank 0 hangs in step 4, data; no progress for" in text

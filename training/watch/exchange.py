@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from training.parallel.group import Group
 from training.watch.board import Board
-from training.watch.marks import Marks
+from training.watch.marks import Mark, Marks
 from training.watch.process import Process, present_itself
 from training.watch.report import Answer, Silence, report, verdict
 from training.watch.stacks import WATCHING, own_stacks
@@ -33,6 +33,7 @@ class Exchange:
         dist.all_gather_object(self._processes, self._processes[group.rank], group=group.control)
         self._over = threading.Event()
         self._answered = 0  # alarms
+        self._told: Mark | None = None  # where this rank was when it last answered
         self._wanted = False
         self.heard = time.monotonic()
         self.verdict = ""  # of the last report that any rank has made
@@ -73,11 +74,13 @@ class Exchange:
 
     def _talk(self) -> None:
         if self._wanted:
-            self._board.raise_alarm(self._answered)
+            # A rank with longer steps waits longer: what it sees then has been told already.
+            if self._marks.last != self._told:
+                self._board.raise_alarm(self._answered)
             self._wanted = False
         alarm = self._board.alarms()
         if alarm > self._answered:
-            self._answered = alarm
+            self._answered, self._told = alarm, self._marks.last
             self._board.answer(alarm, self._group.rank, self._answer())
             if self._board.first(f"report/{alarm}"):
                 self._report(alarm)
