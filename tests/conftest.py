@@ -77,7 +77,11 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each report carry the hardware that its test names (`@pytest.mark.hardware("GPU")`)."""
+    """Begin with the long ones: at the end, the other processes would wait for them.
+
+    And let each report carry the hardware that its test names (`@pytest.mark.hardware("GPU")`).
+    """
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         marker = item.get_closest_marker("hardware")
         if marker is not None:

@@ -48,6 +48,7 @@ def made(place: Path) -> Path:
 
 
 @pytest.mark.timeout(1200)
+@pytest.mark.long
 def test_the_same_layers_and_the_same_file(tmp_path: Path) -> None:
     places = [tmp_path / "first", tmp_path / "elsewhere"]
     for place in places:

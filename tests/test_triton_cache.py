@@ -114,6 +114,7 @@ def test_the_cache_as_it_is_fails_where_processes_are_alike(wheel: Path, tmp_pat
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.long
 def test_the_patched_cache_never_fails(private: Path, tmp_path: Path) -> None:
     """A hundred thousand writes of 64 processes, some of which are killed on the way."""
     found = hammered(private, tmp_path / "cache", writes=1600, kills=30)

@@ -26,6 +26,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
     return losses
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("sharding", matrix.SHARDINGS)

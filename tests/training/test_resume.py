@@ -22,6 +22,7 @@ from tests.training.runs import (
     wait_for,
     write_text,
 )
+from training import compat
 
 STEPS = 30
 
@@ -55,10 +56,11 @@ def newest(folder: Path) -> int:
     return max((int(path.name.split("_")[1]) for path in folder.glob("step_*_ckp")), default=0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "more"),
     [
-        (20, ()),
+        (20 if compat.fsdp2() else 8, ()),  # fewer where this runs a second time, on an old torch
         (4, ("--fsdp_engine=fsdp1",)),
         (3, ("--model_name=llama-tiny",)),
     ],
