@@ -21,7 +21,7 @@ test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer
-	.venv/bin/pytest -n 2 --dist loadfile tests/on_cluster
+	.venv/bin/pytest -n 2 --dist worksteal tests/on_cluster
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22

@@ -15,6 +15,19 @@ import pytest
 from tests.cluster import Cluster, cluster
 
 PATIENCE = 150  # seconds for a run, on two slow cores
+STEPS = 24
+FLAGS = (
+    "--model_name=mamba-tiny",
+    "--dataset_path=text:/usr/lib/python3.*/**/*.py",
+    "--seq_length=128",
+    "--batch_size=4",
+    f"--num_steps={STEPS}",
+    "--learning_rate=3e-3",
+    "--report_interval=4",
+    "--checkpoint_interval=4",
+)
+
+Losses = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -82,7 +95,7 @@ class Site:
             f"{path} does not come to step {step}",
         )
 
-    def losses(self, run: str) -> list[tuple[int, float]]:
+    def losses(self, run: str) -> Losses:
         lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()
         steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
         return [(line["step"], line["loss"]) for line in steps]
@@ -102,3 +115,15 @@ def site(
             yield Site(slurm, packed_image, folder, root)
     finally:
         subprocess.run(["umount", "--lazy", small], check=True)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(site: Site) -> Losses:
+    """The losses of a run that nothing happened to."""
+    said = site.complete(site.submit("undisturbed", *FLAGS))
+    assert "0: training.launch: node 0 of 2: 1 process" in said
+    assert "1: training.launch: node 1 of 2: 1 process" in said
+    losses = site.losses("undisturbed")
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    assert losses[-1][1] < losses[0][1]
+    return losses

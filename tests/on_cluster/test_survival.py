@@ -12,38 +12,11 @@ import signal
 import subprocess
 from contextlib import suppress
 
-import pytest
-
 from tests import processes
-from tests.on_cluster.conftest import PATIENCE, Site
+from tests.on_cluster.conftest import FLAGS, PATIENCE, STEPS, Losses, Site
 
-STEPS = 24
-FLAGS = (
-    "--model_name=mamba-tiny",
-    "--dataset_path=text:/usr/lib/python3.*/**/*.py",
-    "--seq_length=128",
-    "--batch_size=4",
-    f"--num_steps={STEPS}",
-    "--learning_rate=3e-3",
-    "--report_interval=4",
-    "--checkpoint_interval=4",
-)
 WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
 SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
-
-Losses = list[tuple[int, float]]
-
-
-@pytest.fixture(scope="module")
-def undisturbed(site: Site) -> Losses:
-    """The losses of a run that nothing happened to."""
-    said = site.complete(site.submit("undisturbed", *FLAGS))
-    assert "0: training.launch: node 0 of 2: 1 process" in said
-    assert "1: training.launch: node 1 of 2: 1 process" in said
-    losses = site.losses("undisturbed")
-    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
-    assert losses[-1][1] < losses[0][1]
-    return losses
 
 
 def ranks(site: Site, job: int, node: str) -> list[int]:
