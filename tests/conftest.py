@@ -18,6 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # Before torch is imported. Tests run side by side, a core each; with more threads than cores
 # OpenMP's waiting took four times the processor's time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# As of torch 2.4, in seconds; before, torchrun looked every five seconds for processes that ended.
+os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
 
 
 @pytest.fixture(scope="session")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import hashlib
 import json
 import os
@@ -42,6 +43,7 @@ class Outcome:
     errors: collections.Counter[str] = field(default_factory=collections.Counter)
 
 
+@functools.cache  # the cache is to be tried, not the hash
 def content(name: str) -> bytes:
     return hashlib.shake_128(name.encode()).digest(SIZE)
 

@@ -12,6 +12,8 @@ import signal
 import subprocess
 from contextlib import suppress
 
+import pytest
+
 from tests import processes
 from tests.on_cluster.conftest import FLAGS, PATIENCE, STEPS, Losses, Site
 
@@ -93,6 +95,7 @@ def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
     assert site.losses("hung") == undisturbed
 
 
+@pytest.mark.long
 def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -> None:
     assert site.slurm.bridge
     job = site.submit("cut", *WATCHED)

@@ -108,11 +108,11 @@ def losses(save: Path) -> list[float]:
     return [line["loss"] for line in steps(save)]
 
 
-def kill_tree(process: subprocess.Popen[str]) -> None:
-    """Send kill -9 to a process that still runs and to everything below it."""
+def kill_tree(process: subprocess.Popen[str], forked: Sequence[int] = ()) -> None:
+    """Send kill -9 to a process that still runs, all below it, and what it has had forked."""
     if process.poll() is not None:
         return
-    processes.kill((process.pid, *processes.descendants(process.pid)))
+    processes.kill((process.pid, *processes.descendants(process.pid), *forked))
 
 
 def wait_for(

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from tests.processes import descendants
+from tests.training import warm
 from tests.training.runs import (
+    COLD,
     TINY,
     kill_tree,
     losses,
@@ -58,15 +60,21 @@ def newest(folder: Path) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("kills", "more"),
+    ("kills", "quick", "more"),
     [
-        (20 if compat.fsdp2() else 8, ()),  # fewer where this runs a second time, on an old torch
-        (4, ("--fsdp_engine=fsdp1",)),
-        (3, ("--model_name=llama-tiny",)),
+        # Fewer where this runs a second time, on an old torch.
+        (20 if compat.fsdp2() else 8, True, ()),
+        (4, False, ("--fsdp_engine=fsdp1",)),
+        (3, False, ("--model_name=llama-tiny",)),
     ],
 )
-def test_kill_9_at_random_moments(tmp_path: Path, data: str, kills: int, more: Any) -> None:
-    """One run that is killed over and over: after some steps, in a save, after some time."""
+def test_kill_9_at_random_moments(
+    tmp_path: Path, data: str, kills: int, quick: bool, more: Any
+) -> None:
+    """One run that is killed over and over: after some steps, in a save, after some time.
+
+    Most are of processes that start quickly, some of those that users have.
+    """
     length = 12 * kills + 10
     calm, harried = tmp_path / "calm", tmp_path / "harried"
     train(calm, data, 2, 2, length, *more)
@@ -92,11 +100,12 @@ def test_kill_9_at_random_moments(tmp_path: Path, data: str, kills: int, more: A
             return newest(folder) > begun and in_a_save()
 
         moment = (far_enough, saves_again, trains)[kill % 3]
-        with started(2, *flags(harried, data, *asked)) as process:
+        python = warm.python() if quick else COLD
+        with started(2, *flags(harried, data, *asked), warm=python) as process:
             assert wait_for(moment, process, seconds=120), "it ended before it was killed"
             if moment is not far_enough:
                 time.sleep(chance.uniform(0, 0.01 if moment is saves_again else 0.1))
-            kill_tree(process)
+            kill_tree(process, warm.forked() if quick else ())
             assert process.wait() == -signal.SIGKILL
             interrupted_saves += in_a_save()
     assert interrupted_saves, "no kill fell into a save"

@@ -2,7 +2,7 @@
 
 `python()` is a program that does what python does with the words that follow it. It has no torch of
 its own; it asks a server, one for each process of tests, which forks itself for every request. What
-must be as users have it, as what a kill leaves behind, starts `sys.executable`.
+must be as users have it, as how signals reach all, starts `sys.executable`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,27 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.processes import descendants
+
 HERE = Path(__file__).parent
 
 
-@functools.cache
 def python() -> dict[str, str]:
-    """Start the server, for as long as this process lives; the variables that lead to it.
+    """The variables of a process that is to start the program.
 
     PYTHON_EXEC is the program, which torchrun takes for its processes too.
     """
+    return {"PYTHON_EXEC": str(HERE / "python"), "WARM_PYTHON": _server()[1]}
+
+
+def forked() -> list[int]:
+    """The processes that stand behind all those of `python()`, and what is below them."""
+    return descendants(_server()[0].pid)
+
+
+@functools.cache
+def _server() -> tuple[subprocess.Popen[bytes], str]:
+    """Start the server, for as long as this process lives; where it listens."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     path = folder / "socket"
     server = subprocess.Popen(
@@ -42,4 +54,4 @@ def python() -> dict[str, str]:
         folder.rmdir()
 
     atexit.register(end)
-    return {"PYTHON_EXEC": str(HERE / "python"), "WARM_PYTHON": str(path)}
+    return server, str(path)
