@@ -16,7 +16,7 @@ quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
-	.venv/bin/pytest -n 2 --dist loadfile --ignore=tests/training
+	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training
 	.venv/bin/pytest -n 2 --dist worksteal tests/training
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As of torch 2.4, in seconds; before, torchrun looked every five seconds for processes that ended.
 os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
+# Hundreds of processes import training/: a fifth of a small run's time is compiling it anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session")

@@ -76,6 +76,7 @@ def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
     process = start(tmp_path, WAITS)
     told = tmp_path / "pid"
     assert wait_for(lambda: told.exists() and told.read_text(), process)
+    assert int(told.read_text()) in warm.forked()
     process.send_signal(how)
     process.communicate(timeout=30)
     assert process.returncode == (85 if how == signal.SIGTERM else -how)
