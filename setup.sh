@@ -7,6 +7,8 @@
 # torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
 # composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
 # xla         that, and .venvxla: torch-xla beside that torch (Composer changes where it finds it)
+#
+# Python packages come from where pip is configured to get them, by uv where it can.
 set -eu
 cd "$(dirname "$0")"
 
@@ -90,8 +92,13 @@ if [ "$goal" = xla ]; then
     .venvcomposer/bin/python -c "$site" >"$("$venv/bin/python" -c "$site")/composer.pth"
 fi
 log=$(mktemp)
-if ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extra" \
-    >"$log" 2>&1; then
+by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
+    [ "$goal" != quickstart ] && [ "$goal" != xla ] && ./setup.sh quickstart &&
+        .venv/bin/python -m sqshforge.venv "$venv" ".$extra"
+}
+if ! by_uv >"$log" 2>&1 &&
+    ! "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extra" \
+        >"$log" 2>&1; then
     tail -n 12 "$log" >&2
     rm -f "$log"
     fail "pip could not install the Python packages" "see above; then run this again"
