@@ -1,0 +1,69 @@
+"""What checkpoints and data sets ask of a file system: formulas beside the real thing."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.distributed.checkpoint import metadata as listed
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+
+from benchmarks.scale import facts, reading
+from training.data.packed import Packed, PackedWriter
+
+
+def test_a_checkpoints_list_has_the_bytes_that_are_reckoned_with() -> None:
+    tensors, shards = 40, 64
+    properties = listed.TensorProperties(dtype=torch.float32)
+    state: dict[str, Any] = {}
+    storage: dict[Any, Any] = {}
+    for tensor in range(tensors):
+        name = f"model.layers.{tensor}.mlp.gate_proj.weight"
+        offsets = [torch.Size([10 * shard, 0]) for shard in range(shards)]
+        chunks = [listed.ChunkStorageMetadata(one, torch.Size([10, 4096])) for one in offsets]
+        size = torch.Size([10 * shards, 4096])
+        state[name] = listed.TensorStorageMetadata(properties, size, chunks)
+        for shard, offset in enumerate(offsets):
+            index = listed.MetadataIndex(name, offset, shard)
+            storage[index] = _StorageInfo(f"__{shard}_0.distcp", 163_840 * tensor, 163_840)
+    written = pickle.dumps(listed.Metadata(state, None, storage))
+    assert len(written) / tensors / shards == pytest.approx(facts.ENTRY.value, rel=0.15)
+
+
+def test_a_rank_opens_each_file_as_often_as_computed(tmp_path: Path) -> None:
+    files = 20
+    for number in range(files):
+        with PackedWriter(tmp_path / f"{number:02}.npy") as file:
+            file.write(np.arange(100))
+    opened: list[str] = []
+    watching = True
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if watching and event == "open" and str(tmp_path) in str(arguments[0]):
+            opened.append(str(arguments[0]))
+
+    sys.addaudithook(hook)
+    Packed(f"{tmp_path}/*.npy", 10)
+    watching = False
+    # One more: a file in which a loss bit is looked for.
+    assert len(opened) == files * facts.OPENS.value + 1
+
+
+def test_windows_that_are_read() -> None:
+    """One sample reads a window; many read the set, and not more."""
+    total, ahead, sample = 1 << 26, 1 << 20, 4096
+    assert reading.windows_read(total, ahead, 1) == pytest.approx(ahead)
+    assert reading.windows_read(total, ahead, 10_000) == pytest.approx(total)
+    for samples in (10, 60, 200):
+        drawn = [
+            reading.simulate(total, ahead, sample, samples, np.random.default_rng(seed))
+            for seed in range(20)
+        ]
+        assert np.mean(drawn) == pytest.approx(
+            reading.windows_read(total, ahead, samples), rel=0.05
+        )
