@@ -158,6 +158,10 @@ if __name__ == "__main__":
         time.sleep(60)
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if what == "follow":
+        while not os.path.exists(os.environ["FOLLOW"]):
+            time.sleep(0.05)
+        sys.exit(1)
     sys.exit(int(what))
 """
 
@@ -366,6 +370,35 @@ def test_first_node_that_ends_early(launch: Launch) -> None:
         out, err = second.communicate(timeout=30)
     assert second.returncode == 1 and "saved" in out
     assert "error: node 0 has ended" in err and "Traceback" not in err
+
+
+def test_first_node_that_ends_is_told_though_the_own_process_fails_too(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Whatever torchrun looks at first: here at its processes, as it looks seldom."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(first: str, seconds: float, what: str) -> subprocess.Popen[str]:
+        code = "import sys; from training.job import agent; sys.exit(agent.run(sys.argv[1:]))"
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={place}", f"--rdzv-conf=is_host={first}"]
+        own = ["--nnodes=2", "--max-restarts=0", f"--monitor-interval={seconds}"]
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *meet, *own, "-m", "door", what, what],
+            env={**launch.env, "FOLLOW": str(tmp_path / "follow")},
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+
+    with start("false", 5, "follow") as second, start("true", 0.1, "1") as first:
+        _, said = first.communicate(timeout=60)
+        assert "node 0 has ended" not in said
+        (tmp_path / "follow").touch()
+        _, said = second.communicate(timeout=60)
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert re.search(r"rank [01] \(process \d+\) ended with exit code 1", said)
+    assert f"node 0 has ended, its rendezvous is gone at {place}: " in said
 
 
 def test_processes_whose_end_nobody_notices() -> None:

@@ -120,4 +120,4 @@ def test_the_first_rank_is_killed(nodes: Bridge, tmp_path: Path) -> None:
     said = (tmp_path / "said.1").read_text()
     address = nodes.machines[0].address
     assert f"[{address}]" in said, "the peer that is gone"
-    assert f"error: node 0 has ended, its rendezvous is gone at {address}:" in said
+    assert f"node 0 has ended, its rendezvous is gone at {address}:" in said

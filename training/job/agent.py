@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def run(arguments: Sequence[str]) -> int:
         )
         for rank, failure in failures:
             _tell(f"rank {rank} (process {failure.pid}) {ending(failure.exitcode)}")
+        if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
+            _tell(gone)
         return outcome([failure.exitcode for _, failure in failures])
     except RendezvousError as error:
         cause = error.__cause__ or error
@@ -59,6 +62,21 @@ def run(arguments: Sequence[str]) -> int:
             raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error
         raise TrainingError(f"the {options.nnodes} nodes have not met {place}") from error
     return 0
+
+
+def _gone(endpoint: str) -> str:
+    """Say what keeps this node from the rendezvous on node 0; empty where that answers.
+
+    When node 0 ends, the other nodes' processes fail; torchrun may see that before it asks again.
+    """
+    address, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((address.strip("[]"), int(port)), timeout=5).close()
+    except ConnectionRefusedError as error:
+        return f"node 0 has ended, its rendezvous is gone at {endpoint}: {error}"
+    except OSError as error:
+        return f"node 0 does not answer at {endpoint}: {error}"
+    return ""
 
 
 def _leave(codes: list[int]) -> NoReturn:
