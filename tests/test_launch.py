@@ -1,4 +1,4 @@
-"""The node's part of a job: decisions, the block that tells them, exit codes, SIGTERM."""
+"""The node's program: real torchrun, processes that do little, exit codes, signals, the meeting."""
 
 from __future__ import annotations
 
@@ -11,160 +11,12 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from training.errors import RequestError
+from tests.launching import SLURM, Launch
 from training.job.agent import outcome
-from training.job.facts import Accelerators
-from training.job.node import look
-from training.job.plan import Node, Plan, make_plan, read_job
-
-GOLDEN = Path(__file__).parent / "golden" / "launch"
-
-PLAIN = Node(cores=2, address="127.0.0.1", interface="", type_why="it has no DMI")
-CPU = Node(cores=64, address="10.0.0.7", interface="eth0", type_why="it has no DMI")
-GPUS = Node(
-    cores=192,
-    address="10.0.0.9",
-    interface="ens32",
-    type_why="it has no DMI",
-    accelerators=Accelerators(kind="cuda", seen=8),
-)
-
-SLURM = {
-    "SLURM_JOB_ID": "4242",
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_JOB_NUM_NODES": "2",
-    "MASTER_ADDR": "10.0.0.5",
-}
-OVERRIDES = {
-    "NPROC_PER_NODE": "4",
-    "OMP_NUM_THREADS": "3",
-    "TRITON_CACHE_DIR": "/scratch/triton",
-    "GLOO_SOCKET_IFNAME": "ib0",
-    "MASTER_PORT": "29500",
-}
-FLAGS = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
-
-
-def plan(environment: Mapping[str, str], node: Node) -> Plan:
-    return make_plan(read_job(environment), node, environment, "training.mamba_fsdp", FLAGS)
-
-
-@pytest.mark.parametrize(
-    ("name", "environment", "node"),
-    [
-        ("alone", {}, PLAIN),
-        ("cpu-node-1-of-2", SLURM, CPU),
-        ("gpus-node-0-of-16", SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "16"}, GPUS),
-        ("restarted", SLURM | {"SLURM_RESTART_COUNT": "2", "TMPDIR": "/local"}, CPU),
-        ("overridden", SLURM | OVERRIDES, GPUS),
-    ],
-)
-def test_block(name: str, environment: dict[str, str], node: Node) -> None:
-    block = plan(environment, node).block() + "\n"
-    assert block == (GOLDEN / f"{name}.txt").read_text()
-
-
-def test_every_restart_meets_anew() -> None:
-    first, second = (
-        read_job(SLURM | {"SLURM_RESTART_COUNT": count}).run_id for count in ("0", "1")
-    )
-    assert first != second
-
-
-def test_gloo_joins_few_of_many_ranks() -> None:
-    many = SLURM | {"SLURM_STEP_NUM_NODES": "64"}
-    names = [{one.name for one in plan(env, GPUS).variables} for env in (SLURM, many)]
-    assert ["TORCH_GLOO_LAZY_INIT" in found for found in names] == [False, True]
-
-
-def test_one_step_of_a_larger_job() -> None:
-    """`srun --nodes=1` in a job of two: the step's nodes count."""
-    assert read_job(SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}).nodes == 1
-
-
-def test_empty_variables_are_not_there() -> None:
-    """What `enroot --env NAME` makes of a variable that the host does not have."""
-    names = ("SLURM_RESTART_COUNT", "MASTER_PORT", "NPROC_PER_NODE", "OMP_NUM_THREADS", "TMPDIR")
-    empty = SLURM | dict.fromkeys(names, "")
-    job = read_job(empty)
-    assert (job.restarts, job.port) == (0, 61000 + 4242)
-    assert plan(empty, GPUS).block() == plan(SLURM, GPUS).block()
-
-
-def test_the_port_of_neurons_runtime_stays_free() -> None:
-    assert read_job(SLURM | {"SLURM_JOB_ID": str(4536 + 1182)}).port == 62183
-
-
-@pytest.mark.parametrize(
-    ("change", "told"),
-    [
-        ({"SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
-        ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be"),
-        ({"MASTER_PORT": "http"}, "MASTER_PORT: must be a whole number"),
-        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
-        ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
-    ],
-)
-def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
-    with pytest.raises(RequestError, match=told):
-        plan(SLURM | change, CPU)
-
-
-@pytest.mark.parametrize(
-    ("codes", "code"),
-    [
-        ([85, 85], 85),
-        ([85, 1], 1),  # one that could not save
-        ([2, -15], 2),
-        ([1, 86, -15], 86),  # what the others saw of a hang came of it
-        ([86, 2], 2),
-        ([-15, 2], 2),
-        ([-9, 1], 137),  # the first failure
-        ([1, -9], 1),
-    ],
-)
-def test_exit_code_of_a_node(codes: list[int], code: int) -> None:
-    assert outcome(codes) == code
-
-
-# From here on: the program itself, with real torchrun and processes that do little.
-
-DOOR = """\
-import os, signal, sys, time
-
-def configure(flags):
-    from training.errors import RequestError
-    if "--wrong" in flags:
-        raise RequestError("--wrong: there is no such flag")
-
-def save(number, frame):
-    time.sleep(0.5)
-    print("saved\\n", end="", flush=True)
-    sys.exit(85)
-
-if __name__ == "__main__":
-    rank = os.environ["RANK"]
-    what = sys.argv[1 + int(rank)]
-    print(f"{rank} of {os.environ['WORLD_SIZE']} {os.environ['OMP_NUM_THREADS']}\\n", end="")
-    if what == "sleep":
-        signal.signal(signal.SIGTERM, save)
-        print("ready\\n", end="", flush=True)
-        time.sleep(60)
-    if what == "die":
-        os.kill(os.getpid(), signal.SIGKILL)
-    if what == "follow":
-        while not os.path.exists(os.environ["FOLLOW"]):
-            time.sleep(0.05)
-        sys.exit(1)
-    sys.exit(int(what))
-"""
-
 
 LIMITED = """\
 import resource
@@ -176,32 +28,6 @@ if __name__ == "__main__":
     files, stack = resource.RLIMIT_NOFILE, resource.RLIMIT_STACK
     print("limits", resource.getrlimit(files)[0], resource.getrlimit(stack)[0])
 """
-
-
-class Launch:
-    """`python3 -m training.launch` for two processes of a small door, outside of Slurm."""
-
-    def __init__(self, folder: Path, root: Path) -> None:
-        (folder / "door.py").write_text(DOOR)
-        outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
-        self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
-
-    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", "training.launch", *words],
-            env={**self.env, **env},
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-
-    def run(self, *words: str, **env: str) -> tuple[int, str, str]:
-        with self.start(*words, **env) as process:
-            out, err = process.communicate(timeout=60)
-        return process.returncode, out, err
-
-    def door(self, *what: str) -> tuple[int, str, str]:
-        return self.run("--module", "door", "--nproc", "2", "--", *what)
 
 
 @pytest.fixture
@@ -247,7 +73,7 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
 
 
 def test_print_env_starts_nothing(launch: Launch) -> None:
-    code, out, err = launch.run("--print-env", "--", "--model_name=x", **OVERRIDES)
+    code, out, err = launch.run("--print-env", "--", "--model_name=x", NPROC_PER_NODE="4")
     assert (code, err) == (0, "")
     assert re.search("NPROC_PER_NODE +4", out) and "-m training.mamba_fsdp --model_name=x" in out
 
@@ -305,22 +131,27 @@ def test_a_module_that_is_no_door(launch: Launch, module: str) -> None:
     assert code == 2 and f"--module: {module} cannot be started" in err
 
 
-def test_a_name_of_this_machine_that_means_loopback() -> None:
-    """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
-    route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)
-    found = look(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
-    assert (found.interface == "lo") == (route.returncode != 0)
-    assert look(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
-
-
-@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 1), ("GPU-6a,GPU-7b", 2)])
-def test_only_the_visible_gpus_count(visible: str, count: int) -> None:
-    assert plan({"CUDA_VISIBLE_DEVICES": visible}, GPUS).processes == count
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([85, 85], 85),
+        ([85, 1], 1),  # one that could not save
+        ([2, -15], 2),
+        ([1, 86, -15], 86),  # what the others saw of a hang came of it
+        ([86, 2], 2),
+        ([-15, 2], 2),
+        ([-9, 1], 137),  # the first failure
+        ([1, -9], 1),
+    ],
+)
+def test_exit_code_of_a_node(codes: list[int], code: int) -> None:
+    assert outcome(codes) == code
 
 
 def test_first_node_that_cannot_be_found(launch: Launch) -> None:
     here = SLURM | {"MASTER_ADDR": "no-such-node.invalid"}
-    code, _, err = launch.run("--", *FLAGS, **here)
+    flags = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
+    code, _, err = launch.run("--", *flags, **here)
     assert code == 1
     assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
 

@@ -1,0 +1,72 @@
+"""`python3 -m training.launch` as a process, outside of Slurm, with a door that does little."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SLURM = {
+    "SLURM_JOB_ID": "4242",
+    "SLURM_NODEID": "1",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_JOB_NUM_NODES": "2",
+    "MASTER_ADDR": "10.0.0.5",
+}
+
+DOOR = """\
+import os, signal, sys, time
+
+def configure(flags):
+    from training.errors import RequestError
+    if "--wrong" in flags:
+        raise RequestError("--wrong: there is no such flag")
+
+def save(number, frame):
+    time.sleep(0.5)
+    print("saved\\n", end="", flush=True)
+    sys.exit(85)
+
+if __name__ == "__main__":
+    rank = os.environ["RANK"]
+    what = sys.argv[1 + int(rank)]
+    print(f"{rank} of {os.environ['WORLD_SIZE']} {os.environ['OMP_NUM_THREADS']}\\n", end="")
+    if what == "sleep":
+        signal.signal(signal.SIGTERM, save)
+        print("ready\\n", end="", flush=True)
+        time.sleep(60)
+    if what == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if what == "follow":
+        while not os.path.exists(os.environ["FOLLOW"]):
+            time.sleep(0.05)
+        sys.exit(1)
+    sys.exit(int(what))
+"""
+
+
+class Launch:
+    """`python3 -m training.launch` for two processes of a small door, outside of Slurm."""
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        (folder / "door.py").write_text(DOOR)
+        outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+        self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
+
+    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "training.launch", *words],
+            env={**self.env, **env},
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def run(self, *words: str, **env: str) -> tuple[int, str, str]:
+        with self.start(*words, **env) as process:
+            out, err = process.communicate(timeout=60)
+        return process.returncode, out, err
+
+    def door(self, *what: str) -> tuple[int, str, str]:
+        return self.run("--module", "door", "--nproc", "2", "--", *what)
