@@ -1,0 +1,69 @@
+"""The keys that a bootstrap trusts: the file that apt reads is what its table says."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqshforge import recipe
+from sqshforge.base import TRUSTED, _trusted
+
+PUBLIC_KEY = 6  # the packet's number (RFC 9580, section 5)
+
+
+def test_each_bootstrap_of_a_recipe_has_its_keys_in_the_project(root: Path) -> None:
+    for name in recipe.targets(root / "recipes"):
+        bootstrap = recipe.find(name, root / "recipes").base.bootstrap
+        if bootstrap is not None:
+            assert (root / "recipes/keys" / f"{bootstrap.suite}.asc").is_file()
+
+
+def test_the_keys_are_those_of_the_table(root: Path) -> None:
+    table = (root / "recipes/keys/README.md").read_text()
+    rows = re.findall(r"^\| (\w+\.asc) \| .* \| ([0-9A-F ]{49,}) \|$", table, re.MULTILINE)
+    listed = {(file, fingerprint.replace(" ", "")) for file, fingerprint in rows}
+    found = {
+        (path.name, fingerprint)
+        for path in (root / "recipes/keys").glob("*.asc")
+        for fingerprint in fingerprints(path.read_text())
+    }
+    assert found == listed
+
+
+def test_apt_is_given_the_machine_s_keys_and_the_pinned_ones(root: Path) -> None:
+    with _trusted(root / "recipes/keys/bookworm.asc") as folder:
+        assert folder.stat().st_mode & 0o055 == 0o055
+        names = {path.name for path in folder.iterdir()}
+    assert names == {"bookworm.asc", *(path.name for path in TRUSTED.iterdir())}
+    assert not folder.exists()
+
+
+def fingerprints(armored: str) -> Iterator[str]:
+    """The fingerprints of the public keys in an armored file (RFC 9580, section 5.5.4)."""
+    body = armored.partition("\n\n")[2].partition("\n=")[0]
+    data = base64.b64decode(body)
+    at = 0
+    while at < len(data):
+        tag, length, at = _header(data, at)
+        if tag == PUBLIC_KEY:
+            packet = data[at : at + length]
+            assert packet[0] == 4  # the version of the key
+            whole = b"\x99" + len(packet).to_bytes(2, "big") + packet
+            yield hashlib.sha1(whole).hexdigest().upper()
+        at += length
+
+
+def _header(data: bytes, at: int) -> tuple[int, int, int]:
+    """A packet's tag and length, and where its body begins (RFC 9580, section 4.2)."""
+    first = data[at]
+    if first & 0x40:  # the new format
+        if data[at + 1] < 192:
+            return first & 0x3F, data[at + 1], at + 2
+        if data[at + 1] < 224:
+            return first & 0x3F, ((data[at + 1] - 192) << 8) + data[at + 2] + 192, at + 3
+        return first & 0x3F, int.from_bytes(data[at + 2 : at + 6], "big"), at + 6
+    size = 1 << (first & 3)
+    return (first >> 2) & 0xF, int.from_bytes(data[at + 1 : at + 1 + size], "big"), at + 1 + size
