@@ -4,10 +4,12 @@ SQSHFORGE := .venv/bin/sqshforge
 SET ?=
 # What the commands read themselves.
 export ENGINE OFFLINE MAX_JOBS
+# What the tests of fresh systems read.
+export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-cluster test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -22,6 +24,9 @@ test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer
 	.venv/bin/pytest -n 2 --dist worksteal tests/on_cluster
+
+test-distros: setup-test  ## try the first commands on fresh Debians and Ubuntus (SYSTEMS="debian-13 ...", USERS="root user")
+	.venv/bin/python -m pytest -v tests/distros
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22

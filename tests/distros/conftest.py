@@ -1,0 +1,39 @@
+"""Which systems are tried, and the table of what was run where."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqshforge.cache import home
+from tests.distros import report
+from tests.distros.systems import SYSTEMS
+
+KEPT = home() / "systems"  # before the tests are given a cache of their own
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Try what SYSTEMS and USERS name, such as SYSTEMS="debian-13 ubuntu-22.04"; all by default."""
+    for name, all_of_them in (("system", SYSTEMS), ("user", ("root", "user"))):
+        if name in metafunc.fixturenames:
+            asked = os.environ.get(f"{name.upper()}S", "").split()
+            unknown = set(asked) - set(all_of_them)
+            assert not unknown, f"unknown {name}: {', '.join(unknown)}"
+            metafunc.parametrize(name, asked or list(all_of_them))
+
+
+@pytest.fixture(scope="session")
+def kept() -> Path:
+    """The folder that keeps the roots of all systems between runs."""
+    return KEPT
+
+
+@pytest.fixture(scope="session")
+def results(root: Path) -> Iterator[report.Results]:
+    """What was run where; the table in docs/machines.md has it at the end."""
+    found = report.Results({})
+    yield found
+    report.write(found, root / "docs" / "machines.md")

@@ -1,0 +1,112 @@
+"""README's first commands on fresh machines, from nothing, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.distros.machine import CLONE, USER, Machine, Ran, machine
+from tests.distros.report import Results
+from tests.distros.systems import SYSTEMS
+
+pytestmark = pytest.mark.timeout(2400)
+
+BUILDER = (
+    "buildah --version | cut -d' ' -f3; "
+    f"{CLONE}/.venv/bin/python -c 'import sys; print(sys.version.split()[0])'"
+)
+# Light tests, and some that build, pack and run for real.
+SOME_TESTS = "tests/test_recipe.py tests/test_render.py tests/test_runtime.py tests/test_squash.py"
+
+
+def test_quickstart(system: str, user: str, kept: Path, results: Results) -> None:
+    """From nothing to a proven image, by the command that README begins with; then once more."""
+    with machine(SYSTEMS[system], kept) as fresh:
+        begin(fresh, user)
+        first = quickstart(fresh, user)
+        assert first.code == 0, first.output
+        assert "passed: 15 of 15 checks" in first.output
+        assert "copies all layers whole" not in first.output
+        again = quickstart(fresh, user)
+        assert again.code == 0, again.output
+        assert again.output.count("already done") == 3
+        followed = fresh.run(f"cd {CLONE} && {next_command(again)} < /dev/null", user=user)
+        assert followed.code == 0, followed.output
+        version, python = fresh.run(BUILDER, user=user).output.split()
+        results.note(
+            system,
+            user,
+            Python=python,
+            builder=f"buildah {version}",
+            make_quickstart=f"{first.seconds:.0f} s",
+            again=f"{again.seconds:.1f} s",
+        )
+
+
+def test_set_up_for_the_tests(system: str, user: str, kept: Path, results: Results) -> None:
+    """What `make test` sets up, and a small part of the tests."""
+    with machine(SYSTEMS[system], kept) as fresh:
+        begin(fresh, user)
+        done = fresh.run(
+            f"cd {CLONE} && ./setup.sh test && .venv/bin/python -m pytest -q {SOME_TESTS}",
+            user=user,
+            limit=2000,
+        )
+        assert done.code == 0, done.output[-4000:]
+        passed = re.search(r"(\d+) passed", done.output)
+        assert passed is not None
+        words = f"{done.seconds:.0f} s, with {passed[1]} tests"
+        results.note(system, user, **{"make test's set-up": words})
+
+
+def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:
+    """Ctrl-C and kill -9 at any step, and then the same command again."""
+    with machine(SYSTEMS["debian-12"], kept) as fresh:
+        begin(fresh, USER)
+        for number in range(1, 40):
+            how = (signal.SIGINT, signal.SIGKILL)[number % 2]
+            ran = quickstart(fresh, USER, after=7.0 * number, how=how)
+            assert "Traceback" not in ran.output, ran.output
+            if ran.code == 0:
+                break
+        assert ran.code == 0, ran.output
+        assert "passed: 15 of 15 checks" in ran.output
+
+
+def test_without_sudo_the_packages_are_named_and_with_them_all_works(kept: Path) -> None:
+    with machine(SYSTEMS["debian-12"], kept) as fresh:
+        fresh.add_user(sudo=False)
+        fresh.clone(USER)
+        refused = quickstart(fresh, USER)
+        assert refused.code != 0
+        named = re.search(r"apt-get install (?P<packages>[^\n]+)", refused.output)
+        assert named is not None, refused.output
+        installed = fresh.run(
+            "apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "
+            f"--no-install-recommends {named['packages']}"
+        )
+        assert installed.code == 0, installed.output
+        done = quickstart(fresh, USER)
+        assert done.code == 0, done.output
+
+
+def begin(fresh: Machine, user: str) -> None:
+    if user == USER:
+        fresh.add_user()
+    fresh.clone(user)
+
+
+def quickstart(
+    fresh: Machine, user: str, after: float | None = None, how: signal.Signals = signal.SIGINT
+) -> Ran:
+    return fresh.run(f"cd {CLONE} && make quickstart", user=user, after=after, how=how)
+
+
+def next_command(ran: Ran) -> str:
+    """The command that the output ends with."""
+    last = ran.output.splitlines()[-1]
+    assert last.startswith("next: "), ran.output
+    return last.removeprefix("next: ")
