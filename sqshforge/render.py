@@ -11,7 +11,7 @@ from typing import Any
 
 import jinja2
 
-from sqshforge import __version__, recipe
+from sqshforge import __version__, recipe, zipapp
 from sqshforge.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.lock import Lock, LockedImage, LockedPackage, requirements
@@ -108,6 +108,7 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         **{f"requirements/{k}": v.encode() for k, v in requirement_files(what, lock).items()},
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
         **_launchers(what, root),
+        f"launch/{zipapp.NAME}": zipapp.runtime(),
     }
     folders = {"configs": "configs", "training": "training", "inside": "images/inside"}
     folders |= {"triton-cache": f"warm/{what.target}"}

@@ -3,7 +3,7 @@
 munged, slurmctld and two slurmd run from a private folder, on free ports, as the caller's
 children: they die with it, and several clusters stand side by side. Only root can. The nodes are
 this machine twice, or with `apart` two machines, each with a network, a host name, mounts and a
-disk (`local`) of its own.
+disk (`local`) of its own, and with an ordinary user that this machine does not know.
 """
 
 from __future__ import annotations
@@ -23,6 +23,16 @@ from tests.bridge import Bridge, bridged
 from tests.slurm_config import NODES
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scancel", "scontrol", "sinfo", "squeue")
+USER = 41236  # the ordinary user of nodes that are apart; Slurm starts no job of an unknown one
+ENTRIES = {
+    "passwd": f"trainer:x:{USER}:{USER}::/:/bin/bash\n",
+    "group": f"trainer:x:{USER}:\n",
+}
+# /dev/fuse with the mode that udev gives it, for the user's containers.
+FUSE = (
+    "mount -t tmpfs none /mnt; mknod -m 0666 /mnt/fuse c 10 229; "
+    "mount --bind /mnt/fuse /dev/fuse; umount --lazy /mnt;"
+)
 ENDED = ("BOOT_FAIL", "CANCELLED", "COMPLETED", "FAILED", "NODE_FAIL", "TIMEOUT")
 
 
@@ -43,6 +53,11 @@ class Cluster:
     def local(self) -> Path:
         """A folder that on each node is the node's own, where the nodes are apart."""
         return self.folder / "local"
+
+    @property
+    def knows_user(self) -> str:
+        """Lines of shell that make the user known in a mount namespace."""
+        return "".join(f"mount --bind {self.folder}/{name} /etc/{name};" for name in ENTRIES)
 
     def log(self, daemon: str) -> Path:
         """The log of `slurmctld`, `munged` or a node."""
@@ -166,13 +181,22 @@ class Cluster:
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)
 
+    def start_slurmctld(self) -> None:
+        words = [_find("slurmctld"), "-D"]
+        if self.bridge:
+            for name, entry in ENTRIES.items():
+                (self.folder / name).write_text(Path("/etc", name).read_text() + entry)
+            script = f'{self.knows_user} exec "$0" "$@"'
+            words = ["unshare", "--mount", "sh", "-c", script, *words]
+        self.start("slurmctld", *words)
+
     def start_slurmd(self, node: str) -> None:
         words = [_find("slurmd"), "-D", "-N", node]
         if self.bridge:
             machine = self.bridge.machines[NODES.index(node)]
             self.local.mkdir(exist_ok=True)
             disk = f"mount -t tmpfs -o size=2g none {self.local};"
-            words = machine.enter(*words, before=disk)
+            words = machine.enter(*words, before=disk + FUSE + self.knows_user)
         self.start(node, *words)
 
     def is_idle(self, node: str) -> bool:
@@ -236,7 +260,7 @@ def _begin(kill_wait: int, bridge: Bridge | None) -> Cluster:
             candidate.start("munged", "munged", *slurm_config.munged(candidate.folder))
             socket_path = candidate.folder / "munge.socket"
             candidate.until(socket_path.exists, 20, "munged does not come up")
-            candidate.start("slurmctld", "slurmctld", "-D")
+            candidate.start_slurmctld()
             for node in NODES:
                 candidate.bring(node)
             return candidate

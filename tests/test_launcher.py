@@ -16,6 +16,7 @@ from typing import IO
 
 import pytest
 
+from sqshforge.programs import Programs
 from training.errors import RequestError
 
 LAUNCHERS = (
@@ -29,12 +30,13 @@ LAUNCHERS = (
 MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
 """What a launcher starts where that is not the door of its own name."""
 GOLDEN = Path(__file__).parent / "golden" / "srun"
-TOOLS = ("bash", "cat", "grep", "mkdir", "paste", "realpath", "sort", "xargs")
+TOOLS = ("bash", "cat", "grep", "mkdir", "paste", "realpath", "rm", "sort", "xargs")
 
 SRUN = """\
 #!/bin/bash
 if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
 printf '%s\\n' "$@" > "$CALLED"
+[[ -z ${COPY:-} ]] || cat $COPY > "$CALLED.copy"
 exit "$SRUN_CODE"
 """
 SCONTROL = """\
@@ -55,7 +57,7 @@ class Shell:
         self.programs = folder / "bin"
         self.programs.mkdir()
         for tool in TOOLS:  # and no other: whatever runtime this machine has is out of sight
-            (self.programs / tool).symlink_to(str(shutil.which(tool)))
+            self.tool(tool)
         self.program("srun", SRUN)
         self.program("scontrol", SCONTROL)
         self.help = folder / "help"
@@ -70,6 +72,9 @@ class Shell:
         path = self.programs / name
         path.write_text(text)
         path.chmod(0o755)
+
+    def tool(self, name: str) -> None:
+        (self.programs / name).symlink_to(str(shutil.which(name)))
 
     def run(self, *flags: str, **env: str) -> tuple[int, str]:
         """Run the script in the folder; its exit code and all it said, if not to another log."""
@@ -104,6 +109,19 @@ def shell(tmp_path: Path, root: Path) -> Shell:
     return Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
 
 
+@pytest.fixture
+def bare(shell: Shell) -> Shell:
+    """No runtime is installed, and the image carries one."""
+    tree = shell.folder / "tree" / "sqshforge" / "launch"
+    tree.mkdir(parents=True)
+    (tree / "sqshforge-run.pyz").write_text("a runtime\n")
+    shell.image.unlink()
+    Programs().capture(["mksquashfs", shell.folder / "tree", shell.image, "-quiet"])
+    shell.tool("unsquashfs")
+    shell.tool("python3")
+    return shell
+
+
 @pytest.fixture(params=LAUNCHERS)
 def any_shell(request: pytest.FixtureRequest, tmp_path: Path, root: Path) -> Shell:
     return Shell(tmp_path, root / "launch" / f"{request.param}.sbatch")
@@ -127,7 +145,7 @@ def test_they_are_alike(root: Path) -> None:
 
 def test_a_launcher_is_short_and_clean(launcher: Path) -> None:
     lines = launcher.read_text().splitlines()
-    assert len(lines) <= 80 and max(map(len, lines)) <= 100
+    assert len(lines) <= 96 and max(map(len, lines)) <= 100
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([shellcheck, launcher], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
@@ -191,6 +209,71 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
     (own / "sqshforge").write_text("")
     (own / "sqshforge").chmod(0o755)
     assert str(own / "sqshforge") in shell.srun()
+
+
+# Where nothing is installed.
+
+
+def copies(shell: Shell) -> list[str]:
+    return [path.name for path in shell.folder.glob("checkpoints/*/.sqshforge-run*")]
+
+
+@pytest.mark.parametrize("runtime", ["", "sqshforge"])
+def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
+    """The words after it are those that an installed sqshforge gets."""
+    words = bare.srun(TRIAL="1", RUNTIME=runtime, COPY="checkpoints/*/.sqshforge-run.*")
+    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    copy = f"{run}/.sqshforge-run.7.0.pyz"
+    assert words[5:9] == ["python3", "-I", "-S", copy]
+    assert bare.called.with_name("called.copy").read_text() == "a runtime\n"
+    assert copies(bare) == []
+    bare.program("sqshforge")
+    installed = bare.srun(TRIAL="1", RUNTIME=runtime)
+    assert installed[:5] == words[:5] and installed[7:] == words[9:]
+
+
+def test_what_is_installed_comes_first(bare: Shell) -> None:
+    for program, word in (("sqshforge", f"{bare.programs}/sqshforge"), ("enroot", "enroot")):
+        bare.program(program)
+        assert word in bare.srun() and "python3" not in bare.srun()[:7]
+
+
+def test_nothing_of_it_stays(bare: Shell) -> None:
+    """Neither of a job that fails, nor of a start before that was killed."""
+    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    run.mkdir(parents=True)
+    for name in (".sqshforge-run.7.0.pyz", ".sqshforge-run.8.0.pyz"):
+        (run / name).touch()
+    for code in ("1", "2", "85", "137"):
+        assert bare.run(SRUN_CODE=code, SLURM_RESTART_COUNT="1")[0] == int(code)
+        assert copies(bare) == [".sqshforge-run.8.0.pyz"]  # of another job
+
+
+@pytest.mark.parametrize("program", ["unsquashfs", "python3"])
+@pytest.mark.parametrize("runtime", ["", "sqshforge"])
+def test_what_the_runtime_of_the_image_needs(bare: Shell, program: str, runtime: str) -> None:
+    (bare.programs / program).unlink()
+    code, said = bare.run(RUNTIME=runtime)
+    assert code == 3 and not bare.called.exists()
+    assert f"there is no {bare.folder}/.venv/bin/sqshforge, and" in said
+    assert f"needs {program}: install squashfs-tools and python3 on the nodes" in said
+
+
+def test_an_image_that_carries_none(bare: Shell) -> None:
+    bare.image.unlink()
+    Programs().capture(["mksquashfs", bare.programs, bare.image, "-quiet"])
+    code, said = bare.run()
+    assert code == 3 and not bare.called.exists() and copies(bare) == []
+    assert "no matches for /sqshforge" in said  # unsquashfs's own words
+    assert f"no copy can be read from {bare.image}: pack it again" in said
+
+
+@pytest.mark.parametrize("variable", ["STAGE", "SIGNERS"])
+def test_what_takes_an_installed_sqshforge(bare: Shell, variable: str) -> None:
+    code, said = bare.run(**{variable: "/x"})
+    assert code == 3 and not bare.called.exists()
+    assert "SIGNERS and STAGE need sqshforge installed on the nodes: on the PATH, or as" in said
+    assert f"{bare.folder}/.venv/bin/sqshforge" in said
 
 
 def test_mounts_of_ones_own(shell: Shell) -> None:
@@ -333,7 +416,6 @@ def test_defaults_of_the_flags(shell: Shell) -> None:
     ("env", "told"),
     [
         ({"IMAGE": "no.sqsh"}, "there is no {folder}/no.sqsh; make sqsh TARGET=cuda-mamba"),
-        ({}, "no container runtime: neither pyxis, nor enroot, nor {folder}/.venv/bin/sqshforge"),
         ({"RUNTIME": "podman"}, "RUNTIME=podman: must be pyxis, enroot or sqshforge"),
         ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID: start this with sbatch"),
     ],

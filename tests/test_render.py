@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import lock, recipe, render
+from sqshforge import lock, recipe, render, zipapp
 from sqshforge.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
@@ -89,6 +89,7 @@ def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
     context = render.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
     for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "inside/sbom.py"):
         assert name in context.files
+    assert context.files["launch/sqshforge-run.pyz"] == zipapp.runtime()
     for name in ("recipe.yaml", "lock.json"):
         assert f"meta/{name}" in context.files
     assert json.loads(context.loose["meta/provenance.json"])["commit"] == "abc"

@@ -1,4 +1,7 @@
-"""The runtime as an ordinary user: user namespaces, squashfuse and fuse-overlayfs."""
+"""The runtime as an ordinary user: user namespaces, squashfuse and fuse-overlayfs.
+
+By the command that an image carries, which tests/test_zipapp.py compares with `sqshforge run`.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge import zipapp
 from sqshforge.enroot import ImageConfig
 from sqshforge.programs import Programs
 from tests import containers, processes, tinyroot
@@ -23,21 +27,6 @@ UID = 65534
 AS_USER = """
 mount -t tmpfs tmpfs /mnt && mknod -m $0 /mnt/fuse c 10 229 && mount --bind /mnt/fuse /dev/fuse &&
 umount --lazy /mnt && exec setpriv --reuid 65534 --regid 65534 --clear-groups "$@"
-"""
-
-DRIVER = """
-import json, sys
-sys.path.insert(0, sys.argv[1])
-from pathlib import Path
-from sqshforge.errors import SqshforgeError
-from sqshforge.runtime.mount import Mount
-from sqshforge.runtime.start import run
-try:
-    run(Path(sys.argv[2]), sys.argv[4:], runtime='builtin',
-        mounts=[Mount.parse(one) for one in json.loads(sys.argv[3])])
-except SqshforgeError as error:
-    print('\\n'.join(error.lines()), file=sys.stderr)
-    sys.exit(error.exit_code)
 """
 
 Argv = Callable[..., list[str]]
@@ -63,11 +52,10 @@ def tiny(place: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def package(place: Path, root: Path) -> Path:
-    """The package where the user can read it."""
-    shutil.copytree(root / "sqshforge", place / "package" / "sqshforge", copy_function=shutil.copy)
-    Programs().capture(["chmod", "-R", "a+rX", place / "package"])
-    return place / "package"
+def carried(place: Path) -> Path:
+    path = place / zipapp.NAME
+    path.write_bytes(zipapp.runtime())
+    return path
 
 
 @pytest.fixture
@@ -87,21 +75,14 @@ def nothing_stays(place: Path) -> Iterator[None]:
 
 
 @pytest.fixture
-def argv(tiny: Path, package: Path) -> Argv:
-    def words(*command: str, mounts: tuple[str, ...] = (), fuse_mode: str = "0666") -> list[str]:
-        listed = "[" + ", ".join(f'"{one}"' for one in mounts) + "]"
-        enter = [
-            "unshare",
-            "--mount",
-            "sh",
-            "-c",
-            AS_USER,
-            fuse_mode,
-            "/usr/bin/env",
-            "HOME=/home/u",
-        ]
-        driver = ["/usr/bin/python3", "-c", DRIVER, str(package), str(tiny), listed]
-        return [*enter, *driver, *command]
+def argv(tiny: Path, carried: Path) -> Argv:
+    def words(
+        *command: str, mounts: tuple[str, ...] = (), fuse_mode: str = "0666", image: Path = tiny
+    ) -> list[str]:
+        enter = ["unshare", "--mount", "sh", "-c", AS_USER, fuse_mode]
+        start = ["/usr/bin/env", "HOME=/home/u", "/usr/bin/python3", "-I", "-S", str(carried)]
+        bound = [f"--mount={one}" for one in mounts]
+        return [*enter, *start, *bound, str(image), "--", *command]
 
     return words
 
@@ -123,9 +104,7 @@ def test_all_of_the_root_is_the_user_s_and_is_forgotten(argv: Argv, tiny: Path) 
     assert hashlib.sha256(tiny.read_bytes()).hexdigest() == before
 
 
-def test_an_image_of_several_owners_is_the_user_s_too(
-    argv: Argv, tiny: Path, place: Path, data: Path
-) -> None:
+def test_an_image_of_several_owners_is_the_user_s_too(argv: Argv, place: Path) -> None:
     """The kernel's overlay cannot change what others own; fuse-overlayfs makes all of it ours."""
 
     def change(root: Path) -> None:
@@ -133,9 +112,8 @@ def test_an_image_of_several_owners_is_the_user_s_too(
         os.chown(root / "usr" / "other", 1234, 1234)
 
     image = tinyroot.sqsh(place / "owners", change=change, owners=())
-    words = [str(image) if word == str(tiny) else word for word in argv("sh", "-c", "SCRIPT")]
     script = "stat -c %u /usr/other; echo more >> /usr/other; cat /usr/other"
-    done = Programs().attempt([script if word == "SCRIPT" else word for word in words])
+    done = Programs().attempt(argv("sh", "-c", script, image=image))
     assert (done.code, done.out) == (0, f"{UID}\nanother's\nmore\n"), done.err
 
 

@@ -26,6 +26,7 @@ from training.errors import TrainingError
 from training.smoke_train import Rehearsal
 
 META = Path("/sqshforge/meta")
+RUNTIME = "sqshforge-run.pyz"  # by which a launcher starts the image where nothing else can
 
 
 @dataclass
@@ -86,6 +87,9 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
     for name in recipe.get("launchers", ()):
         with check(f"launcher {name}") as result:
             result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")
+    if recipe.get("launchers"):
+        with check("runtime") as result:
+            result.detail = check_runtime(meta.parent / "launch" / RUNTIME)
     train = smoke.get("train")
     if train:
         with TemporaryDirectory(prefix="smoke-") as folder:
@@ -141,6 +145,12 @@ def check_launcher(path: Path) -> str:
     if not path.is_file():
         raise TrainingError(f"{path} is missing")
     _run(["bash", "-n", str(path)])
+    return str(path)
+
+
+def check_runtime(path: Path) -> str:
+    """Start the runtime that the launchers take out of the image. Raises TrainingError."""
+    _run([sys.executable, "-I", "-S", str(path), "--help"])
     return str(path)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sqshforge.errors import RequestError
+from sqshforge.runtime.environment import pairs_of
 
 if TYPE_CHECKING:
     from sqshforge.steps import Steps
@@ -32,16 +32,3 @@ def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
 
     parameters = pairs_of(settings, "--set")
     return Steps(project.find(), engine, Programs(), Reporter(), parameters)
-
-
-def pairs_of(words: tuple[str, ...], option: str) -> dict[str, str]:
-    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
-    pairs = {}
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not name or not separator:
-            raise RequestError(
-                f"{word!r} is not NAME=VALUE", where=option, mend=f"{option} NAME=VALUE"
-            )
-        pairs[name] = value
-    return pairs

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from sqshforge.commands.options import engine_option, pairs_of, set_option, steps_of
+from sqshforge.commands.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError
 
 
@@ -112,6 +112,7 @@ def run(
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
     from sqshforge.programs import Programs
     from sqshforge.runtime import start
+    from sqshforge.runtime.environment import pairs_of
     from sqshforge.runtime.mount import Mount
 
     start.run(

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import zipfile
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ def image(tmp_path: Path) -> Path:
     (tmp_path / "meta").mkdir()
     (tmp_path / "launch").mkdir()
     (tmp_path / "launch" / "mamba_fsdp.sbatch").write_text("#!/bin/bash\nsrun true\n")
+    with zipfile.ZipFile(tmp_path / "launch" / smoke.RUNTIME, "w") as archive:
+        archive.writestr("__main__.py", "import sys; sys.exit(sys.argv[1:] != ['--help'])")
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     packages = [{"name": "torch", "version": metadata.version("torch"), "hashes": []}]
     write_lock(tmp_path, python, packages)
@@ -57,7 +60,7 @@ def test_a_good_image(image: Path) -> None:
     checks = {check["name"]: check for check in result["checks"]}
     assert result["ok"] and all(check["ok"] for check in checks.values())
     assert list(checks) == [
-        *("meta", "versions", "import torch", "launcher mamba_fsdp", "train", "resume"),
+        *("meta", "versions", "import torch", "launcher mamba_fsdp", "runtime", "train", "resume"),
     ]
     assert checks["train"]["losses"][6:] == checks["resume"]["losses"]
     assert checks["train"]["ratio"] < 0.9 and len(checks["train"]["losses"]) == 12
@@ -66,16 +69,18 @@ def test_a_good_image(image: Path) -> None:
 def test_every_fault_of_an_image_is_shown(image: Path) -> None:
     write_lock(image, "2.7", [{"name": "torch", "version": "0"}, {"name": "nix", "version": "1"}])
     (image / "launch" / "mamba_fsdp.sbatch").write_text("if true; then\n")
+    (image / "launch" / smoke.RUNTIME).unlink()
     write_recipe(image, "text:/nowhere/*", 0.9)
     done = run(image)
     assert done.returncode == 1 and "Traceback" not in done.stderr
     rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("FAIL")}
-    assert list(rows) == ["versions", "launcher", "train", "resume"]
+    assert list(rows) == ["versions", "launcher", "runtime", "train", "resume"]
     assert "python 2.7 is locked" in rows["versions"]
     assert "torch 0 is locked" in rows["versions"] and "nix 1" in rows["versions"]
     assert "syntax error" in rows["launcher"]
+    assert smoke.RUNTIME in rows["runtime"]
     assert "no file matches /nowhere/*" in rows["train"]
-    assert "4 of 6 checks failed" in done.stdout
+    assert "5 of 7 checks failed" in done.stdout
 
 
 def test_a_loss_that_does_not_fall_fails(image: Path) -> None:

@@ -1,0 +1,60 @@
+"""The command `sqshforge run` without the rest of sqshforge: what a node starts from an image.
+
+It takes the same words and ends with the same exit codes. With all it imports it is standard
+library only and runs on Python 3.9, as the nodes of a cluster have their own Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from sqshforge.errors import SqshforgeError
+from sqshforge.runtime import start
+from sqshforge.runtime.environment import pairs_of
+from sqshforge.runtime.mount import Mount
+
+
+def main(words: Sequence[str]) -> NoReturn:
+    """Become a command in a sqsh; what prevents it is told in a few lines, never a traceback."""
+    # Split off first: argparse would drop a second -- that belongs to the command.
+    end = words.index("--") if "--" in words else len(words)
+    given = _parser().parse_args(words[:end])
+    try:
+        start.run(
+            given.image,
+            [*given.command, *words[end + 1 :]],
+            mounts=[Mount.parse(one) for one in given.mount],
+            environment=pairs_of(given.env, "--env"),
+        )
+    except SqshforgeError as error:
+        print("\n".join(error.lines()), file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(128 + signal.SIGINT)
+    except OSError as error:
+        place = f"\n  where: {error.filename}" if error.filename else ""
+        print(f"error: {error.strerror or error}{place}", file=sys.stderr)
+        sys.exit(1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="sqshforge-run.pyz",
+        description="Start a sqsh and run COMMAND in it (after --); its exit code is passed on.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("image", type=Path, metavar="FILE.sqsh")
+    parser.add_argument("command", nargs="*", metavar="COMMAND")
+    parser.add_argument(
+        "--mount", action="append", default=[], metavar="SRC:DST[:ro]", help="Bind a host path."
+    )
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME=VALUE", help="Set a variable."
+    )
+    return parser

@@ -1,0 +1,49 @@
+"""The built-in runtime as one file that Python starts: what an image carries beside its launchers.
+
+Nodes without sqshforge start the image by it: python3 sqshforge-run.pyz FILE.sqsh -- COMMAND.
+"""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+NAME = "sqshforge-run.pyz"
+# What sqshforge.runtime.standalone imports, and nothing outside the standard library.
+MODULES = ("__init__.py", "errors.py", "programs.py", "syscalls.py", "runtime/*.py")
+SHEBANG = b"#!/usr/bin/env python3\n"
+TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
+# Python 3.6 can read it, so that an old interpreter is told and not just fails.
+MAIN = b"""\
+import sys
+
+if sys.version_info < (3, 9):
+    sys.stderr.write(
+        "error: sqshforge's runtime needs Python 3.9 or later; %s is %d.%d\\n"
+        "  mend:  put a newer python3 first on the PATH of every node\\n"
+        % (sys.executable, sys.version_info[0], sys.version_info[1])
+    )
+    sys.exit(3)
+
+from sqshforge.runtime.standalone import main
+
+main(sys.argv[1:])
+"""
+
+
+def runtime() -> bytes:
+    """The zip application, made of this package; equal sources give equal bytes."""
+    package = Path(__file__).parent
+    paths = [path for pattern in MODULES for path in package.glob(pattern)]
+    files = {f"sqshforge/{path.relative_to(package)}": path.read_bytes() for path in paths}
+    buffer = io.BytesIO()
+    buffer.write(SHEBANG)
+    # Stored: the image compresses it, and releases of zlib compress to different bytes.
+    with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
+        for name, content in sorted({**files, "__main__.py": MAIN}.items()):
+            entry = zipfile.ZipInfo(name, TIME)
+            entry.create_system = 3  # Unix, whatever this runs on
+            entry.external_attr = 0o100644 << 16
+            archive.writestr(entry, content)
+    return buffer.getvalue()
