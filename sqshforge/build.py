@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -42,9 +43,17 @@ class Built:
     up_to_date: bool
 
 
-def name_of(target: str) -> str:
-    """The name that a target's image has in every engine."""
-    return f"localhost/sqshforge-{target}:latest"
+def name_of(target: str, root: Path) -> str:
+    """The name that a target's image has in every engine.
+
+    Engines are shared by all checkouts of a machine, so the tag is that of the checkout at `root`.
+    """
+    return f"localhost/sqshforge-{target}:{tag_of(root)}"
+
+
+def tag_of(root: Path) -> str:
+    """What tells the images of one checkout from those of another: a digest of its path."""
+    return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:12]
 
 
 def build(
@@ -62,7 +71,7 @@ def build(
     """
     started = time.monotonic()
     project = Project(root)
-    name = name_of(what.target)
+    name = name_of(what.target, root)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.target}"
     with alone(project.build / f".{what.target}.lock", busy, reporter):
@@ -135,7 +144,7 @@ def _build(
     ):
         request = Build(
             context=folder,
-            name=name_of(what.target),
+            name=name_of(what.target, project.root),
             epoch=made_at,
             args={
                 **started_from,
