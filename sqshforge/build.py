@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -71,6 +72,7 @@ def build(
     """
     started = time.monotonic()
     project = Project(root)
+    project.require_writable()
     name = name_of(what.target, root)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.target}"
@@ -123,7 +125,7 @@ def _build(
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
     made_at = epoch.asked()
-    revision = _revision(project.root, programs)
+    revision = _revision(project.root, programs, reporter)
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
         "commit": revision,
@@ -206,15 +208,21 @@ def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dic
     return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
 
 
-def _revision(root: Path, programs: Programs) -> str:
+def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
     """The commit of this checkout, with a mark where files differ from it; `unknown` elsewhere."""
     if programs.which("git") is None:
         return "unknown"
     commit = programs.attempt(["git", "-C", root, "rev-parse", "HEAD"])
-    if commit.code != 0:
-        return "unknown"
     state = programs.attempt(["git", "-C", root, "status", "--porcelain"])
-    return commit.out.strip() + ("-modified" if state.out.strip() else "")
+    if commit.code == 0 and state.code == 0:
+        return commit.out.strip() + ("-modified" if state.out.strip() else "")
+    if "dubious ownership" in commit.err + state.err:
+        trust = shlex.join(["git", "config", "--global", "--add", "safe.directory", str(root)])
+        reporter.say(
+            f"warning: the image is not told its commit: {root} belongs to another user, and git "
+            f"does not read it\n  mend:  {trust}"
+        )
+    return "unknown"
 
 
 def explained(error: WorkError, locked: Lock) -> SqshforgeError:
