@@ -93,7 +93,7 @@ wanted() {
     echo "mmdebstrap mmdebstrap - making the base image where no registry answers"
     echo "newuidmap uidmap shadow-utils building with buildah as an ordinary user"
     echo "squashfuse squashfuse $squashfuse running a squash file as an ordinary user"
-    echo "fuse-overlayfs fuse-overlayfs $overlay the same on Linux before 6.6"
+    echo "fuse-overlayfs fuse-overlayfs $overlay running one on Linux before 6.6"
     [ "$goal" = test ] || return 0
     echo "docker-registry docker-registry - -"
     echo "dockerd docker.io - -"
@@ -141,7 +141,7 @@ survey() {
             required="$required${required:+, }$name"
         else
             notes="$notes
-note: $name is missing; without it there is no $feature"
+note: $name is missing, which is needed for $feature"
         fi
     done <<END
 $(wanted)
