@@ -52,8 +52,8 @@ sqsh: setup  ## pack TARGET to build/TARGET.sqsh, building first if needed
 smoke-test: setup  ## prove TARGET's image from inside
 	@$(SQSHFORGE) smoke-test $(TARGET) $(settings)
 
-lock: setup  ## resolve the pins of every recipe anew
-	@$(SQSHFORGE) lock
+lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
+	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET))
 
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)
@@ -75,8 +75,8 @@ bench: setup-test  ## measure what must be fast; writes benchmarks/results/
 	.venv/bin/python -m benchmarks.save
 	.venv/bin/python -m benchmarks.scale_sim
 
-doctor: setup  ## tell what is missing on this machine and how to mend it
-	@$(SQSHFORGE) doctor
+doctor:  ## tell what is missing on this machine and how to mend it; installs nothing
+	@./setup.sh doctor
 
 clean:  ## remove build/ (images stay in their engine)
 	rm -rf build

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
+import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -42,9 +44,17 @@ class Built:
     up_to_date: bool
 
 
-def name_of(target: str) -> str:
-    """The name that a target's image has in every engine."""
-    return f"localhost/sqshforge-{target}:latest"
+def name_of(target: str, root: Path) -> str:
+    """The name that a target's image has in every engine.
+
+    Engines are shared by all checkouts of a machine, so the tag is that of the checkout at `root`.
+    """
+    return f"localhost/sqshforge-{target}:{tag_of(root)}"
+
+
+def tag_of(root: Path) -> str:
+    """What tells the images of one checkout from those of another: a digest of its path."""
+    return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:12]
 
 
 def build(
@@ -62,7 +72,8 @@ def build(
     """
     started = time.monotonic()
     project = Project(root)
-    name = name_of(what.target)
+    project.require_writable()
+    name = name_of(what.target, root)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.target}"
     with alone(project.build / f".{what.target}.lock", busy, reporter):
@@ -117,7 +128,7 @@ def _build(
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
     made_at = epoch.asked()
-    revision = _revision(project.root, programs)
+    revision = _revision(project.root, programs, reporter)
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
         "commit": revision,
@@ -138,7 +149,7 @@ def _build(
     ):
         request = Build(
             context=folder,
-            name=name_of(what.target),
+            name=name_of(what.target, project.root),
             epoch=made_at,
             args={
                 **started_from,
@@ -200,15 +211,21 @@ def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dic
     return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
 
 
-def _revision(root: Path, programs: Programs) -> str:
+def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
     """The commit of this checkout, with a mark where files differ from it; `unknown` elsewhere."""
     if programs.which("git") is None:
         return "unknown"
     commit = programs.attempt(["git", "-C", root, "rev-parse", "HEAD"])
-    if commit.code != 0:
-        return "unknown"
     state = programs.attempt(["git", "-C", root, "status", "--porcelain"])
-    return commit.out.strip() + ("-modified" if state.out.strip() else "")
+    if commit.code == 0 and state.code == 0:
+        return commit.out.strip() + ("-modified" if state.out.strip() else "")
+    if "dubious ownership" in commit.err + state.err:
+        trust = shlex.join(["git", "config", "--global", "--add", "safe.directory", str(root)])
+        reporter.say(
+            f"warning: the image is not told its commit: {root} belongs to another user, and git "
+            f"does not read it\n  mend:  {trust}"
+        )
+    return "unknown"
 
 
 def explained(error: WorkError, locked: Lock) -> SqshforgeError:

@@ -21,7 +21,10 @@ from sqshforge.programs import Programs
 
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
-CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")
+CA_BUNDLES = (  # Debian's and Fedora's
+    Path("/etc/ssl/certs/ca-certificates.crt"),
+    Path("/etc/pki/tls/certs/ca-bundle.crt"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +100,7 @@ def pip(programs: Programs) -> Pip:
 def ca_bundle(settings: Pip, environment: Mapping[str, str] = os.environ) -> Path | None:
     """The certificates that this machine trusts, a company's own among them."""
     named = [settings.cert, *(Path(environment[v]) for v in CA_VARIABLES if environment.get(v))]
-    return next((path for path in [*named, CA_BUNDLE] if path and path.is_file()), None)
+    return next((path for path in [*named, *CA_BUNDLES] if path and path.is_file()), None)
 
 
 def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -21,27 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sqshforge import syscalls
+from sqshforge import install, syscalls
 from sqshforge.errors import MissingError, WorkError
-
-# The Debian and Ubuntu package of each program that we call, for the message that mends.
-PACKAGES = {
-    "aws": "awscli",
-    "buildah": "buildah",
-    "docker": "docker.io",
-    "fuse-overlayfs": "fuse-overlayfs",
-    "git": "git",
-    "mksquashfs": "squashfs-tools",
-    "mmdebstrap": "mmdebstrap",
-    "mount": "mount",
-    "patch": "patch",
-    "skopeo": "skopeo",
-    "squashfuse": "squashfuse",
-    "ssh-keygen": "openssh-client",
-    "umount": "mount",
-    "unshare": "util-linux",
-    "unsquashfs": "squashfs-tools",
-}
 
 TAIL = 12  # lines of a failed program's output that its error shows
 PIPE = 1 << 20  # bytes that a pipe holds: what Linux gives an ordinary user; 64 KiB by itself
@@ -74,10 +55,9 @@ class Programs:
         """The program's path, or a `MissingError` that names the package which brings it."""
         found = self.which(program)
         if found is None:
-            package = PACKAGES.get(program, program)
             raise MissingError(
                 f"the program {program} is not installed" + (f" ({why})" if why else ""),
-                mend=f"apt-get install {package}",
+                mend=install.command(self.which, program),
             )
         return found
 
@@ -104,7 +84,7 @@ class Programs:
                 check=False,
             )
         except FileNotFoundError as error:
-            raise _not_found(words, error) from None
+            raise self._not_found(words, error) from None
         except subprocess.TimeoutExpired:
             return Result(words, 124, "", f"no answer within {timeout:.0f} s")
         return Result(
@@ -189,7 +169,7 @@ class Programs:
                 preexec_fn=lambda: syscalls.die_with_parent(signal.SIGTERM, us),
             )
         except FileNotFoundError as error:
-            raise _not_found(words, error) from None
+            raise self._not_found(words, error) from None
         pipes = [one for one in (process.stdin, process.stdout, process.stderr) if one is not None]
         for pipe in pipes:
             # Programs at both ends then wait less often; a user's share of wide pipes may be used.
@@ -202,6 +182,13 @@ class Programs:
             for pipe in pipes:
                 with contextlib.suppress(OSError):
                     pipe.close()
+
+    def _not_found(self, argv: Sequence[str], error: FileNotFoundError) -> MissingError:
+        program = Path(argv[0]).name
+        return MissingError(
+            f"the program {program} cannot be started: {error.strerror}",
+            mend=install.command(self.which, program),
+        )
 
 
 def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
@@ -242,12 +229,3 @@ def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str] | None:
     return None if extra is None else {**os.environ, **extra}
-
-
-def _not_found(argv: Sequence[str], error: FileNotFoundError) -> MissingError:
-    program = Path(argv[0]).name
-    package = PACKAGES.get(program, program)
-    return MissingError(
-        f"the program {program} cannot be started: {error.strerror}",
-        mend=f"apt-get install {package}",
-    )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import getpass
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +35,49 @@ class Project:
 
     def sqsh(self, target: str) -> Path:
         return self.build / f"{target}.sqsh"
+
+    def require_writable(self) -> None:
+        """Raise `MissingError` where another user's files in build/ are in the way of this one's.
+
+        They come from a run as root, say, in the checkout of an ordinary user.
+        """
+        closed = in_the_way(self.build if self.build.exists() else self.root)
+        if closed is not None:
+            raise not_ours(closed, self.build if self.build.exists() else self.root)
+
+
+def in_the_way(folder: Path) -> Path | None:
+    """The first folder or lock in a folder that another user owns and this one cannot write to."""
+    for path in (folder, *_below(folder)):
+        try:
+            is_foreign = path.lstat().st_uid != os.geteuid()
+        except OSError:  # it is gone, or was never there
+            continue
+        if is_foreign and not os.access(path, os.W_OK):
+            return path
+    return None
+
+
+def not_ours(path: Path, folder: Path) -> MissingError:
+    """The error for a path that another user owns; `folder` is what is to change its owner."""
+    user = getpass.getuser()
+    return MissingError(
+        f"{path} belongs to {owner(path)}, and {user} cannot write there",
+        mend=f"sudo chown -R {user}: {folder}  (or use a checkout of your own)",
+    )
+
+
+def owner(path: Path) -> str:
+    try:
+        return path.owner()
+    except (KeyError, OSError):  # a user that this machine does not know
+        return f"uid {path.lstat().st_uid}"
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, files in os.walk(folder):
+        yield from (Path(place, name) for name in folders)
+        yield from (Path(place, name) for name in files if name.endswith(".lock"))
 
 
 def find() -> Project:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sqshforge import squash
+from sqshforge import calls, squash
 from sqshforge.cache import Cache
 from sqshforge.smoke import Outcome
 from sqshforge.steps import Steps
@@ -78,9 +78,9 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
     return Report(
         rows=tuple(rows),
         outcome=outcome,
-        next_command="sbatch --nodes=2 launch/mamba_fsdp.sbatch   (on a Slurm cluster)"
+        next_command=calls.launch(packed.path, steps.programs)
         if outcome.ok
-        else f"sqshforge run {packed.path} -- bash   (look inside)",
+        else calls.sqshforge("run", packed.path, "--", "bash"),
     )
 
 

@@ -147,7 +147,7 @@ def _download(
     folder = project.build / what.target / "vendor"
     archives = {one.place: one.path for one in supplies if one.place.startswith("archives/")}
     Context(files={"Dockerfile": text.encode()}, large=archives).write(folder)
-    name = f"localhost/sqshforge-vendor:{what.target}-{stage}"
+    name = f"localhost/sqshforge-vendor:{what.target}-{stage}-{build.tag_of(project.root)}"
     secrets = project.build / what.target / "vendor-secrets"
     with (
         build.secrets_of(outside.pip, False, secrets, {}) as given,

@@ -52,6 +52,16 @@ def copy(place: Path, lines: str | None = None) -> Path:
     return place
 
 
+def bare(place: Path) -> Path:
+    """A fresh clone, in a new folder: nothing was set up in it."""
+    place.mkdir()
+    for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
+        shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("Makefile", "setup.sh", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, place / name)
+    return place
+
+
 class Listening(Reporter):
     """Keeps every line that an engine says."""
 

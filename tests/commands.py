@@ -8,7 +8,9 @@ from pathlib import Path
 
 from sqshforge.programs import Programs, Result
 
+SCRIPT = Path(sys.executable).with_name("sqshforge")
+
 
 def sqshforge(*words: str | Path, env: Mapping[str, str] | None = None) -> Result:
     """Run `sqshforge WORDS`, with these variables besides the ones that are set."""
-    return Programs().attempt([sys.executable, "-m", "sqshforge", *words], env=env)
+    return Programs().attempt([SCRIPT, *words], env=env)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from sqshforge import build
 from sqshforge.programs import Programs
 
 ARCHIVE = "http://archive.ubuntu.com/ubuntu"
@@ -41,9 +42,10 @@ MIRRORS = {
     "nvidia/cuda:12.1.1-base-ubuntu22.04": IMAGE,
     "nvidia/cuda:12.1.1-devel-ubuntu22.04": IMAGE,
     "ubuntu:22.04": IMAGE,
-    "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:"
-    "2.2.0-gpu-py310-cu121": "localhost/sqshforge-standin-cuda-mamba:latest",
 }
+SMP = (
+    "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121"
+)
 
 
 def name_of(target: str) -> str:
@@ -64,7 +66,8 @@ def prepare(root: Path) -> None:
         (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
         locks = root / "recipes" / "locks"
         (locks / f"{name}.lock").write_bytes((locks / f"{target}.lock").read_bytes())
-    (root / "mirrors.yaml").write_text(yaml.safe_dump({"images": MIRRORS}))
+    images = {**MIRRORS, SMP: build.name_of(name_of("cuda-mamba"), root)}
+    (root / "mirrors.yaml").write_text(yaml.safe_dump({"images": images}))
 
 
 def base(cache: Path) -> None:

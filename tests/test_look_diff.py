@@ -93,7 +93,9 @@ def test_the_same_however_packed(before: Path, tmp_path: Path, words: tuple[str,
     after = changed(before, tmp_path, lambda tree: None, *words)
     done = sqshforge("diff", before, after, "--exit-code")
     assert done.code == 0, done.err
-    assert done.out == "entries: 0 removed, 0 added, 0 changed, 0 only in their time\n"
+    assert (
+        done.out.splitlines()[0] == "entries: 0 removed, 0 added, 0 changed, 0 only in their time"
+    )
 
 
 def test_everything_odd_is_the_same_as_itself(tmp_path: Path) -> None:
@@ -181,7 +183,7 @@ def test_each_change_is_told(
     after = changed(before, tmp_path, change)
     done = sqshforge("diff", before, after)
     assert done.code == 0, done.err
-    assert done.out.splitlines()[:-1] == expected
+    assert done.out.splitlines()[:-3] == expected
     assert sqshforge("diff", before, after, "--exit-code").code == 1
     assert sqshforge("diff", before, after, "--exit-code", "--json").code == 1
 
@@ -200,7 +202,7 @@ def test_versions_of_packages(before: Path, tmp_path: Path) -> None:
         "~ Python package torch 2.13.0 -> 2.14.0",
         "+ Python package triton 3.6.0",
     ]
-    assert told[-1] == "entries: 4 removed, 4 added, 0 changed, 0 only in their time"
+    assert told[-3] == "entries: 4 removed, 4 added, 0 changed, 0 only in their time"
     assert found(before, after)["differences"][1] == {
         "kind": "Python package",
         "name": "torch",
@@ -213,7 +215,9 @@ def test_times_alone_make_no_difference(before: Path, tmp_path: Path) -> None:
     after = changed(before, tmp_path, lambda tree: os.utime(tree / "bin/c"))
     done = sqshforge("diff", before, after, "--exit-code")
     assert done.code == 0
-    assert done.out == "entries: 0 removed, 0 added, 0 changed, 1 only in their time\n"
+    assert (
+        done.out.splitlines()[0] == "entries: 0 removed, 0 added, 0 changed, 1 only in their time"
+    )
     facts = found(before, after)
     assert (facts["equal"], facts["times"], facts["changes"]) == (True, 1, [])
 

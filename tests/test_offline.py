@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge import lock, recipe
+from sqshforge.build import name_of
 from sqshforge.engine import Engine
 from sqshforge.programs import Result
 from tests import checkouts, engines
@@ -88,11 +89,12 @@ def test_an_image_is_built_from_a_moved_bundle_with_the_network_off(
     root = moved(bundled, tmp_path / "elsewhere")
     done = sqshforge(root, "build", TARGET, "--engine", engine.name, OFFLINE="1")
     assert done.code == 0, done.err
-    image = engine.image(f"localhost/sqshforge-{TARGET}:latest")
+    name = name_of(TARGET, root)
+    image = engine.image(name)
     assert image is not None
     provenance = tmp_path / "meta"
     provenance.mkdir()
-    engine.copy_out(f"localhost/sqshforge-{TARGET}:latest", "/sqshforge/meta", provenance)
+    engine.copy_out(name, "/sqshforge/meta", provenance)
     assert json.loads((provenance / "provenance.json").read_text())["offline"] is True
 
 

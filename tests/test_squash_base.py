@@ -296,8 +296,8 @@ def test_cache_by_command_line(tmp_path: Path) -> None:
     listed = run("ls", home=tmp_path).out.splitlines()
     assert [line.split()[0] for line in listed[:2]] in (["a", "b"], ["b", "a"])
     assert "2 bases, 6.0 MB" in listed[2]
-    assert run("prune", "--keep", "4M", home=tmp_path).out == "removed 1 bases, 3.0 MB\n"
-    assert run("prune", home=tmp_path).out == "removed 1 bases, 3.0 MB\n"
+    for words in (("prune", "--keep", "4M"), ("prune",)):
+        assert run(*words, home=tmp_path).out.splitlines()[0] == "removed 1 bases, 3.0 MB"
     assert run("prune", "--keep", "much", home=tmp_path).code == 2
     assert list(cache.folder.iterdir()) == []
 

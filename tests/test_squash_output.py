@@ -94,7 +94,8 @@ def test_a_file_and_its_record(image: str, tmp_path: Path) -> None:
     done = run(image, "-o", tmp_path / "a.sqsh", "--profile", "fast")
     assert done.returncode == 0, done.stderr
     assert re.search(
-        r"a\.sqsh: packed in .* s, .* MB\nnext: sqshforge smoke-test .*a\.sqsh\n$", done.stdout
+        r"a\.sqsh: packed in .* s, .* MB\nnext: \S*python\S* -m sqshforge smoke-test .*a\.sqsh\n$",
+        done.stdout,
     )
     assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
     assert (tmp_path / "a.sqsh").stat().st_mode & 0o7777 == 0o644

@@ -31,4 +31,6 @@ def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     from sqshforge.steps import Steps
 
     parameters = pairs_of(settings, "--set")
-    return Steps(project.find(), engine, Programs(), Reporter(), parameters)
+    home = project.find()
+    home.require_writable()
+    return Steps(home, engine, Programs(), Reporter(), parameters)

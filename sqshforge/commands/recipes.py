@@ -24,9 +24,10 @@ def targets() -> None:
 @click.argument("target")
 def show(target: str) -> None:
     """Show what a target's image is made of."""
-    from sqshforge import lock, project, recipe
+    from sqshforge import calls, lock, project, recipe
 
-    recipes = project.find().recipes
+    home = project.find()
+    recipes = home.recipes
     what = recipe.find(target, recipes)
     locked = lock.load(what, recipes)
     base = what.base.bootstrap
@@ -42,7 +43,7 @@ def show(target: str) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: make image TARGET={target}")
+    click.echo(f"\nnext: {calls.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -50,7 +51,7 @@ def show(target: str) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 def render(target: str, output: Path) -> None:
     """Write a target's Dockerfile and build context to DIR."""
-    from sqshforge import lock, project, recipe
+    from sqshforge import calls, lock, project, recipe
     from sqshforge import render as rendering
 
     home = project.find()
@@ -61,7 +62,8 @@ def render(target: str, output: Path) -> None:
         )
     context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
     context.write(output.absolute())
-    click.echo(f"{output / 'Dockerfile'}\nnext: make image TARGET={target}")
+    click.echo(output / "Dockerfile")
+    click.echo(f"next: {calls.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -69,8 +71,8 @@ def render(target: str, output: Path) -> None:
 @click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
 def lock(target: str | None, check: bool) -> None:
     """Resolve the pins of a recipe, or of all, to versions and hashes."""
+    from sqshforge import calls, machine, mirrors, project, recipe
     from sqshforge import lock as locks
-    from sqshforge import machine, mirrors, project, recipe
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
 
@@ -105,9 +107,9 @@ def lock(target: str | None, check: bool) -> None:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
             where=str(home.recipes / "locks"),
-            mend="; ".join(f"sqshforge lock {name}" for name in drifted),
+            mend="; ".join(calls.sqshforge("lock", name) for name in drifted),
         )
-    click.echo(f"next: make image TARGET={target or 'cpu-mamba'}")
+    click.echo(f"next: {calls.make(home, 'image', TARGET=target or 'cpu-mamba')}")
 
 
 @click.command()

@@ -41,8 +41,8 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
+    from sqshforge import calls, squash, steps
     from sqshforge import source as sources
-    from sqshforge import squash, steps
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
@@ -62,7 +62,7 @@ def pack(
         packed = ours.pack(ours.build(source), place, options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
-    click.echo(f"next: sqshforge smoke-test {packed.path}")
+    click.echo(f"next: {calls.sqshforge('smoke-test', packed.path)}")
 
 
 @click.command("smoke-test")
@@ -77,7 +77,7 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge import smoke, squash
+    from sqshforge import calls, smoke, squash
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
@@ -97,7 +97,7 @@ def smoke_test(
         show_table(outcome.table())
         click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
         if outcome.ok:
-            click.echo("next: sbatch --nodes=2 launch/mamba_fsdp.sbatch")
+            click.echo(f"next: {calls.launch(image, Programs())}")
     sys.exit(0 if outcome.ok else 1)
 
 
@@ -149,7 +149,10 @@ def stage(
     look: bool,
     arrived: Path | None,
 ) -> None:
-    """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path."""
+    """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path.
+
+    The path is all that it prints, as launchers read it.
+    """
     from sqshforge import stage as staging
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter

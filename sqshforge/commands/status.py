@@ -83,10 +83,12 @@ def status(
     if found:
         click.echo("\n".join(lines(told[0], job)))
         return
+    from sqshforge import calls
     from sqshforge.terminal import show_table
 
+    newest = sorted(told, key=lambda one: one.facts.quiet)[0]
     show_table(table(told))
-    click.echo("\nnext: sqshforge status RUN")
+    click.echo(f"\nnext: {calls.sqshforge('status', newest.folder)}")
 
 
 COMMANDS = (status,)

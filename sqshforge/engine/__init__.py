@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from sqshforge import install
 from sqshforge.engine.buildah import Buildah
 from sqshforge.engine.docker import Docker
 from sqshforge.engine.types import Build, Image
@@ -89,5 +90,5 @@ def choose(name: str | None, programs: Programs) -> Engine:
     except MissingError:
         raise MissingError(
             "no container engine: no docker daemon answers and buildah is not installed",
-            mend="apt-get install buildah (needs no daemon), or start docker",
+            mend=f"{install.command(programs.which, 'buildah')} (needs no daemon), or start docker",
         ) from None

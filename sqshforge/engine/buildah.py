@@ -121,7 +121,7 @@ class Buildah:
             "oci",
         ]
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
-        plain = f"{build.name.rpartition(':')[0]}:plain"
+        plain = f"{build.name}-plain"
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
         argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
         before = self._containers()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqshforge import install
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.programs import Programs
@@ -42,7 +43,8 @@ class Docker:
         """Docker, or a `MissingError` that says which part of it is missing."""
         if programs.which("docker") is None:
             raise MissingError(
-                "docker is not installed", mend="apt-get install docker.io, or ENGINE=buildah"
+                "docker is not installed",
+                mend=f"{install.command(programs.which, 'docker')}, or ENGINE=buildah",
             )
         if client_with_buildkit(programs) is None:
             raise MissingError(

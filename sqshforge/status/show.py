@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqshforge import calls
 from sqshforge.status.jobs import Job, Start
 from sqshforge.status.run import Status
 from sqshforge.status.state import State
@@ -181,13 +183,15 @@ def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _next(status: Status) -> str:
-    job = status.jobs[0].id if status.jobs else ""
-    log = f"slurm-{job}.out has the job's own words" if job.isdecimal() else "look at its log"
     if status.state is State.DONE:
-        return f"python -m training.report {status.folder} -o report"
-    if status.state in (State.FAILED, State.SILENT):
-        return log
-    return f"sqshforge status {status.folder} --watch"
+        return calls.python("-m", "training.report", status.folder, "-o", "report")
+    if status.state not in (State.FAILED, State.SILENT):
+        return calls.sqshforge("status", status.folder, "--watch")
+    # The output of the job lies where it was submitted: here, as a rule.
+    log = Path.cwd() / f"slurm-{status.jobs[0].id}.out" if status.jobs else None
+    if log is not None and log.is_file():
+        return f"tail -n 100 {log.name}"
+    return calls.sqshforge("status", status.folder, "--json")
 
 
 def _clock(moment: float) -> str:

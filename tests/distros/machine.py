@@ -26,6 +26,7 @@ from tests.distros.systems import System, tar_of
 USER = "user"
 CLONE = "sqshforge"  # the folder of the fresh clone, in the home of whoever runs
 LIMIT = 900.0  # seconds for one command
+CA_BUNDLE = Path("/etc/ssl/certs/ca-certificates.crt")  # where Debian and Ubuntu have it
 
 # $1 is the root, $2 the mode of /dev/fuse, $3 the folders of this machine that are seen inside.
 ENTER = """\
@@ -165,9 +166,9 @@ def _configure(root: Path) -> None:
     bundle = host.ca_bundle(settings)
     lines = ["[global]"]
     if bundle is not None:
-        place = root / host.CA_BUNDLE.relative_to("/")
+        place = root / CA_BUNDLE.relative_to("/")
         shutil.copyfile(bundle, place)
-        lines.append(f"cert = {host.CA_BUNDLE}")
+        lines.append(f"cert = {CA_BUNDLE}")
     if settings.index:
         lines.append(f"index-url = {settings.index}")
     for key, values in (
@@ -193,7 +194,7 @@ def _local_folders() -> list[Path]:
 
 def _variables() -> list[str]:
     """The variables of every process on the machine: its language, certificates and proxies."""
-    ca = [f"{name}={host.CA_BUNDLE}" for name in host.CA_VARIABLES if os.environ.get(name)]
+    ca = [f"{name}={CA_BUNDLE}" for name in host.CA_VARIABLES if os.environ.get(name)]
     return ["LANG=C.UTF-8", *ca, *(f"{name}={value}" for name, value in host.proxies().items())]
 
 

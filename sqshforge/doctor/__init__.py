@@ -1,0 +1,159 @@
+"""What of this machine is there and what is missing, each gap with the command that mends it.
+
+It runs before anything is installed, so nothing here takes more than Python's own library.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqshforge import calls, machine
+from sqshforge.doctor import engines, user
+from sqshforge.doctor.finding import Finding, Host, tool
+from sqshforge.errors import MissingError
+from sqshforge.project import Project, in_the_way, owner
+from sqshforge.units import human
+
+__all__ = ["Finding", "Host", "examine", "main", "require"]
+
+ROOM = 10e9  # bytes that building and packing one small target takes at its peak
+TOLD = 3  # gaps that an error names
+
+
+def examine(host: Host) -> list[Finding]:
+    """Look at everything that building, packing, running and launching use."""
+    return [
+        *_python(host),
+        *_work(host, is_made=False),
+        _slurm(host),
+        _room(host.project.build),
+        _certificates(host),
+        *_owners(host),
+    ]
+
+
+def require(host: Host, sqsh: Path) -> list[str]:
+    """Raise `MissingError` where this machine cannot build, pack and run a target.
+
+    Gives a warning for each thing that only makes it slow. What is there already (`sqsh`, say) is
+    not asked for.
+    """
+    found = list(_work(host, is_made=sqsh.exists()))
+    gaps = [one for one in found if one.needed and not one.ok]
+    if gaps:
+        lines = [f"\n    {one.what}: {one.detail}" for one in gaps[:TOLD]]
+        mends = dict.fromkeys(one.mend for one in gaps[:TOLD])
+        raise MissingError(
+            f"this machine lacks what it takes ({len(gaps)} in all; `make doctor` has the list):"
+            + "".join(lines),
+            mend="\n         ".join(mends),
+        )
+    slow = [one for one in found if not one.ok and one.what.startswith("storage")]
+    return [f"warning: {one.what}: {one.detail}\n  mend:  {one.mend}" for one in slow]
+
+
+def _work(host: Host, *, is_made: bool) -> Iterator[Finding]:
+    """What building, packing and running a target takes."""
+    builders = list(engines.findings(host))
+    builds = any(one.what == engines.BUILDAH and one.ok and one.needed for one in builders)
+    yield from builders
+    if not is_made:
+        yield from engines.base(host)
+    yield tool(host, "mksquashfs", "packing")
+    yield tool(host, "unsquashfs", "reading launchers out of a sqsh")
+    enroot = host.programs.which("enroot")
+    yield Finding(
+        "enroot (runs a sqsh)",
+        enroot is not None,
+        str(enroot or "not found; sqshforge run does without"),
+        "install enroot's own package",
+        needed=False,
+    )
+    yield tool(host, "unshare", "runs a sqsh without enroot", needed=enroot is None)
+    yield from user.findings(host, builds=builds, runs=enroot is None)
+
+
+def report(host: Host) -> tuple[str, int]:
+    """What the doctor says, and its exit code."""
+    found = examine(host)
+    missing = [one for one in found if one.needed and not one.ok]
+    lines = [line for one in found for line in one.lines()]
+    if missing:
+        return "\n".join([*lines, "", f"{len(missing)} missing"]), MissingError.exit_code
+    following = calls.make(host.project, "quickstart")
+    return "\n".join([*lines, "", "all there", f"next: {following}"]), 0
+
+
+def main(project: Project) -> int:
+    """Print the report on this machine; its exit code."""
+    said, code = report(Host(project=project, engine=os.environ.get("ENGINE", "")))
+    print(said)
+    return code
+
+
+def _python(host: Host) -> Iterator[Finding]:
+    version = ".".join(str(part) for part in sys.version_info[:3])
+    is_new = sys.version_info >= (3, 10)
+    yield Finding("Python 3.10 or later", is_new, version, host.install("python3"))
+    made = host.project.root / ".venv/bin/python"
+    has_parts = all(importlib.util.find_spec(name) for name in ("venv", "ensurepip"))
+    yield Finding(
+        "Python's venv and ensurepip (make .venv)",
+        has_parts or made.exists(),
+        str(made) if made.exists() else "there" if has_parts else "not found",
+        host.install("ensurepip"),
+    )
+
+
+def _slurm(host: Host) -> Finding:
+    path = host.programs.which("sbatch")
+    return Finding(
+        "sbatch (launches jobs)",
+        path is not None,
+        str(path or "not found"),
+        f"launch from a machine of the cluster (a test cluster: {host.install('sbatch')})",
+        needed=False,
+    )
+
+
+def _room(folder: Path) -> Finding:
+    existing = next(one for one in (folder, *folder.parents) if one.exists())
+    free = shutil.disk_usage(existing).free
+    return Finding(
+        f"room in {existing}",
+        free >= ROOM,
+        f"{human(free)} free",
+        f"free {human(ROOM - free)} there" if free < ROOM else "",
+    )
+
+
+def _certificates(host: Host) -> Finding:
+    has_pip = importlib.util.find_spec("pip") is not None
+    settings = machine.pip(host.programs) if has_pip else machine.Pip()
+    bundle = machine.ca_bundle(settings)
+    return Finding(
+        "CA certificates",
+        bundle is not None,
+        str(bundle or "not found"),
+        host.install("certificates"),
+    )
+
+
+def _owners(host: Host) -> Iterator[Finding]:
+    """Folders of the checkout that another user, root mostly, has made."""
+    root = host.project.root
+    for folder in (root / ".venv", host.project.build):
+        closed = in_the_way(folder)
+        if folder.exists():
+            yield Finding(
+                f"{folder.name}/ is {host.user}'s",
+                closed is None,
+                "yes" if closed is None else f"{closed} belongs to {owner(closed)}",
+                f"sudo chown -R {host.user}: {folder}",
+                needed=folder == host.project.build,
+            )

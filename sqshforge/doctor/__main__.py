@@ -1,0 +1,12 @@
+"""`python3 -m sqshforge.doctor`: the same as `sqshforge doctor`, where nothing is installed yet."""
+
+import sys
+
+from sqshforge import doctor, project
+from sqshforge.errors import SqshforgeError
+
+try:
+    sys.exit(doctor.main(project.find()))
+except SqshforgeError as error:
+    print("\n".join(error.lines()), file=sys.stderr)
+    sys.exit(error.exit_code)

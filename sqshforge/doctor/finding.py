@@ -1,0 +1,74 @@
+"""What the doctor looks at, and what it says of each thing."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqshforge import install
+from sqshforge.programs import Programs
+from sqshforge.project import Project
+
+
+def _name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a user without a name
+        return str(os.geteuid())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A machine for one of its users; `root` is where its /etc, /proc and /dev are."""
+
+    project: Project
+    programs: Programs = field(default_factory=Programs)
+    engine: str = ""  # the one that was asked for; "" for the one that is there
+    root: Path = Path("/")
+    uid: int = field(default_factory=os.geteuid)
+    user: str = field(default_factory=_name)
+
+    def setting(self, name: str) -> int | None:
+        """A number that the kernel shows as a file, such as sys/user/max_user_namespaces."""
+        try:
+            return int((self.root / "proc" / name).read_text())
+        except (OSError, ValueError):
+            return None
+
+    def lines(self, name: str) -> list[str]:
+        """The lines of a file of this machine; none where it is not there."""
+        try:
+            return (self.root / name).read_text().splitlines()
+        except OSError:
+            return []
+
+    def install(self, *programs: str) -> str:
+        return install.command(self.programs.which, *programs)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked for. `needed` things make the doctor's exit code 3."""
+
+    what: str
+    ok: bool
+    detail: str
+    mend: str = ""
+    needed: bool = True
+
+    def lines(self) -> list[str]:
+        """It for people: a line, and a second one where something is to be done."""
+        mark = "ok" if self.ok else "MISSING" if self.needed else "-"
+        shown = [f"{mark:8}{self.what}: {self.detail}"]
+        if not self.ok:
+            shown.append(f"{'':8}  {'mend' if self.needed else 'if wanted'}: {self.mend}")
+        return shown
+
+
+def tool(host: Host, name: str, use: str, *, needed: bool = True) -> Finding:
+    """A program and what it is for."""
+    path = host.programs.which(name)
+    detail = str(path or "not found")
+    return Finding(f"{name} ({use})", path is not None, detail, host.install(name), needed)

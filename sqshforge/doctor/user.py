@@ -1,0 +1,190 @@
+"""What an ordinary user takes: user namespaces, ranges of ids, storage for buildah, /dev/fuse."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge import install
+from sqshforge.doctor.finding import Finding, Host, tool
+from sqshforge.programs import Programs
+
+IDS = 65536  # that images have files of: root's to nobody's
+FUSE = "modprobe fuse && {0}chmod 0666 /dev/fuse"
+# Settings of the kernel that keep ordinary users from namespaces, each with its bad and good value.
+SWITCHES = (
+    ("user.max_user_namespaces", 0, 10000),
+    ("kernel.unprivileged_userns_clone", 0, 1),
+    ("kernel.apparmor_restrict_unprivileged_userns", 1, 0),
+)
+# Mounts an overlay in a temporary folder below the one that is named.
+OVERLAY = """
+place=$(mktemp -d "$0/.sqshforge-XXXXXX") || exit 1
+trap 'rm -rf "$place"' EXIT
+cd "$place" && mkdir lower upper work merged &&
+mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work,userxattr overlay merged &&
+umount merged
+"""
+
+
+def findings(host: Host, *, builds: bool, runs: bool) -> Iterator[Finding]:
+    """What this user lacks to build by buildah, and to run squash files without enroot."""
+    if host.uid == 0:
+        return
+    if builds or runs:
+        yield namespaces(host, needed=runs)
+    if builds:
+        yield from _ids(host)
+        yield from _storage(host)
+    yield tool(host, "squashfuse", "mounts a sqsh without root", needed=runs)
+    yield tool(host, "fuse-overlayfs", "the same on Linux before 6.6", needed=False)
+    yield _fuse(host, needed=runs)
+
+
+def namespaces(host: Host, *, needed: bool) -> Finding:
+    """Whether this user may make a user namespace and mount in it: by making one."""
+    what = "user namespaces (`sqshforge run` as an ordinary user)"
+    if host.programs.which("unshare") is None:
+        return Finding(what, False, "unshare is missing", host.install("unshare"), needed)
+    words = ["unshare", "--user", "--map-root-user", "--mount", "true"]
+    tried = host.programs.attempt(words, timeout=20)
+    if tried.code == 0:
+        return Finding(what, True, "allowed")
+    reason = (tried.err.strip().splitlines() or ["no reason given"])[-1]
+    for name, bad, good in SWITCHES:
+        if host.setting(f"sys/{name.replace('.', '/')}") == bad:
+            if "apparmor" in name:
+                reason = "AppArmor allows them to programs with a profile of their own alone; "
+                reason += "buildah has one"
+            detail = f"not allowed: {name} is {bad} ({reason})"
+            return Finding(what, False, detail, f"{install.sudo()}sysctl {name}={good}", needed)
+    mend = "ask whoever runs this machine; a container of docker needs --privileged for them"
+    return Finding(what, False, f"not allowed: {reason}", mend, needed)
+
+
+def _ids(host: Host) -> Iterator[Finding]:
+    for name in ("newuidmap", "newgidmap"):
+        yield tool(host, name, "gives an ordinary user the ids of an image's files")
+    if any(line.split()[:1] == ["subid:"] and "files" not in line for line in _nsswitch(host)):
+        yield Finding("ranges of ids", True, "given by a directory service (/etc/nsswitch.conf)")
+        return
+    lacking = [name for name in ("uid", "gid") if _given(host, f"etc/sub{name}") < IDS]
+    start = max([100000, *_ends(host, "etc/subuid"), *_ends(host, "etc/subgid")])
+    options = "".join(f" --add-sub{name}s {start}-{start + IDS - 1}" for name in lacking)
+    where = " and ".join(f"/etc/sub{name}" for name in lacking)
+    yield Finding(
+        "ranges of ids (the files of an image have several owners)",
+        not lacking,
+        f"{where} give {host.user} fewer than {IDS}" if lacking else "/etc/subuid, /etc/subgid",
+        f"{install.sudo()}usermod{options} {host.user}",
+    )
+
+
+def _nsswitch(host: Host) -> list[str]:
+    return host.lines("etc/nsswitch.conf")
+
+
+def _ranges(host: Host, file: str) -> Iterator[tuple[str, int, int]]:
+    """The lines of /etc/subuid or /etc/subgid: whose, the first id, how many."""
+    for line in host.lines(file):
+        owner, _, rest = line.strip().partition(":")
+        start, _, count = rest.partition(":")
+        if start.isdecimal() and count.isdecimal():
+            yield owner, int(start), int(count)
+
+
+def _given(host: Host, file: str) -> int:
+    return sum(count for own, _, count in _ranges(host, file) if own in (host.user, str(host.uid)))
+
+
+def _ends(host: Host, file: str) -> list[int]:
+    return [start + count for _, start, count in _ranges(host, file)]
+
+
+def _fuse(host: Host, *, needed: bool) -> Finding:
+    is_open, detail = fuse(host)
+    mend = f"{install.sudo()}{FUSE.format(install.sudo())}"
+    return Finding("/dev/fuse (`sqshforge run` as an ordinary user)", is_open, detail, mend, needed)
+
+
+def fuse(host: Host) -> tuple[bool, str]:
+    """Whether /dev/fuse is there and open to this user, and that in words."""
+    device = host.root / "dev/fuse"
+    if not device.exists():
+        return False, "not there"
+    if not os.access(device, os.R_OK | os.W_OK):
+        return False, f"not open to {host.user}: its mode is {device.stat().st_mode & 0o777:04o}"
+    return True, "open"
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How buildah lays an image's layers over each other, and where."""
+
+    driver: str  # "overlay" (the kernel's), "fuse-overlayfs" or "vfs"
+    folder: Path
+
+
+def storage(buildah: Path, programs: Programs) -> Storage | str:
+    """What buildah says that it uses; its words where it cannot say."""
+    asked = programs.attempt([buildah, "info"], timeout=60)
+    if asked.code != 0:
+        return (asked.err.strip().splitlines() or ["no reason given"])[-1]
+    store = json.loads(asked.out)["store"]
+    options = store.get("GraphOptions") or {}
+    by_program = any("mount_program" in str(one) for one in options)
+    driver = "fuse-overlayfs" if by_program else str(store["GraphDriverName"])
+    return Storage(driver, Path(store["GraphRoot"]))
+
+
+def overlay_works(buildah: Path, folder: Path, programs: Programs) -> bool:
+    """Whether the kernel lets this user lay folders over each other there: by doing so."""
+    words: list[str | Path] = [buildah, "unshare", "--", "sh", "-c", OVERLAY, folder]
+    return programs.attempt(words, timeout=60).code == 0
+
+
+def _storage(host: Host) -> Iterator[Finding]:
+    what = "storage of buildah"
+    buildah = host.programs.which("buildah")
+    if buildah is None:
+        return
+    found = storage(buildah, host.programs)
+    if isinstance(found, str):
+        yield Finding(what, False, found, "the findings above, or docker")
+        return
+    if found.driver not in ("vfs", "fuse-overlayfs"):
+        yield Finding(what, True, f"the kernel's overlay, in {found.folder}")
+        return
+    has_fuse = host.programs.which("fuse-overlayfs") is not None
+    is_open, state = fuse(host)
+    if found.driver == "fuse-overlayfs":
+        yield Finding(
+            what,
+            has_fuse and is_open,
+            f"fuse-overlayfs, in {found.folder}; /dev/fuse: {state}",
+            f"{install.sudo()}{FUSE.format(install.sudo())}"
+            if has_fuse
+            else host.install("fuse-overlayfs"),
+        )
+        return
+    detail = f"vfs, in {found.folder}: every layer is copied whole, which is slow and large"
+    setting = '[storage]\\ndriver = "overlay"\\n'
+    if not overlay_works(buildah, found.folder, host.programs):
+        if not has_fuse or not is_open:
+            opened = "" if is_open else f"{install.sudo()}{FUSE.format(install.sudo())}"
+            mend = " && ".join(one for one in (opened, _fuse_overlayfs(host, has_fuse)) if one)
+            mend += "; or Linux 5.13 or later, and a local file system there"
+            yield Finding(what, False, detail, mend, needed=False)
+            return
+        setting += "[storage.options.overlay]\\n"
+        setting += f'mount_program = "{host.programs.which("fuse-overlayfs")}"\\n'
+    mend = "mkdir -p ~/.config/containers && "
+    mend += f"printf '{setting}' > ~/.config/containers/storage.conf"
+    yield Finding(what, False, detail, mend, needed=False)
+
+
+def _fuse_overlayfs(host: Host, is_there: bool) -> str:
+    return "" if is_there else host.install("fuse-overlayfs")
