@@ -217,11 +217,12 @@ if [ -n "$required" ]; then
 fi
 
 [ -z "$made" ] || exit 0
-[ -w . ] || fail "$PWD belongs to $(stat -c %U .), and $(id -un) cannot write there" \
-    "use a checkout of your own, or: sudo chown -R $(id -un): $PWD"
+user=$(id -un 2>/dev/null) || user=$(id -u)
+[ -w . ] || fail "$PWD belongs to $(stat -c %U .), and $user cannot write there" \
+    "use a checkout of your own, or: sudo chown -R $user $PWD"
 closed=$(find "$venv" ./*.egg-info -type d ! -writable -print -quit 2>/dev/null) || :
-[ -z "$closed" ] || fail "$PWD/$closed belongs to $(stat -c %U "$closed"), not to $(id -un)" \
-    "sudo chown -R $(id -un): $PWD"
+[ -z "$closed" ] || fail "$PWD/$closed belongs to $(stat -c %U "$closed"), not to $user" \
+    "sudo chown -R $user $PWD"
 
 # Only one at a time; what a killed one has left running (pip, say) holds the lock on.
 if [ -z "${SQSHFORGE_SETUP:-}" ] && command -v flock >/dev/null; then

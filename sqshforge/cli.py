@@ -60,10 +60,24 @@ def main() -> NoReturn:
         code = 128 + signal.SIGINT
     except OSError as error:
         # What a command foresees is a domain error; this is the disk or the system itself.
+        theirs = _denied(error)
+        if theirs is not None:
+            click.echo("\n".join(theirs.lines()), err=True)
+            sys.exit(theirs.exit_code)
         place = f"\n  where: {error.filename}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
         code = 1
     sys.exit(code)
+
+
+def _denied(error: OSError) -> SqshforgeError | None:
+    """What to say where another user's files in the checkout are in the way."""
+    from sqshforge import project
+
+    try:
+        return project.find().denied(error)
+    except SqshforgeError:
+        return None  # there is no checkout
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,14 +41,26 @@ class Project:
 
         They come from a run as root, say, in the checkout of an ordinary user.
         """
-        closed = in_the_way(self.build if self.build.exists() else self.root)
+        folder = self.build if self.build.exists() else self.root
+        closed = in_the_way(folder, deep=folder == self.build)
         if closed is not None:
-            raise not_ours(closed, self.build if self.build.exists() else self.root)
+            raise not_ours(closed, folder)
+
+    def denied(self, error: OSError) -> MissingError | None:
+        """What a refused access to the checkout comes from, where it is another user's files."""
+        if not isinstance(error, PermissionError) or error.filename is None:
+            return None
+        path = Path(os.fsdecode(error.filename)).absolute()
+        while not os.path.lexists(path):
+            path = path.parent
+        if not path.is_relative_to(self.root) or path.lstat().st_uid == os.geteuid():
+            return None
+        return not_ours(path, self.root)
 
 
-def in_the_way(folder: Path) -> Path | None:
+def in_the_way(folder: Path, *, deep: bool = True) -> Path | None:
     """The first folder or lock in a folder that another user owns and this one cannot write to."""
-    for path in (folder, *_below(folder)):
+    for path in (folder, *(_below(folder) if deep else ())):
         try:
             is_foreign = path.lstat().st_uid != os.geteuid()
         except OSError:  # it is gone, or was never there
@@ -60,11 +72,19 @@ def in_the_way(folder: Path) -> Path | None:
 
 def not_ours(path: Path, folder: Path) -> MissingError:
     """The error for a path that another user owns; `folder` is what is to change its owner."""
-    user = getpass.getuser()
+    user = user_name()
     return MissingError(
         f"{path} belongs to {owner(path)}, and {user} cannot write there",
-        mend=f"sudo chown -R {user}: {folder}  (or use a checkout of your own)",
+        mend=f"sudo chown -R {user} {folder}  (or use a checkout of your own)",
     )
+
+
+def user_name() -> str:
+    """The name of this user, or its number where it has none."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
 
 
 def owner(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The command that each command ends with: it runs as it stands, from the folder it was shown in."""
+"""The command that each command ends with: it runs as it stands, where it was shown."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_of_every_command_on_a_recipe(cwd: Path, tmp_path: Path) -> None:
         ["doctor"],
     ):
         line = said(*words, cwd=cwd)
-        assert line.startswith("make " if cwd == ROOT else f"make -C {ROOT} ")
+        assert line.startswith("make " if cwd == ROOT else f"make -C {ROOT.relative_to(cwd)} ")
         require_runs(line, cwd)
 
 
@@ -97,10 +97,11 @@ def test_of_every_command_on_a_file(
     tiny: Path, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = tmp_path / "root"
-    (source / "sqshforge").mkdir(parents=True)
+    (source / "etc").mkdir(parents=True)
+    (source / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     packed = tmp_path / "a b.sqsh"
     env = {"SQSHFORGE_CACHE": str(tmp_path / "cache")}
-    for words in (
+    commands: list[list[str | Path]] = [
         ["pack", f"rootfs:{source}", "-o", packed],
         ["inspect", packed],
         ["diff", packed, tiny],
@@ -108,7 +109,8 @@ def test_of_every_command_on_a_file(
         ["sign", packed, "--key", key],
         ["cache", "ls"],
         ["cache", "prune"],
-    ):
+    ]
+    for words in commands:
         line = said(*words, cwd=tmp_path, env=env)
         require_runs(line, tmp_path)
         if words[0] in ("pack", "inspect", "sign"):
@@ -121,14 +123,15 @@ def test_of_every_command_on_a_file(
 
 
 def test_of_status(runs: Path) -> None:
-    for words in (["status", "--root", runs.parent], ["status", runs]):
+    commands: list[list[str | Path]] = [["status", "--root", runs.parent], ["status", runs]]
+    for words in commands:
         line = said(*words, cwd=runs.parent)
         assert "'one two'" in line
         require_runs(line, runs.parent)
 
 
 def test_of_a_run_that_failed_with_its_output_here(runs: Path) -> None:
-    noted(runs, 1)
+    noted(runs, 2)
     assert "--json" in said("status", runs, cwd=runs.parent)
     (runs.parent / "slurm-4242.out").write_text("why\n")
     line = said("status", runs, cwd=runs.parent)

@@ -184,7 +184,8 @@ def test_what_only_ordinary_users_need_is_noted_and_not_asked_for(machine: Machi
     done = machine.run(user=True)
     assert done.returncode == 0 and machine.is_set_up, done.stderr
     assert done.stderr.splitlines() == [
-        "note: squashfuse is missing, which is needed for running a squash file as an ordinary user",
+        "note: squashfuse is missing, which is needed for running a squash file as an ordinary "
+        "user",
         "note: fuse-overlayfs is missing, which is needed for running one on Linux before 6.6",
     ]
     assert machine.run(user=True).stderr == ""  # told once
@@ -348,7 +349,7 @@ def test_root_s_environment_serves_a_user_until_it_must_change(machine: Machine)
     assert done.returncode == 3
     error, mend = done.stderr.splitlines()
     assert error == f"error: {machine.checkout}/.venv belongs to root, not to nobody"
-    assert mend == f"  mend:  sudo chown -R nobody: {machine.checkout}"
+    assert mend == f"  mend:  sudo chown -R nobody {machine.checkout}"
     subprocess.run(shlex.split(mend.partition("sudo ")[2]), check=True)  # it is what makes it go on
     assert machine.run(user=True).returncode == 0 and machine.is_set_up
 

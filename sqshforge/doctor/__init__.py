@@ -154,6 +154,6 @@ def _owners(host: Host) -> Iterator[Finding]:
                 f"{folder.name}/ is {host.user}'s",
                 closed is None,
                 "yes" if closed is None else f"{closed} belongs to {owner(closed)}",
-                f"sudo chown -R {host.user}: {folder}",
+                f"sudo chown -R {host.user} {folder}",
                 needed=folder == host.project.build,
             )

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge import install
 from sqshforge.programs import Programs
-from sqshforge.project import Project
-
-
-def _name() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name
-        return str(os.geteuid())
+from sqshforge.project import Project, user_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +20,7 @@ class Host:
     engine: str = ""  # the one that was asked for; "" for the one that is there
     root: Path = Path("/")
     uid: int = field(default_factory=os.geteuid)
-    user: str = field(default_factory=_name)
+    user: str = field(default_factory=user_name)
 
     def setting(self, name: str) -> int | None:
         """A number that the kernel shows as a file, such as sys/user/max_user_namespaces."""
