@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -54,6 +56,14 @@ def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def signal_all(number: signal.Signals) -> None:
+    """Signal every process of the test's containers, in any session, as Slurm does with a step."""
+    for pid in processes.having({MARK: os.environ[MARK]}):
+        if not processes.command(pid).startswith("sleep"):
+            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
+                os.kill(pid, number)
 
 
 def argv(image: Path, *words: str | Path) -> list[str]:
