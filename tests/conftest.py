@@ -15,8 +15,8 @@ from sqshforge.progress import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Fixtures of things that only root can start; a test that asks for one takes root by that.
-ROOT_FIXTURES = frozenset({"cluster", "docker_host"})
+# Fixtures of what only root can start or become; a test that asks for one takes root by that.
+ROOT_FIXTURES = frozenset({"docker_host", "slurm", "user"})
 
 # Before torch is imported. Tests run side by side, a core each; with more threads than cores
 # OpenMP's waiting took four times the processor's time.

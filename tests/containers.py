@@ -14,10 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqshforge.programs import Programs
+import pytest
+
 from tests import processes
 
 MARK = "SQSHFORGE_TEST"  # in the environment of everything that a test starts
+# Values of `fuse`: an ordinary user cannot have the kernel mount a file.
+FUSE = [
+    pytest.param(False, id="kernel", marks=pytest.mark.root),
+    pytest.param(True, id="squashfuse"),
+]
 
 
 @contextmanager
@@ -38,14 +44,22 @@ def watched(images: Path) -> Iterator[None]:
 def traces(mark: str, images: Path) -> list[str]:
     """Processes with this mark, loop devices of images in this folder, and visible mounts."""
     running = [f"process {processes.command(pid)}" for pid in processes.having({MARK: mark})]
-    loops = Programs().capture(["losetup", "--all", "--noheadings"]).splitlines()
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     place = f"{tempfile.gettempdir()}/sqshforge-"
     return [
         *running,
-        *(f"loop {line}" for line in loops if f"{images}/" in line),
+        *(f"loop {line}" for line in _loops() if line.startswith(f"{images}/")),
         *(f"mount {line}" for line in mounts if place in line),
     ]
+
+
+def _loops() -> list[str]:
+    """The files behind this machine's loop devices; losetup is not on every user's PATH."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # the device may go meanwhile
+            found.append(path.read_text().strip())
+    return found
 
 
 def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:

@@ -19,6 +19,7 @@ from sqshforge.programs import Programs, stop
 PATIENCE = 60.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.
 CLIENT = Path("/usr/bin/docker")
+BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def storage_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(name="engine", params=["buildah", "docker"])
+@pytest.fixture(name="engine", params=BOTH)
 def engine_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Each engine in turn, with images of the tests' own."""
     request.getfixturevalue("storage")

@@ -43,7 +43,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["kernel", "squashfuse"])
+@pytest.fixture(params=containers.FUSE)
 def start(request: pytest.FixtureRequest, tiny: Path) -> Start:
     """Run a command in a container, its file mounted by the kernel and by squashfuse."""
 

@@ -48,7 +48,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["kernel", "squashfuse"])
+@pytest.fixture(params=containers.FUSE)
 def saving(
     request: pytest.FixtureRequest, tiny: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -170,6 +170,7 @@ def test_an_image_without_a_shell_is_told_in_two_lines(images: Path) -> None:
     )
 
 
+@pytest.mark.root
 def test_root_without_the_right_to_mount_is_told(tiny: Path) -> None:
     """As in a container of docker: uid 0, but no CAP_SYS_ADMIN."""
     argv = ["setpriv", "--bounding-set", "-sys_admin", *containers.argv(tiny, "--", "true")]
