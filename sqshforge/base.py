@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +26,7 @@ from sqshforge.render import base_reference
 from sqshforge.supply import Bundle, Outside
 
 REPOSITORY = "localhost/sqshforge-base"
+TRUSTED = Path("/etc/apt/trusted.gpg.d")  # the keys that this machine's apt trusts
 # Nobody reads manuals in a training image; what apt installs later keeps to this too.
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 KEPT = ("/usr/share/doc/*/copyright",)
@@ -34,6 +38,7 @@ class Foundry:
 
     engine: Engine
     cache: Path
+    keys: Path  # SUITE.asc: the keys that a bootstrap trusts
     mirrors: Mirrors
     programs: Programs
     reporter: Reporter
@@ -43,6 +48,7 @@ class Foundry:
         return cls(
             engine=engine,
             cache=project.build / "bases",
+            keys=project.recipes / "keys",
             mirrors=outside.mirrors,
             programs=outside.programs,
             reporter=outside.reporter,
@@ -100,7 +106,7 @@ def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:
     reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
     tar = foundry.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
-        make(bootstrap, sources, tar, foundry.programs, reporter)
+        make(bootstrap, sources, tar, foundry)
     engine.load(tar, bootstrapped, made_at)
     return bootstrapped
 
@@ -161,27 +167,44 @@ def make(
     bootstrap: Bootstrap,
     sources: Sequence[str],
     tar: Path,
-    programs: Programs,
-    reporter: Reporter,
+    foundry: Foundry,
 ) -> None:
     """Bootstrap a system into a tar file, which is there whole or not at all.
 
     mmdebstrap goes by SOURCE_DATE_EPOCH itself: times, and the days in /etc/shadow.
     """
-    argv: list[str | Path] = [programs.require("mmdebstrap", "it makes the base image")]
+    argv: list[str | Path] = [foundry.programs.require("mmdebstrap", "it makes the base image")]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
     argv += ["--aptopt=Acquire::Languages none"]
     tar.parent.mkdir(parents=True, exist_ok=True)
     partial = tar.with_name(f".{os.getpid()}-{tar.name}")
-    argv += [bootstrap.suite, partial, *sources]
     try:
-        with reporter.track("bootstrap") as tracker:
-            programs.follow(argv, tracker.note)
+        with (
+            _trusted(foundry.keys / f"{bootstrap.suite}.asc") as keys,
+            foundry.reporter.track("bootstrap") as tracker,
+        ):
+            argv += [f"--keyring={keys}", bootstrap.suite, partial, *sources]
+            foundry.programs.follow(argv, tracker.note)
         partial.rename(tar)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def _trusted(pinned: Path) -> Iterator[Path]:
+    """A folder of keys for apt: those of this machine, and the pinned ones if there are any.
+
+    It lies where temporary files do, as apt reads keys as a user of its own.
+    """
+    with tempfile.TemporaryDirectory(prefix="sqshforge-keys-") as folder:
+        place = Path(folder)
+        place.chmod(0o755)
+        for key in (*sorted(TRUSTED.glob("*.gpg")), *sorted(TRUSTED.glob("*.asc")), pinned):
+            if key.is_file():
+                shutil.copyfile(key, place / key.name)
+        yield place
 
 
 def _name(reference: str) -> str:

@@ -67,11 +67,14 @@ def build(
     busy = f"waiting for another build of {what.target}"
     with alone(project.build / f".{what.target}.lock", busy, reporter):
         made_at = epoch.asked()
-        digest = render.context(what, locked, root, {}).digest()
+        context = render.context(what, locked, root, {})
+        digest = context.digest()
         inputs = digest if made_at is None else f"{digest} at {made_at}"
         image = engine.image(name)
         up_to_date = image is not None and image.labels.get(INPUTS) == inputs
         if not up_to_date:
+            for warning in engine.check(context.files["Dockerfile"].decode()):
+                reporter.say(warning)
             for entry in locked.unlocked:
                 reporter.say(f"warning: not locked: {entry}")
             require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")

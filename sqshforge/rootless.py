@@ -1,22 +1,32 @@
 """An ordinary user as root of a user namespace, where what only root can read and mount is theirs.
 
-The process itself steps into it, so that signals and the exit code are its own. (What is started
-by `buildah unshare` lives on where buildah gets a signal, and its own death is not told.)
+A child process steps into it and does the work there, so that the caller stays what it is and
+later steps find their usual rights. (What `buildah unshare` starts is no substitute: it lives on
+where buildah gets a signal, and how it ended is not reported.)
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import pickle
 import pwd
+import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn, TypeVar
 
-from sqshforge.errors import MissingError
+from sqshforge.engine import storage
+from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.programs import Programs
-from sqshforge.syscalls import CLONE_NEWUSER
+from sqshforge.syscalls import CLONE_NEWUSER, die_with_parent
+
+Result = TypeVar("Result")
 
 CLONE_NEWNS = 0x00020000
 HOLDER = "echo $$; read -r _ || :"  # ends when its standard input does: however we end, it is gone
@@ -28,14 +38,78 @@ MEND = (
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def enter(address: str, programs: Programs) -> None:
-    """Make an ordinary user root of a user namespace, with mounts of its own, to pack a source.
+def call(work: Callable[[], Result], address: str, programs: Programs) -> Result:
+    """Call a function that reads the image at an address, with the rights that this takes.
 
-    Only for the sources that need it; nothing is done for root. There is no way back, and no
-    thread may run yet. Raises `MissingError` where this user can have no such namespace.
+    For root this is a plain call. For an ordinary user the function runs in a child process,
+    which is root of a user namespace where the source needs one; the result, or the error, comes
+    back. A signal that ends this process ends the child too, which clears up first.
+
+    Raises what the function raises, and `MissingError` where this user can have no such namespace.
     """
     if os.geteuid() == 0:
-        return
+        return work()
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        _work(work, address, programs, writing, parent)
+    os.close(writing)
+    try:
+        with os.fdopen(reading, "rb") as answer:
+            said = answer.read()
+        status = os.waitpid(child, 0)[1]
+    except BaseException:  # the end of this process: SIGTERM, Ctrl-C
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGTERM)
+            os.waitpid(child, 0)
+        raise
+    if not said:
+        how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else "an error of its own"
+        raise WorkError(f"the process that reads the image was ended by {how}", where=address)
+    done, value = pickle.loads(said)
+    if not done:
+        raise value
+    return value  # type: ignore[no-any-return]
+
+
+def _work(
+    work: Callable[[], object], address: str, programs: Programs, answer: int, parent: int
+) -> NoReturn:
+    """Do the work as the child, report the result or the error, and end."""
+    # A terminal interrupts the parent too, which then asks for the end: once is enough.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    code = 1
+    try:
+        try:
+            die_with_parent(signal.SIGTERM, parent)
+            _enter(address, programs)
+            die_with_parent(signal.SIGTERM, parent)  # a change of rights cancels the first request
+            said: tuple[bool, object] = (True, work())
+        except (SqshforgeError, OSError) as error:
+            said = (False, error)
+        with os.fdopen(answer, "wb") as file:
+            file.write(pickle.dumps(said))
+        code = 0
+    except SystemExit as error:  # SIGTERM
+        code = error.code if isinstance(error.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _enter(address: str, programs: Programs) -> None:
+    """Become root of a user namespace, with mounts of its own, where a source needs it.
+
+    There is no way back, and no thread may run yet. Raises `MissingError` where this user can have
+    no such namespace.
+    """
     if address.startswith("buildah://"):
         _enter_buildahs(programs)
     elif address.startswith("rootfs:"):
@@ -58,6 +132,7 @@ def _enter_buildahs(programs: Programs) -> None:
     There alone it can mount the user's images.
     """
     buildah = programs.require("buildah", "the source is in its storage")
+    storage.choose(buildah, programs)
     for program in ("newuidmap", "newgidmap"):
         if programs.which(program) is None:
             raise MissingError(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import engine, lock, recipe, smoke, source, squash, supply, vendor
+from sqshforge import engine, lock, recipe, rootless, smoke, source, squash, supply, vendor
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.programs import Programs
@@ -57,17 +57,10 @@ class Steps:
         output: Path,
         options: squash.Options,
         cache: Cache | None,
-        way: source.Way = source.Way.OWN,
+        way: source.Way = source.Way.LENT,
     ) -> squash.Packed:
         """Pack a target's image; `way` is how docker's are read."""
-        return squash.pack(
-            source.parse(built.source, self.programs, self.reporter, way),
-            output,
-            options,
-            self.programs,
-            self.reporter,
-            cache,
-        )
+        return pack(built.source, output, options, self.programs, self.reporter, cache, way)
 
     def prove(self, packed: squash.Packed) -> smoke.Outcome:
         """The smoke test's outcome for a sqsh: remembered where it passed, else run now."""
@@ -78,3 +71,24 @@ class Steps:
         if outcome.ok:
             smoke.remember(packed.path, packed.key, outcome)
         return outcome
+
+
+def pack(
+    address: str,
+    output: Path,
+    options: squash.Options,
+    programs: Programs,
+    reporter: Reporter,
+    cache: Cache | None,
+    way: source.Way = source.Way.LENT,
+) -> squash.Packed:
+    """Pack the image at an address, as root or as an ordinary user.
+
+    Raises what `squash.pack` and `rootless.call` raise.
+    """
+
+    def work() -> squash.Packed:
+        image = source.parse(address, programs, reporter, way)
+        return squash.pack(image, output, options, programs, reporter, cache)
+
+    return rootless.call(work, address, programs)

@@ -186,6 +186,7 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
             base.Foundry(
                 engine=buildah,
                 cache=tmp_path,
+                keys=tmp_path,
                 mirrors=Mirrors(),
                 programs=PROGRAMS,
                 reporter=Reporter(quiet=True),

@@ -41,8 +41,8 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
-    from sqshforge import rootless, squash
     from sqshforge import source as sources
+    from sqshforge import squash, steps
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
@@ -55,16 +55,11 @@ def pack(
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
-        programs = Programs()
-        rootless.enter(source, programs)
-        reporter = Reporter()
-        image = sources.parse(source, programs, reporter, way)
-        packed = squash.pack(image, output, options, programs, reporter, cache)
+        packed = steps.pack(source, output, options, Programs(), Reporter(), cache, way)
     else:
-        steps = steps_of(engine, settings)
-        built = steps.build(source)
-        rootless.enter(built.source, steps.programs)
-        packed = steps.pack(built, output or steps.project.sqsh(source), options, cache, way)
+        ours = steps_of(engine, settings)
+        place = output or ours.project.sqsh(source)
+        packed = ours.pack(ours.build(source), place, options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
     click.echo(f"next: sqshforge smoke-test {packed.path}")

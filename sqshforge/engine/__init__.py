@@ -24,6 +24,12 @@ class Engine(Protocol):
     def name(self) -> str:
         """Which engine it is: `docker` or `buildah`."""
 
+    def check(self, dockerfile: str) -> list[str]:
+        """What a user should know before a build of such a Dockerfile begins.
+
+        Raises `MissingError` where this engine cannot build it.
+        """
+
     def storage(self) -> Path:
         """The folder that images take room in."""
 

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sqshforge.engine import storage, volumes
 from sqshforge.engine.types import Build, Image
+from sqshforge.errors import MissingError
 from sqshforge.programs import Programs
 
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
@@ -29,11 +31,36 @@ class Buildah:
 
     @classmethod
     def find(cls, programs: Programs) -> Buildah:
-        return cls(programs.require("buildah", "it builds images without a daemon"), programs)
+        program = programs.require("buildah", "it builds images without a daemon")
+        storage.choose(program, programs)
+        return cls(program, programs)
+
+    def check(self, dockerfile: str) -> list[str]:
+        if not self._knows_bind_mounts() and volumes.plain(dockerfile) is None:
+            raise MissingError(
+                f"buildah {'.'.join(map(str, self._version()))} cannot build this image: "
+                "its Dockerfile mounts what other stages made, which buildah can do from 1.24 on",
+                where=str(self.program),
+                mend="build with docker (apt-get install docker.io docker-buildx; ENGINE=docker), "
+                "or on a machine with a newer buildah",
+            )
+        return [storage.COPYING] if storage.is_copying(self._info()) else []
 
     def storage(self) -> Path:
-        facts = json.loads(self.programs.capture([self.program, "info"]))
-        return Path(facts["store"]["GraphRoot"])
+        return Path(self._info()["store"]["GraphRoot"])
+
+    def _info(self) -> dict[str, Any]:
+        facts: dict[str, Any] = json.loads(self.programs.capture([self.program, "info"]))
+        return facts
+
+    def _version(self) -> tuple[int, ...]:
+        found = re.search(
+            r"version (\d+)\.(\d+)", self.programs.capture([self.program, "--version"])
+        )
+        return (int(found[1]), int(found[2])) if found else (0,)
+
+    def _knows_bind_mounts(self) -> bool:
+        return self._version() >= volumes.FIRST_WITH_BIND
 
     def image(self, name: str) -> Image | None:
         asked = self.programs.attempt([self.program, "inspect", "--type", "image", name])
@@ -96,7 +123,7 @@ class Buildah:
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
         plain = f"{build.name.rpartition(':')[0]}:plain"
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
-        argv += [*_timestamp(build.epoch), build.context]
+        argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
         before = self._containers()
         try:
             self.programs.follow(argv, on_line)
@@ -104,6 +131,19 @@ class Buildah:
         except BaseException:
             self._remove_leftovers(before)
             raise
+
+    def _without_bind_mounts(self, build: Build) -> list[str | Path]:
+        """The options that stand for bind mounts where buildah does not know those."""
+        if self._knows_bind_mounts():
+            return []
+        plain = volumes.plain((build.context / "Dockerfile").read_text())
+        assert plain is not None  # `check` has refused others
+        file = build.context.with_name("Dockerfile.plain")
+        file.write_text(plain.dockerfile)
+        argv: list[str | Path] = ["--file", file]
+        for target, source in sorted(plain.volumes.items()):
+            argv += ["--volume", f"{build.context / source}:{target}:ro"]
+        return argv
 
     def _annotate(self, plain: str, build: Build) -> None:
         """Give an image its annotations and its name, without another layer.

@@ -60,6 +60,9 @@ class Docker:
             )
         return docker
 
+    def check(self, dockerfile: str) -> list[str]:
+        return []
+
     def storage(self) -> Path:
         root = self.programs.capture([self.client, "info", "--format", "{{.DockerRootDir}}"])
         return Path(root.strip())

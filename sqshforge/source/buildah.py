@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.enroot import ImageConfig
-from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.errors import RequestError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.runtime.paths import unescape
 from sqshforge.source import working
@@ -53,12 +52,6 @@ class Storage:
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Folder]:
         program = self.programs.require("buildah")
-        if os.geteuid() != 0:  # `rootless.enter` makes an ordinary user root of a namespace
-            raise MissingError(
-                "buildah mounts an ordinary user's images for `sqshforge pack` only",
-                where=f"buildah://{self.name}",
-                mend="sqshforge pack this image (or the target), then go on with its file",
-            )
         listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
         for abandoned in working.abandoned(listed.splitlines()):
             self._remove(program, abandoned)
