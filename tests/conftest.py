@@ -15,9 +15,6 @@ from sqshforge.progress import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Fixtures of what only root can start or become; a test that asks for one takes root by that.
-ROOT_FIXTURES = frozenset({"docker_host", "slurm", "user"})
-
 # Before torch is imported. Tests run side by side, a core each; with more threads than cores
 # OpenMP's waiting took four times the processor's time.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +41,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import build, engine, recipe, source, squash
+    from sqshforge import build, engine, recipe, rootless, source, squash
     from sqshforge import lock as locks
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
@@ -56,12 +53,9 @@ def packed_image() -> Iterator[Path]:
         locked = locks.load(what, ROOT / "recipes")
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
-        squash.pack(
-            source.parse(built.source, programs),
-            path,
-            squash.Options.of("shared"),
-            programs,
-            reporter,
+        image, options = source.parse(built.source, programs), squash.Options.of("shared")
+        rootless.call(
+            lambda: squash.pack(image, path, options, programs, reporter), built.source, programs
         )
     yield path
 
@@ -70,6 +64,11 @@ def packed_image() -> Iterator[Path]:
 def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No docker daemon answers, whatever runs on this machine."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+@pytest.fixture(scope="session")
+def as_root() -> None:
+    """A fixture that only root can set up asks for this: it marks the tests as taking root."""
 
 
 @pytest.fixture
@@ -102,7 +101,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
-        if ROOT_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        if "as_root" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
         if _needs_root(item):
             item.user_properties.append(("root", "taken"))

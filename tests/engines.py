@@ -69,7 +69,7 @@ def mounts(folder: Path) -> list[str]:
 
 
 @pytest.fixture(name="docker_host", scope="module")
-def docker_host_fixture() -> Iterator[str]:
+def docker_host_fixture(as_root: None) -> Iterator[str]:
     """DOCKER_HOST of a private daemon; the variable itself is left as it is."""
     with daemon() as host:
         yield host

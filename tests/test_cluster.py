@@ -21,7 +21,7 @@ from tests.cluster import Cluster, ClusterError, cluster
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
+def slurm(as_root: None) -> Iterator[Cluster]:
     with cluster(kill_wait=5) as started:
         yield started
 
