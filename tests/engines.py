@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,14 +23,15 @@ BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]
 
 
 @contextmanager
-def daemon() -> Iterator[str]:
+def daemon(before: Sequence[str] = (), options: Sequence[str] = ()) -> Iterator[str]:
     """Debian's dockerd for the length of a block; gives the value of DOCKER_HOST.
 
-    It touches neither the network of this machine nor another daemon's containers.
+    It touches neither the network of this machine nor another daemon's containers. `before` are
+    words to start it by, `options` more of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="sqd-"))  # short: a socket's path has 107 bytes at most
     host = f"unix://{folder}/s"
-    argv = ["/usr/sbin/dockerd", "--storage-driver=overlay2", "--iptables=false"]
+    argv = [*before, "/usr/sbin/dockerd", *options, "--storage-driver=overlay2", "--iptables=false"]
     argv += ["--ip-forward=false", "--bridge=none", "-H", host, "--data-root", str(folder / "d")]
     argv += ["--exec-root", str(folder / "e"), "--pidfile", str(folder / "pid")]
     try:
