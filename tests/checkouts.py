@@ -43,13 +43,32 @@ def copy(place: Path, lines: str | None = None) -> Path:
     """
     for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    _share(place)
+    if lines is not None:
+        (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{TAIL}")
+    return place
+
+
+def clone(place: Path) -> Path:
+    """A fresh clone with this checkout's changes, and what its builds have downloaded."""
+    git = ["git", "-C", str(ROOT)]
+    programs = Programs()
+    programs.capture(["git", "clone", "--quiet", ROOT, place])
+    changed = programs.capture([*git, "ls-files", "-z", "-dmo", "--exclude-standard"])
+    for name in filter(None, changed.split("\0")):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).unlink(missing_ok=True)
+        if (ROOT / name).exists():
+            shutil.copy2(ROOT / name, place / name)
+    _share(place)
+    return place
+
+
+def _share(place: Path) -> None:
     (place / "build").mkdir()
     for name in ("bases", "vendor"):
         (ROOT / "build" / name).mkdir(parents=True, exist_ok=True)
         (place / "build" / name).symlink_to(ROOT / "build" / name)
-    if lines is not None:
-        (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{TAIL}")
-    return place
 
 
 def bare(place: Path) -> Path:

@@ -41,7 +41,7 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import build, engine, recipe, source, squash
+    from sqshforge import build, engine, recipe, rootless, source, squash
     from sqshforge import lock as locks
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
@@ -53,12 +53,9 @@ def packed_image() -> Iterator[Path]:
         locked = locks.load(what, ROOT / "recipes")
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
-        squash.pack(
-            source.parse(built.source, programs),
-            path,
-            squash.Options.of("shared"),
-            programs,
-            reporter,
+        image, options = source.parse(built.source, programs), squash.Options.of("shared")
+        rootless.call(
+            lambda: squash.pack(image, path, options, programs, reporter), built.source, programs
         )
     yield path
 
@@ -67,6 +64,22 @@ def packed_image() -> Iterator[Path]:
 def no_docker(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No docker daemon answers, whatever runs on this machine."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/no.sock")
+
+
+@pytest.fixture(scope="session")
+def as_root() -> None:
+    """A fixture that only root can set up asks for this: it marks the tests as taking root."""
+
+
+@pytest.fixture
+def usual_hangup() -> Iterator[None]:
+    """What the test starts has SIGHUP's usual meaning, also under nohup, which has it ignored.
+
+    By a handler, which nobody inherits: the tests themselves go on after a hangup, as nohup says.
+    """
+    before = signal.signal(signal.SIGHUP, lambda number, frame: None)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 def pytest_configure() -> None:
@@ -80,40 +93,70 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by what is marked here
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the long ones: at the end, the other processes would wait for them.
 
-    And let each report carry the hardware that its test names (`@pytest.mark.hardware("GPU")`).
+    Mark what takes root by a fixture, and let each report carry why its test may be skipped.
     """
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
+        if "as_root" in getattr(item, "fixturenames", ()):
+            item.add_marker("root")
+        if _needs_root(item):
+            item.user_properties.append(("root", "taken"))
         marker = item.get_closest_marker("hardware")
         if marker is not None:
             item.user_properties.append(("hardware", marker.args[0]))
 
 
+@pytest.hookimpl(tryfirst=True)  # before fixtures are set up
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if _needs_root(item):
+        pytest.skip("takes root")
+
+
+def _needs_root(item: pytest.Item) -> bool:
+    """Tell whether a test takes root and we are not root: as root nothing is left out for it."""
+    return os.geteuid() != 0 and item.get_closest_marker("root") is not None
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A skipped test is a failure, unless it names hardware that no build machine has."""
+    """A skipped test is a failure, unless it takes hardware or rights that are not here."""
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None and session.exitstatus == 0 and _skipped_without_reason(reporter):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
-def _skipped_without_reason(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+def _skipped(reporter: pytest.TerminalReporter, why: str) -> list[pytest.TestReport]:
+    """The skipped tests that carry a reason of this kind."""
     skipped = reporter.stats.get("skipped", [])
-    return [one for one in skipped if "hardware" not in dict(getattr(one, "user_properties", ()))]
+    return [one for one in skipped if why in dict(getattr(one, "user_properties", ()))]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+def _skipped_without_reason(reporter: pytest.TerminalReporter) -> list[pytest.TestReport]:
+    known = [*_skipped(reporter, "hardware"), *_skipped(reporter, "root")]
+    return [one for one in reporter.stats.get("skipped", []) if one not in known]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # around pytest's own: below its summary
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
     """End with the counts and with the reason of every skipped test, in plain words."""
+    yield
     stats = terminalreporter.stats
     passed, skipped = (len(stats.get(name, [])) for name in ("passed", "skipped"))
     failed = len(stats.get("failed", [])) + len(stats.get("error", []))
     terminalreporter.section("tests")
+    left_out = _skipped(terminalreporter, "root")
     for one in stats.get("skipped", []):
-        terminalreporter.line(f"skipped {one.nodeid}: {one.longrepr[2]}")
+        if one not in left_out:
+            terminalreporter.line(f"skipped {one.nodeid}: {one.longrepr[2]}")
     for one in _skipped_without_reason(terminalreporter):
         terminalreporter.line(f"FAILED {one.nodeid}: skipped, and names no missing hardware")
     terminalreporter.line(
         f"{passed + failed + skipped} tests: {passed} passed, {failed} failed, {skipped} skipped"
     )
+    if left_out:
+        terminalreporter.line(
+            f"{len(left_out)} of the skipped tests take root; to run them: sudo make test-root"
+        )

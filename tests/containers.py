@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -12,10 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqshforge.programs import Programs
+import pytest
+
 from tests import processes
 
 MARK = "SQSHFORGE_TEST"  # in the environment of everything that a test starts
+# Values of `fuse`: an ordinary user cannot have the kernel mount a file.
+FUSE = [
+    pytest.param(False, id="kernel", marks=pytest.mark.root),
+    pytest.param(True, id="squashfuse"),
+]
 
 
 @contextmanager
@@ -36,14 +44,22 @@ def watched(images: Path) -> Iterator[None]:
 def traces(mark: str, images: Path) -> list[str]:
     """Processes with this mark, loop devices of images in this folder, and visible mounts."""
     running = [f"process {processes.command(pid)}" for pid in processes.having({MARK: mark})]
-    loops = Programs().capture(["losetup", "--all", "--noheadings"]).splitlines()
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     place = f"{tempfile.gettempdir()}/sqshforge-"
     return [
         *running,
-        *(f"loop {line}" for line in loops if f"{images}/" in line),
+        *(f"loop {line}" for line in _loops() if line.startswith(f"{images}/")),
         *(f"mount {line}" for line in mounts if place in line),
     ]
+
+
+def _loops() -> list[str]:
+    """The files behind this machine's loop devices; losetup is not on every user's PATH."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # the device may go meanwhile
+            found.append(path.read_text().strip())
+    return found
 
 
 def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:
@@ -54,6 +70,14 @@ def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:
             return False
         time.sleep(0.02)
     return True
+
+
+def signal_all(number: signal.Signals) -> None:
+    """Signal every process of the test's containers, in any session, as Slurm does with a step."""
+    for pid in processes.having({MARK: os.environ[MARK]}):
+        if not processes.command(pid).startswith("sleep"):
+            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
+                os.kill(pid, number)
 
 
 def argv(image: Path, *words: str | Path) -> list[str]:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,17 +19,19 @@ from sqshforge.programs import Programs, stop
 PATIENCE = 60.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.
 CLIENT = Path("/usr/bin/docker")
+BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]
 
 
 @contextmanager
-def daemon() -> Iterator[str]:
+def daemon(before: Sequence[str] = (), options: Sequence[str] = ()) -> Iterator[str]:
     """Debian's dockerd for the length of a block; gives the value of DOCKER_HOST.
 
-    It touches neither the network of this machine nor another daemon's containers.
+    It touches neither the network of this machine nor another daemon's containers. `before` are
+    words to start it by, `options` more of its own.
     """
     folder = Path(tempfile.mkdtemp(prefix="sqd-"))  # short: a socket's path has 107 bytes at most
     host = f"unix://{folder}/s"
-    argv = ["/usr/sbin/dockerd", "--storage-driver=overlay2", "--iptables=false"]
+    argv = [*before, "/usr/sbin/dockerd", *options, "--storage-driver=overlay2", "--iptables=false"]
     argv += ["--ip-forward=false", "--bridge=none", "-H", host, "--data-root", str(folder / "d")]
     argv += ["--exec-root", str(folder / "e"), "--pidfile", str(folder / "pid")]
     try:
@@ -68,7 +70,7 @@ def mounts(folder: Path) -> list[str]:
 
 
 @pytest.fixture(name="docker_host", scope="module")
-def docker_host_fixture() -> Iterator[str]:
+def docker_host_fixture(as_root: None) -> Iterator[str]:
     """DOCKER_HOST of a private daemon; the variable itself is left as it is."""
     with daemon() as host:
         yield host
@@ -108,7 +110,7 @@ def storage_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(name="engine", params=["buildah", "docker"])
+@pytest.fixture(name="engine", params=BOTH)
 def engine_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """Each engine in turn, with images of the tests' own."""
     request.getfixturevalue("storage")

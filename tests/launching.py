@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 SLURM = {
@@ -54,9 +55,9 @@ class Launch:
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
 
-    def start(self, *words: str, **env: str) -> subprocess.Popen[str]:
+    def start(self, *words: str, before: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "training.launch", *words],
+            [*before, sys.executable, "-m", "training.launch", *words],
             env={**self.env, **env},
             text=True,
             stdout=subprocess.PIPE,

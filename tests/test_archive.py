@@ -226,6 +226,7 @@ def test_a_writer_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
     assert out.getvalue() == archives.output(address)
 
 
+@pytest.mark.root  # to unpack a device
 def test_mksquashfs_reads_it(tmp_path: Path) -> None:
     one = layer(
         folder("d", 0o1777),

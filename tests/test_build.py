@@ -21,7 +21,7 @@ from sqshforge import machine, source
 from sqshforge.engine import Engine
 from sqshforge.programs import Programs
 from tests import checkouts
-from tests.engines import CLIENT
+from tests.engines import BOTH, CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture
 from tests.engines import storage_fixture as storage_fixture
 
@@ -52,7 +52,7 @@ class Case:
             PROGRAMS.capture(["buildah", "rm", container])
 
 
-@pytest.fixture(scope="module", params=["buildah", "docker"])
+@pytest.fixture(scope="module", params=BOTH)
 def case(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Case]:

@@ -99,7 +99,7 @@ def test_where_direct_writes_fail(
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(as_root: None, tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB that may take no direct writes, as in memory."""
     place = tmp_path / "small"
     place.mkdir()

@@ -21,7 +21,7 @@ from tests.cluster import Cluster, ClusterError, cluster
 
 
 @pytest.fixture(scope="module")
-def slurm() -> Iterator[Cluster]:
+def slurm(as_root: None) -> Iterator[Cluster]:
     with cluster(kill_wait=5) as started:
         yield started
 
@@ -47,6 +47,7 @@ def test_two_clusters_stand_side_by_side_and_leave_nothing(slurm: Cluster) -> No
     assert not folder.exists()
 
 
+@pytest.mark.root
 def test_a_failing_test_leaves_nothing_either() -> None:
     with pytest.raises(ZeroDivisionError), cluster() as doomed:
         doomed.submit("--nodes=1", script="#!/bin/bash\nsleep 600\n")
@@ -55,6 +56,7 @@ def test_a_failing_test_leaves_nothing_either() -> None:
     assert processes.having({"SLURM_CONF": doomed.env["SLURM_CONF"]}) == []
 
 
+@pytest.mark.root
 def test_daemons_die_with_a_killed_test(root: Path) -> None:
     code = (
         "import sys, time\nfrom tests.cluster import cluster\n"
@@ -65,6 +67,7 @@ def test_daemons_die_with_a_killed_test(root: Path) -> None:
     config = victim.stdout.readline().decode().strip()
     victim.kill()
     victim.communicate()
+    assert config.endswith("/slurm.conf"), "the cluster did not start"
     deadline = time.monotonic() + 20
     while (left := processes.having({"SLURM_CONF": config})) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -83,6 +86,7 @@ def test_a_lost_node_sends_the_job_back(slurm: Cluster) -> None:
     assert slurm.wait(job, 60) == "COMPLETED"
 
 
+@pytest.mark.root
 def test_a_daemon_that_does_not_start_is_told_with_its_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -91,6 +95,7 @@ def test_a_daemon_that_does_not_start_is_told_with_its_log(
         pass
 
 
+@pytest.mark.root
 def test_a_port_that_somebody_else_has_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     free = slurm_config.free_ports
     with socket.socket() as taken:

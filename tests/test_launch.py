@@ -72,6 +72,21 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
     assert out.count("saved") == 2
 
 
+def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:
+    """Alone, torchrun handles SIGHUP even where it was started with that ignored."""
+    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    with launch.start(*words, before=["nohup"]) as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 85, err
+    assert out.count("saved") == 2 and "SIGHUP" not in err
+
+
 def test_print_env_starts_nothing(launch: Launch) -> None:
     code, out, err = launch.run("--print-env", "--", "--model_name=x", NPROC_PER_NODE="4")
     assert (code, err) == (0, "")

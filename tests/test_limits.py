@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqshforge import limits
+from tests.cgroups import Cgroup, cgroup
 
 GIB = 1 << 30
 V2 = "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw,nsdelegate"
@@ -209,56 +207,24 @@ def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None
     assert len(outputs) == 1
 
 
-@contextlib.contextmanager
-def cgroup(controller: str, settings: dict[str, str]) -> Iterator[Path]:
-    """A real cgroup with those settings, below the one that this process is in; gone afterwards.
-
-    Its settings have their names of version 2; a test that cannot make it is skipped.
-    """
-    own = max(limits._groups(Path("/"), controller), key=lambda one: len(one.folder.parts))
-    folder = own.folder / f"sqshforge-test-{os.getpid()}"
-    try:
-        folder.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made: {error}")
-    try:
-        for name, text in settings.items():
-            if own.version == 2 and not (folder / name).exists():
-                pytest.skip(f"the cgroup has no controller {controller}")
-            for old, value in _settings(own.version, name, text):
-                (folder / old).write_text(value)
-        yield folder
-    finally:
-        folder.rmdir()
-
-
-def _settings(version: int, name: str, text: str) -> list[tuple[str, str]]:
-    if version == 2:
-        return [(name, text)]
-    if name == "cpu.max":
-        quota, period = text.split()
-        return [("cpu.cfs_period_us", period), ("cpu.cfs_quota_us", quota)]
-    return [("memory.limit_in_bytes", text)]
-
-
-def ask(folder: Path, what: str) -> str:
+def ask(group: Cgroup, what: str) -> str:
     """What a process in that cgroup answers."""
     code = f"from sqshforge import limits; print(limits.{what}())"
-    enter = f"echo $$ >{shlex.quote(str(folder / 'cgroup.procs'))}"
-    script = f"{enter} && exec {shlex.join([sys.executable, '-c', code])}"
     environment = {k: v for k, v in os.environ.items() if not re.match("SLURM_", k)}
-    argv = ["sh", "-c", script]
+    argv = [*group.starting(), sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment)
     return done.stdout.decode().strip()
 
 
+@pytest.mark.root
 @pytest.mark.hardware("cgroups that this user may make")
 def test_a_process_in_a_real_cgroup_knows_its_quota() -> None:
-    with cgroup("cpu", {"cpu.max": "150000 100000"}) as folder:
-        assert ask(folder, "processors") == "1"
+    with cgroup("cpu", {"cpu.max": "150000 100000"}) as group:
+        assert ask(group, "processors") == "1"
 
 
+@pytest.mark.root
 @pytest.mark.hardware("cgroups that this user may make")
 def test_a_process_in_a_real_cgroup_knows_its_memory() -> None:
-    with cgroup("memory", {"memory.max": str(GIB // 2)}) as folder:
-        assert ask(folder, "memory") == str(GIB // 2)
+    with cgroup("memory", {"memory.max": str(GIB // 2)}) as group:
+        assert ask(group, "memory") == str(GIB // 2)

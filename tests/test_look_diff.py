@@ -98,6 +98,7 @@ def test_the_same_however_packed(before: Path, tmp_path: Path, words: tuple[str,
     )
 
 
+@pytest.mark.root
 def test_everything_odd_is_the_same_as_itself(tmp_path: Path) -> None:
     tree = oddroot.make(tmp_path / "tree")
     one = squashed(tree, tmp_path / "one.sqsh")

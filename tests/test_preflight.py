@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import namespaces
 from tests.preflights import Ended, Node, Nodes
 
 
@@ -86,10 +87,12 @@ def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
 def test_the_shared_folder(nodes: Nodes, tmp_path: Path) -> None:
     """Read-only on node 0, which is named like any other; another folder on the last."""
     shared = nodes.shared
-    read_only = f"mount --bind {shared} {shared} && mount -o remount,bind,ro {shared}"
+    # Options that /tmp may have, which a user must not drop.
+    read_only = f"mount --bind {shared} {shared} && mount -o remount,bind,ro,nosuid,nodev {shared}"
     other = f"mount -t tmpfs -o size=512m none {shared}"
     wraps = [
-        ("unshare", "--mount", "sh", "-ec", f'{how}; exec "$0" "$@"') for how in (read_only, other)
+        (*namespaces.mounting(), "sh", "-ec", f'{how}; exec "$0" "$@"')
+        for how in (read_only, other)
     ]
     ends = nodes.run([Node(wrap=wraps[0]), Node(), Node(), Node(wrap=wraps[1])])
     first = ends[0]

@@ -12,7 +12,7 @@ from tests.preflights import Ended, Node, Nodes
 
 
 @pytest.fixture
-def links() -> Iterator[Bridge]:
+def links(as_root: None) -> Iterator[Bridge]:
     with bridged(["no-such-name"] * 3) as bridge:
         yield bridge
 

@@ -43,7 +43,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["kernel", "squashfuse"])
+@pytest.fixture(params=containers.FUSE)
 def start(request: pytest.FixtureRequest, tiny: Path) -> Start:
     """Run a command in a container, its file mounted by the kernel and by squashfuse."""
 
@@ -138,6 +138,7 @@ def test_a_command_that_is_not_there_is_127_and_one_line(start: Start) -> None:
     assert "no-such-program: not found" in done.err
 
 
+@pytest.mark.usefixtures("usual_hangup")
 def test_signals_have_their_usual_meaning_inside(start: Start) -> None:
     """Python ignores SIGPIPE; a command that inherited that would not end with its reader."""
     done = start("sh", "-c", "yes | head -n 1; cat /proc/self/status")

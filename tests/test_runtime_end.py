@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +15,8 @@ from sqshforge.programs import Programs
 from sqshforge.runtime.mount import Mount
 from sqshforge.runtime.start import enroot_command, run
 from tests import containers, processes, tinyroot
+
+pytestmark = pytest.mark.usefixtures("usual_hangup")
 
 # What a training job does when it is told to end: it saves, from a root that must still be there.
 SAVES = """
@@ -47,7 +48,7 @@ def nothing_stays(images: Path) -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["kernel", "squashfuse"])
+@pytest.fixture(params=containers.FUSE)
 def saving(
     request: pytest.FixtureRequest, tiny: Path, tmp_path: Path
 ) -> Iterator[subprocess.Popen[bytes]]:
@@ -78,21 +79,24 @@ def test_a_signal_to_the_whole_group_lets_the_command_save(
     assert (tmp_path / name).read_text() == SAVED
 
 
-def signal_all(name: str) -> None:
-    """Signal every process of the container, in whatever session, as Slurm does with a step."""
-    for pid in processes.having({containers.MARK: os.environ[containers.MARK]}):
-        if not processes.command(pid).startswith("sleep"):
-            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
-                os.kill(pid, signal.Signals[f"SIG{name}"])
-
-
 @pytest.mark.parametrize("name", ["TERM", "USR1", "USR2", "HUP"])
 def test_a_signal_to_every_process_lets_the_command_save(
     saving: subprocess.Popen[bytes], tmp_path: Path, name: str
 ) -> None:
-    signal_all(name)
+    containers.signal_all(signal.Signals[f"SIG{name}"])
     assert saving.wait(20) == 9
     assert (tmp_path / name).read_text() == SAVED
+
+
+def test_under_nohup_a_hangup_is_ignored_inside(tiny: Path, tmp_path: Path) -> None:
+    argv = containers.argv_by(tiny, "sh", "-c", SAVES, mounts=[f"{tmp_path}:/out"])
+    with containers.started(["nohup", *argv]) as process:
+        assert containers.until((tmp_path / "ready").exists)
+        containers.signal_all(signal.SIGHUP)
+        process.terminate()
+        assert process.wait(20) == 9
+    assert (tmp_path / "TERM").read_text() == SAVED
+    assert not (tmp_path / "HUP").exists()
 
 
 def test_the_command_is_the_process_that_was_started(tiny: Path) -> None:
@@ -166,6 +170,7 @@ def test_an_image_without_a_shell_is_told_in_two_lines(images: Path) -> None:
     )
 
 
+@pytest.mark.root
 def test_root_without_the_right_to_mount_is_told(tiny: Path) -> None:
     """As in a container of docker: uid 0, but no CAP_SYS_ADMIN."""
     argv = ["setpriv", "--bounding-set", "-sys_admin", *containers.argv(tiny, "--", "true")]

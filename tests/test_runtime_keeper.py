@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from sqshforge.programs import Programs
-from tests import containers, processes, tinyroot
+from tests import containers, namespaces, processes, tinyroot
 
-FUSE = pytest.mark.parametrize("fuse", [False, True], ids=["kernel", "squashfuse"])
+FUSE = pytest.mark.parametrize("fuse", containers.FUSE)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_what_the_host_mounts_later_shows_in_a_mount(tiny: Path, tmp_path: Path)
     "$@" & while [ ! -e "$0/ready" ]; do sleep 0.02; done
     mount -t tmpfs tmpfs "$0/home" && touch "$0/home/late" && wait $!
     """
-    argv = ["unshare", "--mount", "sh", "-c", host, f"{tmp_path}/in", *start]
+    argv = [*namespaces.mounting(), "sh", "-c", host, f"{tmp_path}/in", *start]
     assert Programs().attempt(argv, timeout=20).code == 0
 
 

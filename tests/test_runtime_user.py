@@ -20,6 +20,8 @@ from sqshforge.enroot import ImageConfig
 from sqshforge.programs import Programs
 from tests import containers, processes, tinyroot
 
+pytestmark = pytest.mark.usefixtures("usual_hangup")
+
 UID = 65534
 
 # A mount namespace whose /dev/fuse has the mode that udev gives it, whatever this machine's has;
@@ -150,9 +152,7 @@ def test_a_signal_to_every_process_lets_the_command_save(argv: Argv, data: Path,
         started = processes.having({containers.MARK: os.environ[containers.MARK]})
         names = [Path(processes.command(pid).split(" ")[0]).name for pid in started]
         assert any(name.startswith("squashfuse") for name in names)
-        for pid in started:
-            if not processes.command(pid).startswith("sleep"):  # which may have ended by now
-                os.kill(pid, signal.Signals[f"SIG{name}"])
+        containers.signal_all(signal.Signals[f"SIG{name}"])
         assert process.wait(20) == 9
     assert (data / "saved").read_text() == "of the image\n" * 2
 

@@ -376,6 +376,7 @@ def test_a_time_that_is_none_is_an_error() -> None:
         parsed({}, created="yesterday")
 
 
+@pytest.mark.root
 def test_the_private_daemon_leaves_nothing_even_after_a_failure() -> None:
     with pytest.raises(KeyError), engines.daemon() as host:
         folder = Path(host.removeprefix("unix://")).parent

@@ -278,7 +278,7 @@ def test_a_lock_that_nobody_holds_is_no_lock(tree: Path, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(as_root: None, tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
     place = tmp_path / "small"
     place.mkdir()

@@ -33,7 +33,7 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tree(as_root: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything that a squash file can hold, and each of its shapes."""
     made = oddroot.make(tmp_path_factory.mktemp("squashfs") / "tree")
     chance = random.Random(1)

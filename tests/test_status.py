@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -257,7 +257,8 @@ def test_it_starts_fast_and_without_torch(life: Path) -> None:
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
     taken = []
     for _ in range(3):
-        begun = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert sqshforge("status", life).code == 0
-        taken.append(time.monotonic() - begun)
-    assert min(taken) < 0.5
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert min(taken) < 0.5  # of the processor, which a loaded machine changes little

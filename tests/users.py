@@ -195,7 +195,7 @@ def by_root(address: str, output: Path) -> Path:
 
 
 @pytest.fixture(name="user", scope="module")
-def user_fixture() -> Iterator[User]:
+def user_fixture(as_root: None) -> Iterator[User]:
     with existing() as user:
         yield user
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.namespaces import entering, mounting
 from tests.training.runs import ROOT, kill_tree
 
 
@@ -53,14 +54,14 @@ def small_disk(path: Path, size: str) -> Iterator[Disk]:
     path.mkdir()
     script = 'mount -t tmpfs -o size="$1" tmpfs "$0" && echo ready && exec sleep infinity'
     holder = subprocess.Popen(
-        ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "sh", "-c", script, path, size],
+        ["setpriv", "--pdeathsig", "KILL", *mounting(), "sh", "-c", script, path, size],
         stdout=subprocess.PIPE,
         text=True,
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "ready\n"
         seen = Path(f"/proc/{holder.pid}/root{path}")
-        yield Disk(path, seen, ("nsenter", f"--mount=/proc/{holder.pid}/ns/mnt"))
+        yield Disk(path, seen, entering(holder.pid))
     finally:
         holder.kill()
         holder.communicate()

@@ -24,7 +24,8 @@ def run(arguments: Sequence[str]) -> int:
     """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
 
     Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
-    SIGUSR1, at any time: before there are processes it is the same to be ended by either.
+    SIGUSR1, at any time: before there are processes it is the same to be ended by either. A SIGHUP
+    that is ignored on entry stays ignored.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
     from torch.distributed import run as torchrun
@@ -33,11 +34,16 @@ def run(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     usual = api._terminate_process_handler
+    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
     def handler(number: int, frame: FrameType | None) -> None:
-        (_hand_on if number == signal.SIGTERM else usual)(number, frame)
+        if number == signal.SIGTERM:
+            _hand_on(number, frame)
+        elif number != signal.SIGHUP or not under_nohup:
+            usual(number, frame)
 
-    # The function that torchrun makes the handler of SIGTERM when it starts its processes.
+    # The function that torchrun makes the handler of SIGTERM, and of SIGHUP even where that is
+    # ignored, when it starts its processes.
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGUSR1, _hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
