@@ -33,8 +33,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
     host = examination.Host(
         project=steps.project, programs=steps.programs, engine=steps.engine_name or ""
     )
-    for warning in examination.require(host, steps.project.sqsh(target)):
-        click.echo(warning, err=True)
+    examination.require(host, steps.project.sqsh(target))
     report = whole.go(steps, target, since)
     show_table(report.table())
     click.echo(f"\nnext: {report.next_command}")

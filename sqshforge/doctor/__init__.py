@@ -37,11 +37,10 @@ def examine(host: Host) -> list[Finding]:
     ]
 
 
-def require(host: Host, sqsh: Path) -> list[str]:
+def require(host: Host, sqsh: Path) -> None:
     """Raise `MissingError` where this machine cannot build, pack and run a target.
 
-    Gives a warning for each thing that only makes it slow. What is there already (`sqsh`, say) is
-    not asked for.
+    What makes a base image is not asked for where there is a squash file already.
     """
     found = list(_work(host, is_made=sqsh.exists()))
     gaps = [one for one in found if one.needed and not one.ok]
@@ -53,8 +52,6 @@ def require(host: Host, sqsh: Path) -> list[str]:
             + "".join(lines),
             mend="\n         ".join(mends),
         )
-    slow = [one for one in found if not one.ok and one.what.startswith("storage")]
-    return [f"warning: {one.what}: {one.detail}\n  mend:  {one.mend}" for one in slow]
 
 
 def _work(host: Host, *, is_made: bool) -> Iterator[Finding]:

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from sqshforge import install
 from sqshforge.doctor.finding import Finding, Host, tool
+from sqshforge.engine.buildah import Buildah
 from sqshforge.programs import Programs
 
 IDS = 65536  # that images have files of: root's to nobody's
+NEWLINE = r"\n"  # for printf
 FUSE = "modprobe fuse && {0}chmod 0666 /dev/fuse"
 # Settings of the kernel that keep ordinary users from namespaces, each with its bad and good value.
 SWITCHES = (
@@ -148,9 +150,7 @@ def overlay_works(buildah: Path, folder: Path, programs: Programs) -> bool:
 
 def _storage(host: Host) -> Iterator[Finding]:
     what = "storage of buildah"
-    buildah = host.programs.which("buildah")
-    if buildah is None:
-        return
+    buildah = Buildah.find(host.programs).program  # set up as it is for a build
     found = storage(buildah, host.programs)
     if isinstance(found, str):
         yield Finding(what, False, found, "the findings above, or docker")
@@ -171,7 +171,7 @@ def _storage(host: Host) -> Iterator[Finding]:
         )
         return
     detail = f"vfs, in {found.folder}: every layer is copied whole, which is slow and large"
-    setting = '[storage]\\ndriver = "overlay"\\n'
+    setting = f'[storage]{NEWLINE}driver = "overlay"{NEWLINE}'
     if not overlay_works(buildah, found.folder, host.programs):
         if not has_fuse or not is_open:
             opened = "" if is_open else f"{install.sudo()}{FUSE.format(install.sudo())}"
@@ -179,10 +179,12 @@ def _storage(host: Host) -> Iterator[Finding]:
             mend += "; or Linux 5.13 or later, and a local file system there"
             yield Finding(what, False, detail, mend, needed=False)
             return
-        setting += "[storage.options.overlay]\\n"
-        setting += f'mount_program = "{host.programs.which("fuse-overlayfs")}"\\n'
-    mend = "mkdir -p ~/.config/containers && "
-    mend += f"printf '{setting}' > ~/.config/containers/storage.conf"
+        setting += f"[storage.options.overlay]{NEWLINE}"
+        setting += f'mount_program = "{host.programs.which("fuse-overlayfs")}"{NEWLINE}'
+    file = Path("~/.config/containers/storage.conf")
+    mend = f"mkdir -p {file.parent} && printf '{setting}' > {file}"
+    if file.expanduser().exists():  # it is not to be lost
+        mend = f"in {file}: {' '.join(setting.split(NEWLINE))}".rstrip()
     yield Finding(what, False, detail, mend, needed=False)
 
 
