@@ -11,7 +11,7 @@ from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
 # What sqshforge.runtime.standalone imports, and nothing outside the standard library.
-MODULES = ("__init__.py", "errors.py", "programs.py", "syscalls.py", "runtime/*.py")
+MODULES = ("__init__.py", "errors.py", "install.py", "programs.py", "syscalls.py", "runtime/*.py")
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
 # Python 3.6 can read it, so that an old interpreter is told and not just fails.

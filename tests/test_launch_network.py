@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def nodes() -> Iterator[tuple[Machine, ...]]:
+def nodes(as_root: None) -> Iterator[tuple[Machine, ...]]:
     with bridged(["no-such-name-0", "no-such-name-1"]) as bridge:
         yield bridge.machines
 

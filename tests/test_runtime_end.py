@@ -180,6 +180,7 @@ def test_root_without_the_right_to_mount_is_told(tiny: Path) -> None:
     assert "mend:  run with CAP_SYS_ADMIN" in done.err
 
 
+@pytest.mark.root
 def test_without_loop_devices_and_squashfuse_the_package_is_named(
     tiny: Path, tmp_path: Path
 ) -> None:

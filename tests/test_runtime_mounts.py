@@ -76,6 +76,7 @@ def test_a_mount_can_be_read_only(sh: Sh, data: Path) -> None:
     assert list(data.iterdir()) == [data / "file"]
 
 
+@pytest.mark.root
 def test_a_read_only_mount_is_so_all_the_way_down(sh: Sh, data: Path) -> None:
     """A file system that is mounted somewhere below the source comes along, as read-only."""
     below = data / "be low"

@@ -5,8 +5,10 @@ By the command that an image carries, which tests/test_zipapp.py compares with `
 
 from __future__ import annotations
 
+import grp
 import hashlib
 import os
+import pwd
 import shutil
 import signal
 import tempfile
@@ -22,7 +24,8 @@ from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")
 
-UID = 65534
+# Where root runs the tests, nobody's numbers; else the caller's own.
+UID, GID = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
 # A mount namespace whose /dev/fuse has the mode that udev gives it, whatever this machine's has;
 # then a user with no rights and no groups.
@@ -65,7 +68,7 @@ def data(place: Path) -> Iterator[Path]:
     """A folder of the user's."""
     folder = place / "data"
     folder.mkdir()
-    os.chown(folder, UID, UID)
+    os.chown(folder, UID, GID)
     yield folder
     shutil.rmtree(folder)
 
@@ -81,7 +84,8 @@ def argv(tiny: Path, carried: Path) -> Argv:
     def words(
         *command: str, mounts: tuple[str, ...] = (), fuse_mode: str = "0666", image: Path = tiny
     ) -> list[str]:
-        enter = ["unshare", "--mount", "sh", "-c", AS_USER, fuse_mode]
+        become = ["unshare", "--mount", "sh", "-c", AS_USER, fuse_mode]
+        enter = become if os.geteuid() == 0 else []
         start = ["/usr/bin/env", "HOME=/home/u", "/usr/bin/python3", "-I", "-S", str(carried)]
         bound = [f"--mount={one}" for one in mounts]
         return [*enter, *start, *bound, str(image), "--", *command]
@@ -93,7 +97,8 @@ def test_the_user_is_the_same_inside_and_known_by_a_name(argv: Argv, data: Path)
     script = "id -u; id -g; id -un; id -gn; echo ~; touch /out/file; stat -c %u /out/file"
     done = Programs().attempt(argv("sh", "-c", script, mounts=(f"{data}:/out",)))
     assert done.code == 0, done.err
-    assert done.out.split() == ["65534", "65534", "nobody", "nogroup", "/home/u", "65534"]
+    user, group = pwd.getpwuid(UID).pw_name, grp.getgrgid(GID).gr_name
+    assert done.out.split() == [str(UID), str(GID), user, group, "/home/u", str(UID)]
     assert (data / "file").stat().st_uid == UID
 
 
@@ -106,6 +111,7 @@ def test_all_of_the_root_is_the_user_s_and_is_forgotten(argv: Argv, tiny: Path) 
     assert hashlib.sha256(tiny.read_bytes()).hexdigest() == before
 
 
+@pytest.mark.root
 def test_an_image_of_several_owners_is_the_user_s_too(argv: Argv, place: Path) -> None:
     """The kernel's overlay cannot change what others own; fuse-overlayfs makes all of it ours."""
 
@@ -125,6 +131,7 @@ def test_exit_codes_and_deaths_by_a_signal_come_back(argv: Argv) -> None:
     assert Programs().attempt(argv("no-such-program")).code == 127
 
 
+@pytest.mark.root
 def test_read_only_mounts_keep_what_the_host_has_set(argv: Argv, place: Path) -> None:
     """A user namespace must not clear nosuid, nodev or noexec of a mount that it takes over."""
     source = place / "strict"
@@ -166,6 +173,7 @@ def test_kill_9_leaves_nothing(argv: Argv, data: Path) -> None:
     # That nothing of it is left is what `nothing_stays` checks after every test.
 
 
+@pytest.mark.root
 def test_without_the_right_to_use_fuse_the_way_to_it_is_told(argv: Argv) -> None:
     done = Programs().attempt(argv("true", fuse_mode="0600"))
     assert done.code == 3

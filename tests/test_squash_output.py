@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import squash
+from sqshforge import rootless, squash
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.programs import Programs
@@ -52,7 +52,10 @@ def image(tree: Path) -> Iterator[str]:
 
 def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Packed:
     programs = Programs()
-    return squash.pack(parse(image, programs), output, options, programs, QUIET)
+    source = parse(image, programs)
+    return rootless.call(
+        lambda: squash.pack(source, output, options, programs, QUIET), image, programs
+    )
 
 
 def working_containers(image: str) -> list[str]:
