@@ -85,7 +85,7 @@ def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
     """The command line, to its end."""
     with started(*words) as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
