@@ -26,6 +26,9 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
     """From nothing to a proven image, by the command that README begins with; then once more."""
     with machine(SYSTEMS[system], kept) as fresh:
         begin(fresh, user)
+        before = fresh.run(f"cd {CLONE} && make doctor; ls", user=user)
+        assert "MISSING buildah" in before.output and "MISSING mksquashfs" in before.output
+        assert ".venv" not in before.output.split() and "build" not in before.output.split()
         first = quickstart(fresh, user)
         assert first.code == 0, first.output
         assert "passed: 16 of 16 checks" in first.output
@@ -35,6 +38,8 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
         assert again.output.count("already done") == 3
         followed = fresh.run(f"cd {CLONE} && {next_command(again)} < /dev/null", user=user)
         assert followed.code == 0, followed.output
+        after = fresh.run(f"cd {CLONE} && make doctor", user=user)
+        assert after.code == 0, after.output
         version, python = fresh.run(BUILDER, user=user).output.split()
         results.note(
             system,
