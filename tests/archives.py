@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 import tarfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -189,7 +190,9 @@ def write(image: Image, kind: str, place: Path) -> str:
     if kind == "docker-archive":
         place.write_bytes(tar(image.docker_members()))
     elif kind == "oci-archive":
-        place.write_bytes(tar(file(name, data) for name, data in image.oci_files().items()))
+        owner = {"uid": os.geteuid(), "gid": os.getegid()}  # skopeo unpacks it
+        files = image.oci_files().items()
+        place.write_bytes(tar(file(name, data, **owner) for name, data in files))
     else:
         put(image.oci_files(), place)
     return f"{kind}:{place}"

@@ -38,6 +38,17 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def overlays() -> None:
+    """What a test has buildah make for an ordinary user is kept where sqshforge looks for it."""
+    from sqshforge.engine import storage
+
+    programs = Programs()
+    buildah = programs.which("buildah")
+    if buildah is not None:
+        storage.choose(buildah, programs)
+
+
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import tempfile
@@ -93,14 +94,26 @@ def storage(folder: Path) -> Iterator[None]:
     settings = folder / "storage.conf"
     settings.write_text(
         f'[storage]\ndriver = "overlay"\ngraphroot = "{place}/graph"\nrunroot = "{place}/run"\n'
+        f'rootless_storage_path = "{place}/graph"\n'
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
+        if os.geteuid() != 0:  # what a user's storage has for its run time is not configurable
+            (place / "run").mkdir(parents=True, mode=0o700)
+            patch.setenv("XDG_RUNTIME_DIR", str(place / "run"))
         try:
             yield
         finally:
             _unmount(folder)
-            shutil.rmtree(place, ignore_errors=True)
+            _remove(place)
+
+
+def _remove(place: Path) -> None:
+    """Remove a storage; as a user, with the files of all the user's ids in it."""
+    if os.geteuid() == 0:
+        shutil.rmtree(place, ignore_errors=True)
+    else:
+        Programs().attempt(["buildah", "unshare", "rm", "-rf", place])
 
 
 @pytest.fixture(name="storage", scope="module")

@@ -124,6 +124,7 @@ def test_the_image_says_what_it_is(case: Case) -> None:
     assert case.engine.storage().is_dir()
 
 
+@pytest.mark.root
 def test_nothing_of_this_machine_stays_in_the_image(case: Case) -> None:
     known = "root:x:0:0:"  # proves that the content is looked at
     words = ["grep", "-a", "-o", "-h", "-F", "--devices=skip", "-e", known, "-e", case.mark]

@@ -61,7 +61,8 @@ def image(request: pytest.FixtureRequest) -> source.Source:
     return source.parse(request.getfixturevalue(request.param), Programs())
 
 
-each = pytest.mark.parametrize("image", ["in_buildah", "in_docker", "exported"], indirect=True)
+IN_DOCKER = [pytest.param(name, marks=pytest.mark.root) for name in ("in_docker", "exported")]
+each = pytest.mark.parametrize("image", ["in_buildah", *IN_DOCKER], indirect=True)
 
 
 def containers(image: source.Source) -> list[str]:
@@ -91,6 +92,7 @@ def base(content: source.Content) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.root
 def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
     image = source.parse(in_buildah, Programs())
     assert containers(image) == []
@@ -99,6 +101,7 @@ def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
     assert containers(image) == []
 
 
+@pytest.mark.root
 @each
 def test_what_is_opened_is_the_image(image: source.Source) -> None:
     with image.open() as content:
@@ -116,6 +119,7 @@ def issue(content: source.Content) -> str:
         return file.read().decode()
 
 
+@pytest.mark.root
 @each
 def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> None:
     with image.open() as content:
@@ -124,6 +128,7 @@ def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> Non
     assert len(image.config().layers) == 1
 
 
+@pytest.mark.root
 @each
 def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> None:
     with pytest.raises(KeyError), image.open():
@@ -149,6 +154,7 @@ def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
     assert containers(image) == []
 
 
+@pytest.mark.root
 def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> None:
     image = source.parse(in_buildah, Programs())
     code = (
@@ -215,6 +221,7 @@ def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.root
 @each
 def test_what_another_packer_has_open_stays(image: source.Source) -> None:
     with image.open() as content:
@@ -268,6 +275,7 @@ def test_a_storage_that_cannot_be_read_is_not_a_missing_image(
     settings = tmp_path / "storage.conf"
     settings.write_text(
         '[storage]\ndriver = "overlay"\ngraphroot = "/proc/x"\nrunroot = "/proc/y"\n'
+        'rootless_storage_path = "/proc/x"\n'
     )
     monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
     with pytest.raises(WorkError, match="/proc/"):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge import digest, enroot, record, source, squash
+from sqshforge import digest, enroot, record, rootless, source, squash
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
@@ -76,7 +76,10 @@ def saved(name: str, folder: Path) -> str:
 def pack(address: str, output: Path, **options: Any) -> squash.Packed:
     chosen = replace(squash.Options.of("fast"), **options)
     programs = Programs()
-    return squash.pack(parse(address), output, chosen, programs, QUIET)
+    image = parse(address)
+    return rootless.call(
+        lambda: squash.pack(image, output, chosen, programs, QUIET), address, programs
+    )
 
 
 def parse(address: str) -> source.Source:
