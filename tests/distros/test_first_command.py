@@ -51,20 +51,20 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
         )
 
 
-def test_set_up_for_the_tests(system: str, user: str, kept: Path, results: Results) -> None:
-    """What `make test` sets up, and a small part of the tests."""
+def test_set_up_for_the_tests(system: str, kept: Path, results: Results) -> None:
+    """What `make test` sets up, and a small part of the tests, as an ordinary user."""
     with machine(SYSTEMS[system], kept) as fresh:
-        begin(fresh, user)
+        begin(fresh, USER)
         done = fresh.run(
             f"cd {CLONE} && ./setup.sh test && .venv/bin/python -m pytest -q {SOME_TESTS}",
-            user=user,
+            user=USER,
             limit=2000,
         )
         assert done.code == 0, done.output[-4000:]
         passed = re.search(r"(\d+) passed", done.output)
         assert passed is not None
         words = f"{done.seconds:.0f} s, with {passed[1]} tests"
-        results.note(system, user, **{"make test's set-up": words})
+        results.note(system, USER, **{"make test's set-up": words})
 
 
 def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:
