@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import __version__, base, epoch, fetch, machine, render, supply
+from sqshforge import __version__, base, doctor, epoch, fetch, machine, render, supply
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
@@ -84,6 +84,9 @@ def build(
         image = engine.image(name)
         up_to_date = image is not None and image.labels.get(INPUTS) == inputs
         if not up_to_date:
+            doctor.require_builder(
+                doctor.Host(project=project, programs=programs, engine=engine.name)
+            )
             for warning in engine.check(context.files["Dockerfile"].decode()):
                 reporter.say(warning)
             for entry in locked.unlocked:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -55,26 +56,40 @@ def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
     assert ("ValueError: a bug" in done.stderr) == (what == "bug")
 
 
-def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied(tmp_path: Path) -> None:
+def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
     """Nothing is configured: buildah 1.28 alone would copy each layer."""
     with existing() as user:
-        checkout = copy(user.place / "checkout", lines="RUN touch /one\nRUN touch /two")
-        for name in ("bases", "vendor"):  # links into this checkout
-            (checkout / "build" / name).unlink()
-        (checkout / "build/bases").mkdir()
-        for base in (ROOT / "build/bases").glob("base-*.tar"):
-            (checkout / "build/bases" / base.name).write_bytes(base.read_bytes())
-        user.take(checkout)
+        checkout = _checkout(user)
         for state in ("packed in", "up to date"):
-            done = _pack(user, checkout)
-            assert done[0] == 0, done[2]
-            assert state in done[1]
-            assert "copies all layers whole" not in done[2]
+            code, out, err = _pack(user, checkout)
+            assert code == 0, err
+            assert state in out
+            assert "copies all layers whole" not in err
         storage = user.home / ".local/share/containers/storage"
         assert len(list((storage / "overlay-layers").iterdir())) > 1
         assert not (storage / "vfs-layers").exists()
         removed = user.run("buildah", "rmi", "--all", "--force", STORAGE_DRIVER="overlay")
         assert removed.returncode == 0, removed.stderr
+
+
+def test_a_user_without_ranges_of_ids_is_told_before_the_build() -> None:
+    with existing(ranges=False) as user:
+        code, out, err = _pack(user, _checkout(user))
+    assert (code, out) == (3, "")
+    assert "/etc/subuid and /etc/subgid give sqshforge-test-user fewer than 65536" in err
+    assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535" in err
+    assert len(err.splitlines()) <= 4
+
+
+def _checkout(user: User) -> Path:
+    """A checkout of the user's, with a small image to build, and the base that is there."""
+    checkout = copy(user.place / "checkout", lines="RUN touch /one\nRUN touch /two")
+    for name in ("bases", "vendor"):  # links into this checkout
+        (checkout / "build" / name).unlink()
+    (checkout / "build/bases").mkdir()
+    for base in (ROOT / "build/bases").glob("base-*.tar"):
+        shutil.copy(base, checkout / "build/bases")
+    return user.take(checkout)
 
 
 def _pack(user: User, checkout: Path) -> tuple[int, str, str]:

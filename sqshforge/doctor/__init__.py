@@ -9,7 +9,7 @@ import importlib.util
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sqshforge import calls, machine
@@ -19,7 +19,7 @@ from sqshforge.errors import MissingError
 from sqshforge.project import Project, in_the_way, owner
 from sqshforge.units import human
 
-__all__ = ["Finding", "Host", "examine", "main", "require"]
+__all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]
 
 ROOM = 10e9  # bytes that building and packing one small target takes at its peak
 TOLD = 3  # gaps that an error names
@@ -42,8 +42,18 @@ def require(host: Host, sqsh: Path) -> None:
 
     What makes a base image is not asked for where there is a squash file already.
     """
-    found = list(_work(host, is_made=sqsh.exists()))
-    gaps = [one for one in found if one.needed and not one.ok]
+    _refuse(_work(host, is_made=sqsh.exists()))
+
+
+def require_builder(host: Host) -> None:
+    """Raise `MissingError` where this machine cannot build an image with the host's engine."""
+    _refuse(
+        [*engines.findings(host), *user.findings(host, builds=host.engine == "buildah", runs=False)]
+    )
+
+
+def _refuse(findings: Iterable[Finding]) -> None:
+    gaps = [one for one in findings if one.needed and not one.ok]
     if gaps:
         lines = [f"\n    {one.what}: {one.detail}" for one in gaps[:TOLD]]
         mends = dict.fromkeys(one.mend for one in gaps[:TOLD])
