@@ -12,7 +12,7 @@ import pytest
 
 from sqshforge.programs import Programs
 from sqshforge.source.loan import exchanged
-from tests import containers, engines, oddroot
+from tests import containers, engines, oddroot, users
 from tests.archives import Image, file, folder, layer, write
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture
@@ -47,6 +47,18 @@ def in_group(docker: str) -> None:
 def odd(context: Path, docker: str, in_group: None) -> str:
     """The odd image in the daemon; its address."""
     return f"dockerd://{oddroot.in_docker(context, docker)}"
+
+
+def test_a_user_in_the_docker_group_builds_and_packs_a_target_by_one_command(
+    user: User, docker: str, in_group: None
+) -> None:
+    checkout = users.checkout(user)
+    for state in ("packed in", "up to date"):
+        tools = f"{engines.CLIENT.parent}:{os.environ['PATH']}"
+        done = users.pack_target(user, checkout, ENGINE="docker", PATH=tools)
+        assert done.returncode == 0, done.stderr
+        assert state in done.stdout
+        assert NOT_LENT not in done.stderr
 
 
 def listed(*words: str) -> list[str]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.checkouts import copy
-from tests.conftest import ROOT
-from tests.users import User, existing
+from tests import users
+from tests.users import existing
+
+pytestmark = pytest.mark.root
 
 CALL = """
 import os, sys
@@ -59,12 +58,12 @@ def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
 def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
     """Nothing is configured: buildah 1.28 alone would copy each layer."""
     with existing() as user:
-        checkout = _checkout(user)
+        checkout = users.checkout(user)
         for state in ("packed in", "up to date"):
-            code, out, err = _pack(user, checkout)
-            assert code == 0, err
-            assert state in out
-            assert "copies all layers whole" not in err
+            done = users.pack_target(user, checkout, ENGINE="buildah")
+            assert done.returncode == 0, done.stderr
+            assert state in done.stdout
+            assert "copies all layers whole" not in done.stderr
         storage = user.home / ".local/share/containers/storage"
         assert len(list((storage / "overlay-layers").iterdir())) > 1
         assert not (storage / "vfs-layers").exists()
@@ -74,26 +73,8 @@ def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> N
 
 def test_a_user_without_ranges_of_ids_is_told_before_the_build() -> None:
     with existing(ranges=False) as user:
-        code, out, err = _pack(user, _checkout(user))
-    assert (code, out) == (3, "")
-    assert "/etc/subuid and /etc/subgid give sqshforge-test-user fewer than 65536" in err
-    assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535" in err
-    assert len(err.splitlines()) <= 4
-
-
-def _checkout(user: User) -> Path:
-    """A checkout of the user's, with a small image to build, and the base that is there."""
-    checkout = copy(user.place / "checkout", lines="RUN touch /one\nRUN touch /two")
-    for name in ("bases", "vendor"):  # links into this checkout
-        (checkout / "build" / name).unlink()
-    (checkout / "build/bases").mkdir()
-    for base in (ROOT / "build/bases").glob("base-*.tar"):
-        shutil.copy(base, checkout / "build/bases")
-    return user.take(checkout)
-
-
-def _pack(user: User, checkout: Path) -> tuple[int, str, str]:
-    """Run `sqshforge pack cpu-mamba` in a checkout of the user's; its code and what it says."""
-    argv = [sys.executable, "-m", "sqshforge", "pack", "cpu-mamba", "--profile", "fast"]
-    done = user.run(*argv, ENGINE="buildah", PYTHONPATH=str(checkout))
-    return done.returncode, done.stdout, done.stderr
+        done = users.pack_target(user, users.checkout(user), ENGINE="buildah")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "/etc/subuid and /etc/subgid give sqshforge-test-user fewer than 65536" in done.stderr
+    assert "usermod --add-subuids 100000-165535 --add-subgids 100000-165535" in done.stderr
+    assert len(done.stderr.splitlines()) <= 4

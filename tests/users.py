@@ -20,7 +20,7 @@ from sqshforge import squash
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
 from sqshforge.source import parse
-from tests import containers, oddroot, processes
+from tests import checkouts, containers, oddroot, processes
 from tests.conftest import ROOT
 
 UID = 41234
@@ -129,6 +129,23 @@ class User:
 
 def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
+
+
+def checkout(user: User) -> Path:
+    """A checkout of the user's with a small image to build, and with the base that is there."""
+    place = checkouts.copy(user.place / "checkout", lines="RUN touch /one\nRUN touch /two")
+    for name in ("bases", "vendor"):  # links into this checkout
+        (place / "build" / name).unlink()
+    (place / "build/bases").mkdir()
+    for base in (ROOT / "build/bases").glob("base-*.tar"):
+        shutil.copy(base, place / "build/bases")
+    return user.take(place)
+
+
+def pack_target(user: User, checkout: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `sqshforge pack cpu-mamba` in a checkout of the user's."""
+    argv = [sys.executable, "-m", "sqshforge", "pack", checkouts.TARGET, "--profile", "fast"]
+    return user.run(*argv, PYTHONPATH=str(checkout), **variables)
 
 
 def opened() -> str:
