@@ -377,7 +377,7 @@ def test_check_tells_drift_by_its_exit_code_and_writes_nothing(
     drifted = run("--check")
     assert (drifted.code, drifted.out.splitlines()[0]) == (1, f"{path}: drifted")
     assert "small: tool: 1.0 -> 1.1" in drifted.err
-    assert "mend:  sqshforge lock small" in drifted.err
+    assert "-m sqshforge lock small" in drifted.err
     assert path.read_text() == written
     assert run().code == 0
     assert json.loads(path.read_text())["python"]["packages"][1]["version"] == "1.1"
