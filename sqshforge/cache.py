@@ -21,6 +21,7 @@ from sqshforge.clone import copy
 from sqshforge.files import link, publish, remove_leftovers
 from sqshforge.lockfile import alone
 from sqshforge.progress import Reporter
+from sqshforge.project import cache_home
 from sqshforge.squashfs.superblock import LAYOUT, Tables
 from sqshforge.units import size
 
@@ -51,7 +52,7 @@ class Cache:
 
         Raises `RequestError` for one that is no size.
         """
-        return cls(home() / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
+        return cls(cache_home() / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
 
     def take(self, key: str, target: Path, jobs: int) -> Base | None:
         """Write the base of a key to a new file; None where there is no such base.
@@ -158,12 +159,6 @@ class Cache:
             )
         except (OSError, ValueError, LookupError, TypeError):
             return None
-
-
-def home() -> Path:
-    """The folder of all that is kept: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
-    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")
 
 
 def _beside(path: Path) -> Path:

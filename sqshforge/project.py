@@ -110,3 +110,9 @@ def find() -> Project:
             mend="run sqshforge from a checkout of the project (pip install -e .)",
         )
     return Project(root)
+
+
+def cache_home() -> Path:
+    """The folder of what runs keep: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
+    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")

@@ -14,6 +14,7 @@ import pytest
 
 from sqshforge import fetch
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.fetch.git import commit_of
 from sqshforge.lock.model import LockedSource
 from sqshforge.machine import sha256
 from sqshforge.programs import Programs
@@ -94,20 +95,20 @@ def test_a_tag_is_at_its_commit_and_not_at_itself(how: list[str], upstream: Upst
     commit = upstream.commit("one")
     upstream.git("tag", *how)
     upstream.commit("two")
-    assert fetch.commit_of(upstream.url, "v1", Programs()) == commit
+    assert commit_of(upstream.url, "v1", Programs()) == commit
 
 
 def test_a_branch_is_at_its_last_commit(upstream: Upstream) -> None:
     upstream.git("switch", "--quiet", "--create", "release/1.x")
     commit = upstream.commit("one")
     upstream.git("switch", "--quiet", "main")
-    assert fetch.commit_of(upstream.url, "release/1.x", Programs()) == commit
+    assert commit_of(upstream.url, "release/1.x", Programs()) == commit
 
 
 def test_a_name_that_is_neither_is_no_commit(upstream: Upstream) -> None:
     upstream.git("tag", "v1.2")
-    assert fetch.commit_of(upstream.url, "v1", Programs()) is None
-    assert fetch.commit_of(f"{upstream.url}-not", "main", Programs()) is None
+    assert commit_of(upstream.url, "v1", Programs()) is None
+    assert commit_of(f"{upstream.url}-not", "main", Programs()) is None
 
 
 @pytest.mark.parametrize("how", [["v1"], ["--annotate", "--message", "one", "v1"]])
@@ -224,7 +225,7 @@ def test_a_host_that_says_nothing_is_not_waited_for(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(importlib.import_module("sqshforge.fetch.git"), "PATIENCE", 0.5)
-    assert fetch.commit_of(silent, "main", Programs()) is None
+    assert commit_of(silent, "main", Programs()) is None
 
 
 def test_a_host_that_falls_silent_in_the_middle_is_given_up(

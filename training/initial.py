@@ -11,14 +11,10 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-
 from training import checkpoint, hub
 from training.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
-from training.models.language import LanguageModel
 from training.parallel.group import Group
 
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
@@ -86,15 +82,6 @@ def _of_file(path: Path, sizes: Sizes) -> Source:
         return sum(one.name not in weights.found for one in layout(form, sizes, parameters))
 
     return Source(min(_OF_FILES, key=missing), path, sizes, weights)
-
-
-def start_from(source: Source, model: LanguageModel) -> None:
-    """Let the first values of a model be those of a source, wherever they are asked for."""
-
-    def initial(name: str, shape: torch.Size, seed: int) -> Tensor:
-        return source.read(name)  # shape
-
-    model.initial = initial  # type: ignore[method-assign]
 
 
 def _differing(found: Sizes, wanted: Sizes) -> list[str]:

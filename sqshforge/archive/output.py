@@ -15,7 +15,6 @@ from sqshforge.archive.header import (
     XATTR,
     Entry,
 )
-from sqshforge.archive.tree import OVERLAY
 
 PIECE = 1 << 20
 _ZEROS = bytes(PIECE)
@@ -23,6 +22,7 @@ _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s8s64s8s8s167s")
 _ROOT = b"0000000\0"
 _SIZES = 8**11  # from here on octal digits do not do
 _LATEST = 2**32 - 1  # seconds that a squash file can hold
+OVERLAY = b"trusted.overlay."  # it would be obeyed when the squash file is mounted
 NAMESPACES = (b"user.", b"security.", b"trusted.")  # those that a squash file can hold
 
 

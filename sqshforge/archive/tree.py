@@ -18,7 +18,6 @@ from sqshforge.archive.header import CHAR, FILE, FOLDER, LINK, SYMLINK, Entry
 WHITEOUT = b".wh."
 RESERVED = b".wh..wh."
 OPAQUE = b".wh..wh..opq"
-OVERLAY = b"trusted.overlay."  # it would be obeyed when the squash file is mounted
 
 
 class Node:

@@ -2,6 +2,6 @@
 
 from sqshforge.fetch.download import download
 from sqshforge.fetch.files import File, files
-from sqshforge.fetch.git import commit_of, snapshot
+from sqshforge.fetch.git import snapshot
 
-__all__ = ["File", "commit_of", "download", "files", "snapshot"]
+__all__ = ["File", "download", "files", "snapshot"]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqshforge import fetch
+from sqshforge.download import download
 from sqshforge.errors import MissingError
+from sqshforge.fetch.git import commit_of
 from sqshforge.lock import apt, patches
 from sqshforge.lock.model import (
     Lock,
@@ -137,7 +138,7 @@ def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locked
     source = recipe.sources[name]
     commit = source.commit
     if commit is None:
-        commit = fetch.commit_of(asked.mirrors.source(source.git), source.ref, asked.programs)
+        commit = commit_of(asked.mirrors.source(source.git), source.ref, asked.programs)
     if commit is None and asked.before:
         same = (name, source.git, source.ref)
         earlier = (one for one in asked.before.sources if (one.name, one.git, one.ref) == same)
@@ -159,7 +160,7 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
             place = asked.project.bundle(recipe.target) / "archives" / archive.file
             address = asked.mirrors.source(archive.url)
             with asked.reporter.track(f"archive {archive.file}") as tracker:
-                total = fetch.download(address, place, None, asked.pip, tracker)
+                total = download(address, place, None, asked.pip, tracker)
         except MissingError:
             open_.append(f"archive {name}, {archive.url}: its host did not answer")
     return LockedArchive(name=name, url=archive.url, sha256=total)

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqshforge.cache import home
 from sqshforge.disk import require_space
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.programs import Programs
 from sqshforge.progress import Reporter
+from sqshforge.project import cache_home
 from sqshforge.source import working
 from sqshforge.source.archive import Archived
 from sqshforge.source.config import parse_config, steps, understanding
@@ -72,7 +72,7 @@ class Registry:
                 f"{self.name} is another image by now: it was pushed anew meanwhile",
                 mend="pack it again",
             )
-        pulled = home() / "pulled"
+        pulled = cache_home() / "pulled"
         pulled.mkdir(parents=True, exist_ok=True)
         for abandoned in working.abandoned(path.name for path in pulled.iterdir()):
             shutil.rmtree(pulled / abandoned, ignore_errors=True)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.cache import home
+from sqshforge.project import cache_home
 from tests.distros import report
 from tests.distros.systems import SYSTEMS
 
-KEPT = home() / "systems"  # before the tests are given a cache of their own
+KEPT = cache_home() / "systems"  # before the tests are given a cache of their own
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

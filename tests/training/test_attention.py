@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from training.errors import RequestError
-from training.models.sizes import RopeScaling
 from training.ops import attention as module
 from training.ops.attention import attention, attention_from, start
+from training.ops.rope_scaling import RopeScaling
 from training.ops.rotary import angles, rotate
 
 WAYS = ("sdpa", "torch")

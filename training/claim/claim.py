@@ -13,8 +13,9 @@ from typing import Any
 from training.claim.chain import FILE, Found, chain, make, renew
 from training.claim.holder import Holder
 from training.errors import RequestError, TrainingError
-from training.watch.stacks import WATCHING
 
+THREAD = "claim"
+"""The name of the thread that renews."""
 BEAT = 4.0
 """Seconds between two renewals."""
 SILENCE = 20.0
@@ -57,8 +58,7 @@ class Own(Claim):
         self._folder, self._holder, self._file = folder, Holder.here(), -1
         self._over = threading.Event()
         self._last = threading.Lock()
-        # Named like the watch's own threads, which the stacks of a hang leave out.
-        self._thread = threading.Thread(target=self._run, name=f"{WATCHING}-claim", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
 
     def take(self, tell: Callable[[str], None]) -> None:
         """Claim the folder.

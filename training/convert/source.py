@@ -46,6 +46,10 @@ class Source:
         opened = open_folder(form, folder, told or Told())
         return cls(opened.layout, opened.folder, opened.sizes, opened.weights)
 
+    def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
+        """Read a parameter's first values, (shape); stands for `LanguageModel.initial`."""
+        return self.read(name)  # shape
+
     def dtype(self, parameter: str) -> torch.dtype:
         """Tell the dtype that a parameter is stored in."""
         return self._weights.found[self._parts[parameter][0].name].dtype

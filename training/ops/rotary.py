@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from training.models.sizes import RopeScaling
+from training.ops.rope_scaling import RopeScaling
 
 
 def angles(

@@ -19,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from training import compat, models
 from training.config import Config, ParallelConfig
 from training.errors import RequestError
-from training.initial import start_from
 from training.models import Sizes
 from training.models.language import LanguageModel
 from training.optim import clip_gradients, make_optimizer
@@ -84,7 +83,7 @@ def build(
     with torch.device("meta" if config.low_cpu_fsdp else "cpu"):
         model = models.build(sizes)
     if weights is not None:
-        start_from(weights, model)
+        model.initial = weights.initial  # type: ignore[method-assign]
     recompute.mark(model.blocks, config)
     if config.offload_activations:
         memory = HostMemory(group.device)

@@ -9,6 +9,8 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
+from training.claim.claim import THREAD
+
 WATCHING = "watch"
 """How the names of the watch's own threads begin."""
 _OWN = f"{Path(__file__).parents[1]}/"
@@ -24,14 +26,14 @@ def own_stacks() -> str:
     """Show the threads of this process that run training's or torch's code, the main one first.
 
     Of each, the frames of training and torch from the outermost on, and the innermost whatever it
-    is. The threads of the watch are left out.
+    is. The threads of the watch and of the claim are left out.
     """
     frames = sys._current_frames()
     main = threading.main_thread()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     shown = _lines(frames.pop(main.ident))[0] if main.ident in frames else []
     for ident, frame in frames.items():
-        if names.get(ident, "").startswith(WATCHING):
+        if names.get(ident, "").startswith((WATCHING, THREAD)):
             continue
         lines, known = _lines(frame)
         if known:  # one that runs only other code waits for work

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from training import compat, models
 from training.config import Config
 from training.errors import RequestError
-from training.initial import start_from
 from training.models.sizes import Mamba2Config
 from training.ops.choice import absent
 from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
@@ -65,7 +64,7 @@ class Neuron(Backend):
         with torch.device("meta"):
             whole, model = models.build(sizes), NeuronMamba2(sizes, layers)
         if weights is not None:
-            start_from(weights, whole)
+            whole.initial = weights.initial  # type: ignore[method-assign]
         narrow = torch.bfloat16 if config.parallel.precision == "bf16" else torch.float32
         shapes = {name: one.shape for name, one in whole.named_parameters()}
         for name, _ in list(model.named_parameters()):
