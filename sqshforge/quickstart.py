@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sqshforge import calls, squash
+from sqshforge import calls, next_job, squash
 from sqshforge.cache import Cache
 from sqshforge.smoke import Outcome
 from sqshforge.steps import Steps
@@ -78,7 +78,7 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
     return Report(
         rows=tuple(rows),
         outcome=outcome,
-        next_command=calls.launch(packed.path, steps.programs)
+        next_command=next_job.launch(packed.path, steps.programs)
         if outcome.ok
         else calls.sqshforge("run", packed.path, "--", "bash"),
     )

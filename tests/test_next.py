@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sqshforge import calls, cli, record
+from sqshforge import calls, cli, next_job, record
 from sqshforge.enroot import ImageConfig
 from sqshforge.programs import Programs
 from tests import tinyroot
@@ -187,7 +187,7 @@ def test_a_job_is_next_where_a_cluster_answers(
     config = asdict(ImageConfig(reference="t", labels=LABELS))
     facts = {"key": "k", "size": 1, "image": config, "settings": {}}
     record.beside(image).write_text(json.dumps(facts))
-    line = calls.launch(image, Programs())
+    line = next_job.launch(image, Programs())
     if expected is None:
         assert line.endswith(f"run {image} -- bash")
     else:

@@ -77,7 +77,7 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge import calls, smoke, squash
+    from sqshforge import next_job, smoke, squash
     from sqshforge.cache import Cache
     from sqshforge.programs import Programs
     from sqshforge.progress import Reporter
@@ -97,7 +97,7 @@ def smoke_test(
         show_table(outcome.table())
         click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
         if outcome.ok:
-            click.echo(f"next: {calls.launch(image, Programs())}")
+            click.echo(f"next: {next_job.launch(image, Programs())}")
     sys.exit(0 if outcome.ok else 1)
 
 
