@@ -15,10 +15,11 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import __version__, base, doctor, epoch, fetch, machine, render, supply
+from sqshforge import __version__, base, doctor, epoch, machine, render, supply
 from sqshforge.disk import require_space
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
+from sqshforge.fetch import files
 from sqshforge.lock import Lock
 from sqshforge.lockfile import alone
 from sqshforge.mirrors import Mirrors
@@ -268,7 +269,7 @@ def installer(locked: Lock, outside: Outside) -> Supply:
     allowed = {one.removeprefix("sha256:") for one in python.installer.hashes}
     if path.is_file() and machine.sha256(path) in allowed:
         return supply.of(path, place)
-    (file,) = fetch.files([python.installer], python.version, outside.pip, outside.programs)
+    (file,) = files.files([python.installer], python.version, outside.pip, outside.programs)
     return supply.taken(file, place, outside)
 
 

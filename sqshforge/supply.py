@@ -12,9 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import fetch
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.fetch import File
+from sqshforge.fetch import files as listing
+from sqshforge.fetch.download import download
+from sqshforge.fetch.files import File
+from sqshforge.fetch.git import snapshot
 from sqshforge.lock import Lock
 from sqshforge.lockfile import alone
 from sqshforge.machine import Pip, sha256
@@ -90,7 +92,7 @@ def _sources(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
         if source.name == "triton" and what.triton and what.triton.origin == "wheel":
             continue
         outside.reporter.say(f"source {source.name}: {source.git} at {source.ref}")
-        tar, commit = fetch.snapshot(
+        tar, commit = snapshot(
             source,
             outside.mirrors.source(source.git),
             outside.bundle / "sources",
@@ -111,7 +113,7 @@ def _archives(lock: Lock, outside: Outside) -> Iterator[Supply]:
         path = outside.bundle / place
         url = outside.mirrors.source(archive.url)
         with outside.reporter.track(f"archive {path.name}") as tracker:
-            total = fetch.download(url, path, archive.sha256, outside.pip, tracker)
+            total = download(url, path, archive.sha256, outside.pip, tracker)
         yield Supply(
             place=place, path=path, sha256=total, argument=argument("ARCHIVE", archive.name)
         )
@@ -121,7 +123,7 @@ def _distributions(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Suppl
     """The source distributions of what is compiled from them."""
     elsewhere = {normalize(one.package) for one in what.python.built if one.source}
     packages = [one for one in lock.python.built if one.name not in elsewhere]
-    for file in fetch.files(packages, what.python.version, outside.pip, outside.programs):
+    for file in listing.files(packages, what.python.version, outside.pip, outside.programs):
         yield taken(file, f"sdists/{file.package}.tar.gz", outside)
 
 
@@ -134,7 +136,7 @@ def taken(file: File, place: str, outside: Outside) -> Supply:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(other, path)
     with outside.reporter.track(file.name) as tracker:
-        total = fetch.download(file.url, path, file.sha256, outside.pip, tracker)
+        total = download(file.url, path, file.sha256, outside.pip, tracker)
     return Supply(place=place, path=path, sha256=total)
 
 

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import jinja2
 
-from sqshforge import base, build, fetch, machine, supply
+from sqshforge import base, build, machine, supply
 from sqshforge.context import Context
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
+from sqshforge.fetch import files
 from sqshforge.lock import Lock
 from sqshforge.mirrors import read as read_mirrors
 from sqshforge.programs import Programs
@@ -65,12 +66,12 @@ def gather(
 def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
-    found = fetch.files(
+    found = files.files(
         [*python.packages, *python.builders], python.version, outside.pip, outside.programs
     )
     for index in python.bound:
         alone = machine.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
-        found += fetch.files(index.packages, python.version, alone, outside.programs)
+        found += files.files(index.packages, python.version, alone, outside.programs)
     for number, file in enumerate(found, 1):
         outside.reporter.say(f"package {number} of {len(found)}: {file.name}")
         yield supply.taken(file, f"wheels/{file.name}", outside)

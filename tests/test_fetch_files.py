@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import fetch
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.fetch import files
+from sqshforge.fetch.download import download
 from sqshforge.lock import LockedPackage
 from sqshforge.machine import Pip
 from sqshforge.programs import Programs
@@ -47,7 +48,7 @@ def locked(*distributions: Distribution) -> LockedPackage:
 
 
 def chosen(pip: Pip, *packages: LockedPackage) -> list[str]:
-    return [one.name for one in fetch.files(packages, "3.10", pip, Programs())]
+    return [one.name for one in files.files(packages, "3.10", pip, Programs())]
 
 
 def wheels(tags: list[str]) -> list[Distribution]:
@@ -62,7 +63,7 @@ def test_the_most_particular_wheel_that_fits_is_taken(
 ) -> None:
     everything = [SOURCE, *wheels(FOREIGN), *reversed(wheels(FITTING[count:]))]
     index = new_index(*everything, kind=kind)
-    (file,) = fetch.files([locked(*everything)], "3.10", index.pip, Programs())
+    (file,) = files.files([locked(*everything)], "3.10", index.pip, Programs())
     best = wheel("tool", tag=FITTING[count])
     assert (file.name, file.sha256) == (best.name, best.sha256)
     assert file.url == f"{index.web.url}/files/{best.name}"
@@ -122,16 +123,16 @@ def test_an_index_may_take_a_password(new_index: NewIndex, tmp_path: Path) -> No
     index = new_index(wheel("tool"))
     index.web.password = "user:secret"
     pip = Pip(index=index.url.replace("//", "//user:secret@"))
-    (file,) = fetch.files([wheel("tool").locked()], "3.10", pip, Programs())
+    (file,) = files.files([wheel("tool").locked()], "3.10", pip, Programs())
     tracker = Tracker(file.name, None, "bytes")
-    assert fetch.download(file.url, tmp_path / file.name, file.sha256, pip, tracker) == file.sha256
+    assert download(file.url, tmp_path / file.name, file.sha256, pip, tracker) == file.sha256
 
 
 def test_a_folder_of_wheels_is_as_good_as_an_index(new_index: NewIndex, tmp_path: Path) -> None:
     one = wheel("tool", tag=FITTING[0])
     (tmp_path / one.name).write_bytes(one.data)
     pip = Pip(index=new_index().url, find_links=(str(tmp_path),))
-    (file,) = fetch.files([locked(one)], "3.10", pip, Programs())
+    (file,) = files.files([locked(one)], "3.10", pip, Programs())
     assert file.url == (tmp_path / one.name).as_uri()
 
 
@@ -145,7 +146,7 @@ def test_no_python_is_downloaded_to_find_the_files_of_another(
 
 def test_what_is_found_can_be_installed(new_index: NewIndex, tmp_path: Path) -> None:
     index = new_index(*wheels(FITTING))
-    (file,) = fetch.files([locked(wheel("tool"))], "3.10", index.pip, Programs())
+    (file,) = files.files([locked(wheel("tool"))], "3.10", index.pip, Programs())
     argv = [sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--no-index"]
     argv += ["--target", str(tmp_path / "site"), f"{file.url}#sha256={file.sha256}"]
     assert Programs().attempt(argv).code == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 import socket
 import tarfile
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import fetch
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.fetch.git import commit_of
+from sqshforge.fetch import git
 from sqshforge.lock.model import LockedSource
 from sqshforge.machine import sha256
 from sqshforge.programs import Programs
@@ -79,7 +77,7 @@ def snapshot(
     upstream: Upstream, folder: Path, ref: str = "main", commit: str | None = None
 ) -> tuple[Path, str]:
     source = LockedSource(name="tool", git="https://example.test/tool", ref=ref, commit=commit)
-    return fetch.snapshot(source, upstream.url, folder, Programs())
+    return git.snapshot(source, upstream.url, folder, Programs())
 
 
 def text(tar: Path) -> str:
@@ -95,20 +93,20 @@ def test_a_tag_is_at_its_commit_and_not_at_itself(how: list[str], upstream: Upst
     commit = upstream.commit("one")
     upstream.git("tag", *how)
     upstream.commit("two")
-    assert commit_of(upstream.url, "v1", Programs()) == commit
+    assert git.commit_of(upstream.url, "v1", Programs()) == commit
 
 
 def test_a_branch_is_at_its_last_commit(upstream: Upstream) -> None:
     upstream.git("switch", "--quiet", "--create", "release/1.x")
     commit = upstream.commit("one")
     upstream.git("switch", "--quiet", "main")
-    assert commit_of(upstream.url, "release/1.x", Programs()) == commit
+    assert git.commit_of(upstream.url, "release/1.x", Programs()) == commit
 
 
 def test_a_name_that_is_neither_is_no_commit(upstream: Upstream) -> None:
     upstream.git("tag", "v1.2")
-    assert commit_of(upstream.url, "v1", Programs()) is None
-    assert commit_of(f"{upstream.url}-not", "main", Programs()) is None
+    assert git.commit_of(upstream.url, "v1", Programs()) is None
+    assert git.commit_of(f"{upstream.url}-not", "main", Programs()) is None
 
 
 @pytest.mark.parametrize("how", [["v1"], ["--annotate", "--message", "one", "v1"]])
@@ -216,7 +214,7 @@ def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
     source = LockedSource(name="tool", git="https://example.test/tool", ref="main", commit=None)
     address = web.url.replace("//", "//user:secret@")
     with pytest.raises(MissingError, match="does not answer") as caught:
-        fetch.snapshot(source, f"{address}/tool", tmp_path / "at", Programs())
+        git.snapshot(source, f"{address}/tool", tmp_path / "at", Programs())
     assert "docs/offline.md" in caught.value.mend
     assert "secret" not in "\n".join(caught.value.lines())
 
@@ -224,14 +222,14 @@ def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
 def test_a_host_that_says_nothing_is_not_waited_for(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("sqshforge.fetch.git"), "PATIENCE", 0.5)
-    assert commit_of(silent, "main", Programs()) is None
+    monkeypatch.setattr(git, "PATIENCE", 0.5)
+    assert git.commit_of(silent, "main", Programs()) is None
 
 
 def test_a_host_that_falls_silent_in_the_middle_is_given_up(
     upstream: Upstream, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quiet = importlib.import_module("sqshforge.fetch.git").QUIET
+    quiet = git.QUIET
     monkeypatch.setitem(quiet, "GIT_HTTP_LOW_SPEED_TIME", "1")
     commit = upstream.commit("one")
     upstream.git("update-server-info")
@@ -241,7 +239,7 @@ def test_a_host_that_falls_silent_in_the_middle_is_given_up(
     web.silent = "/tool/objects/"
     source = LockedSource(name="tool", git="https://example.test/t", ref="main", commit=commit)
     with pytest.raises(MissingError, match="git cannot fetch main"):
-        fetch.snapshot(source, f"{web.url}/tool", tmp_path / "at", Programs())
+        git.snapshot(source, f"{web.url}/tool", tmp_path / "at", Programs())
 
 
 def test_what_an_interrupted_fetch_left_does_not_stand_in_the_way(

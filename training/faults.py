@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from training.models import Sizes
 from training.parallel import degrees
-from training.sections import DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig
+from training.sections import (
+    STREAM,
+    DataConfig,
+    ModelConfig,
+    OptimConfig,
+    ParallelConfig,
+    RunConfig,
+)
 from training.setting import faults as own_faults
 
 
@@ -95,7 +102,7 @@ def _data_faults(data: DataConfig) -> list[str]:
     """List settings that what is read would not heed."""
     found = []
     paths = (data.dataset_path, data.eval_dataset_path)
-    if not any(path.startswith("stream:") for path in paths):
+    if not any(path.startswith(STREAM) for path in paths):
         found += [
             f"{name}: only a stream heeds it (dataset_path=stream:...)"
             for name in STREAM_ONLY

@@ -16,12 +16,12 @@ from typing import Any
 from training import llama_sizes
 from training.assemble import assemble
 from training.config import Config
-from training.data.stream import PREFIX
 from training.door import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import Flag, parse
 from training.known import Known, names_of, settings_of, with_ours, wrong_choices
 from training.llama_flags import COMMON, STYLES
+from training.sections import STREAM
 from training.setting import boolean
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
@@ -98,12 +98,12 @@ def configure(arguments: Sequence[str]) -> Config:
 def _source(dataset: str) -> str:
     """A name of the hub is streamed; what has a kind, or is a path, is meant as it stands."""
     is_path = dataset.startswith(("/", "./", "../", "~"))
-    return dataset if ":" in dataset or is_path else f"{PREFIX}{MOVED.get(dataset, dataset)}"
+    return dataset if ":" in dataset or is_path else f"{STREAM}{MOVED.get(dataset, dataset)}"
 
 
 def _has_splits(source: str) -> bool:
     """Tell whether what is trained on has another part to evaluate on: plain files have none."""
-    name = source.removeprefix(PREFIX)
+    name = source.removeprefix(STREAM)
     if name == source:
         return (Path(source) / "dataset_dict.json").is_file()
     return not (Path(name).exists() or has_magic(name) or "://" in name)
@@ -114,7 +114,7 @@ def _forget_defaults(settings: dict[str, Any]) -> None:
     sources = settings["dataset_path"], settings["eval_dataset_path"]
     defaults = {one.setting: one.default for one in KNOWN}
     heeded = {
-        "tokenizer": any(source.startswith(PREFIX) for source in sources),
+        "tokenizer": any(source.startswith(STREAM) for source in sources),
         "eval_batch_size": bool(sources[1]),
     }
     for name, is_heeded in heeded.items():

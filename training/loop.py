@@ -11,7 +11,7 @@ import torch
 
 from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
 from training.checkpoint import STATE_BYTES
-from training.claim import NOBODY, Claim, Own
+from training.claim.claim import NOBODY, Claim, Own
 from training.config import Config
 from training.console import Console
 from training.data.ahead import Ahead

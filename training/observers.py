@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from training import memory_tracker, nsight
-from training.claim import Claim
+from training.claim.claim import Claim
 from training.config import RunConfig
 from training.console import Console
 from training.parallel.group import Group

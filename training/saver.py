@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from training import checkpoint
-from training.claim import Claim
+from training.claim.claim import Claim
 from training.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest

@@ -13,6 +13,8 @@ from training.setting import setting
 
 BACKENDS = ("fsdp", "neuron", "smp")
 """The ways of training.parallel.backend."""
+STREAM = "stream:"
+"""How the name of a data set begins that is tokenized as it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)

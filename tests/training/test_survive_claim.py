@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 from tests.training.runs import ROOT, TINY, kill_tree, losses, run, started, wait_for, write_text
-from training.claim import Own, chain, claim
+from training.claim import chain, claim
 from training.claim.chain import FILE
+from training.claim.claim import Own
 from training.claim.holder import Holder
 from training.errors import RequestError, TrainingError
 

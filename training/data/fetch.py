@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from training.config import Config
-from training.data.stream import PREFIX
 from training.errors import RequestError
 from training.parallel.group import Group
 from training.remote import is_url, open_url, told
+from training.sections import STREAM
 
 LINES = "lines:"
 
@@ -40,7 +40,7 @@ def _fetched(
 ) -> str:
     """Copy what a source is at, if that is a URL; the source that it is then."""
     url = source.removeprefix(LINES)
-    if not is_url(url) or source.startswith(PREFIX):
+    if not is_url(url) or source.startswith(STREAM):
         return source
     say(f"{setting}: copying {url}")
     place = Path(cache) if cache else Path(tempfile.gettempdir(), "training-data")

@@ -17,11 +17,11 @@ from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.reader import Reader
 from training.data.samples import Samples
-from training.data.stream import PREFIX
 from training.data.stream.feed import open_stream
 from training.data.synthetic import Synthetic
 from training.data.text import Text
 from training.errors import RequestError
+from training.sections import STREAM
 
 _LAYOUTS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 _ENTRY = {"path", "weight", "order"}
@@ -46,7 +46,7 @@ def open_data(config: Config, rank: int, world_size: int, device: torch.device) 
 def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = False) -> Feed:
     """Open what one rank trains on; what is `checked` already is taken as it is."""
     data, setting = config.data, "dataset_path"
-    if data.dataset_path.startswith(PREFIX):
+    if data.dataset_path.startswith(STREAM):
         if data.n_samples_to_skip or data.position_weighting:
             name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
             raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
@@ -84,7 +84,7 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> Feed | None:
     data, setting = config.data, "eval_dataset_path"
     if not data.eval_dataset_path:
         return None
-    if data.eval_dataset_path.startswith(PREFIX):
+    if data.eval_dataset_path.startswith(STREAM):
         feed: Feed = open_stream(config, setting, rank, world_size)
     else:
         samples = open_samples(
@@ -187,7 +187,7 @@ def _mixture(
         path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
         if type(weight) not in (int, float) or type(order) is not int:
             raise RequestError(f"{where}: weight must be a number, and order a whole one")
-        if path.startswith(PREFIX):
+        if path.startswith(STREAM):
             raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
         weighted = position_weighting and _is_packed(path)
         samples = open_samples(

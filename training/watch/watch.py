@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.claim import Claim
+from training.claim.claim import Claim
 from training.config import RunConfig
 from training.console import Console
 from training.errors import HUNG

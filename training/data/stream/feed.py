@@ -1,5 +1,11 @@
 """A stream as what one rank reads: its lanes' rows, batch by batch.
 
+Words: a lane gives one sequence to every step, so there are as many lanes as a step has sequences,
+over all ranks and batches of it. Lane k has its own part of the documents, in shards (the files of
+a set): its own shards where there are at least as many as lanes, else every n-th document of one
+that n lanes share. A block is a run of a lane's documents that are shuffled among themselves. So
+what is read in which order follows from the set, the seed and the number of lanes alone.
+
 Shapes: l sequence length, r rows that are read at once.
 """
 
@@ -17,12 +23,12 @@ from training.config import Config, DataConfig
 from training.data.feed import Gather, Part
 from training.data.reader import OTHER_DATA
 from training.data.samples import Sample, stacked
-from training.data.stream import PREFIX
 from training.data.stream.lane import Lane, Place, Reading
 from training.data.stream.shards import Shards
 from training.data.tokenize.encoder import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError
 from training.ops.loss import IGNORED
+from training.sections import STREAM
 
 
 def open_stream(
@@ -34,9 +40,9 @@ def open_stream(
     for a first document that cannot be read.
     """
     data, training = config.data, setting == "dataset_path"
-    name = getattr(data, setting).removeprefix(PREFIX)
+    name = getattr(data, setting).removeprefix(STREAM)
     if not name:
-        raise RequestError(f"{setting}: {PREFIX} must be followed by a set, files or a URL")
+        raise RequestError(f"{setting}: {STREAM} must be followed by a set, files or a URL")
     tokenizer = _tokenizer(data.tokenizer)
     split_setting = "dataset_split" if training else "eval_split"
     split = getattr(data, split_setting)
