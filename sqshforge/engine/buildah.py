@@ -96,7 +96,9 @@ class Buildah:
         try:
             argv: list[str | Path] = [self.program, "run", "--isolation", "chroot"]
             argv += ["--volume", f"{place}:/run/place:rw", container, "--"]
-            self.programs.capture([*argv, "cp", "-a", f"{folder}/.", "/run/place/"])
+            # Without their owners: those would be ids of the caller's range, which it cannot remove.
+            argv += ["cp", "--recursive", "--no-dereference", "--preserve=mode,timestamps,links"]
+            self.programs.capture([*argv, f"{folder}/.", "/run/place/"])
         finally:
             self.programs.attempt([self.program, "rm", container])
 
