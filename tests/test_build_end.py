@@ -126,6 +126,13 @@ def buildah(storage: None) -> Engine:
     return engines.choose("buildah", PROGRAMS)
 
 
+def test_a_build_has_the_limits_of_its_caller(buildah: Engine, tmp_path: Path) -> None:
+    """Of its own accord buildah may ask for more, which not every root is given."""
+    files = PROGRAMS.capture(["sh", "-c", "ulimit -H -n"]).strip()
+    root = checkouts.copy(tmp_path / "root", lines=f'RUN test "$(ulimit -H -n)" = {files}')
+    assert checkouts.build(buildah, root).image.size > 0
+
+
 def edited(root: Path, old: str, new: str) -> None:
     path = root / "recipes" / "cpu-mamba.yaml"
     text = path.read_text()

@@ -36,6 +36,18 @@ except Exception as error:
     print(type(error).__name__, vars(error))
 """
 
+COPY = """
+import sys
+from pathlib import Path
+from sqshforge.build import name_of
+from sqshforge.engine.buildah import Buildah
+from sqshforge.programs import Programs
+
+checkout, place = map(Path, sys.argv[1:])
+place.mkdir()
+Buildah.find(Programs()).copy_out(name_of("cpu-mamba", checkout), "/srv", place)
+"""
+
 
 @pytest.mark.parametrize(
     ("what", "told"),
@@ -58,7 +70,7 @@ def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
 def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
     """Nothing is configured: buildah 1.28 alone would copy each layer."""
     with existing() as user:
-        checkout = users.checkout(user)
+        checkout = users.checkout(user, "RUN touch /srv/one && chown 1000:1000 /srv/one")
         for state in ("packed in", "up to date"):
             done = users.pack_target(user, checkout, ENGINE="buildah")
             assert done.returncode == 0, done.stderr
@@ -67,6 +79,10 @@ def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> N
         storage = user.home / ".local/share/containers/storage"
         assert len(list((storage / "overlay-layers").iterdir())) > 1
         assert not (storage / "vfs-layers").exists()
+        copied = user.run(sys.executable, "-c", COPY, checkout, user.home / "copied")
+        assert copied.returncode == 0, copied.stderr
+        # In the image it is somebody else's; the user must be able to remove its copy.
+        assert (user.home / "copied/one").stat().st_uid == users.UID
         removed = user.run("buildah", "rmi", "--all", "--force", STORAGE_DRIVER="overlay")
         assert removed.returncode == 0, removed.stderr
 

@@ -131,9 +131,9 @@ def command(*words: str | Path) -> list[str]:
     return [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
 
 
-def checkout(user: User) -> Path:
+def checkout(user: User, line: str = "RUN touch /one") -> Path:
     """A checkout of the user's with a small image to build, and with the base that is there."""
-    place = checkouts.copy(user.place / "checkout", lines="RUN touch /one\nRUN touch /two")
+    place = checkouts.copy(user.place / "checkout", lines=f"{line}\nRUN touch /two")
     for name in ("bases", "vendor"):  # links into this checkout
         (place / "build" / name).unlink()
     (place / "build/bases").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from sqshforge.programs import Programs
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
 OUR_BASE = "/sqshforge-base:"
 PATIENCE = 10.0  # seconds
+PROCESSES = 32768
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,13 @@ class Buildah:
         self.programs.capture([self.program, "pull", "--quiet", f"docker-archive:{tar}"])
 
     def copy_out(self, name: str, folder: str, place: Path) -> None:
-        container = self.programs.capture([self.program, "from", name]).strip()
+        container = self.programs.capture([self.program, "from", *_limits(), name]).strip()
         try:
             argv: list[str | Path] = [self.program, "run", "--isolation", "chroot"]
             argv += ["--volume", f"{place}:/run/place:rw", container, "--"]
-            self.programs.capture([*argv, "cp", "-a", f"{folder}/.", "/run/place/"])
+            # Without owners: those would be ids of the caller's range, which it cannot remove.
+            argv += ["cp", "--recursive", "--no-dereference", "--preserve=mode,timestamps,links"]
+            self.programs.capture([*argv, f"{folder}/.", "/run/place/"])
         finally:
             self.programs.attempt([self.program, "rm", container])
 
@@ -123,6 +127,7 @@ class Buildah:
         # chroot isolation needs no user manager, no cgroup and no nested privileges.
         plain = f"{build.name}-plain"
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
+        argv += _limits()
         argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
         before = self._containers()
         try:
@@ -198,6 +203,21 @@ class Buildah:
 
 def _timestamp(epoch: int | None) -> list[str]:
     return [] if epoch is None else ["--timestamp", str(epoch)]
+
+
+def _limits() -> list[str]:
+    """Give a build no more than this process may have: as root buildah 1.39 asks for more files.
+
+    That is refused to a root without CAP_SYS_RESOURCE, as many containers have. The number of
+    processes is buildah's default, which counts no more once another limit is given.
+    """
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if files == resource.RLIM_INFINITY:
+        return []
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    processes = PROCESSES if most == resource.RLIM_INFINITY else min(most, PROCESSES)
+    limits = {"nofile": files, "nproc": processes}
+    return [f"--ulimit={name}={count}:{count}" for name, count in limits.items()]
 
 
 def _labels(facts: dict[str, Any]) -> dict[str, str]:
