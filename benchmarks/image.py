@@ -19,8 +19,8 @@ from sqshforge import build, lock, recipe, render
 from sqshforge.context import Context
 from sqshforge.engine import Build
 from sqshforge.engine.docker import Docker
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 
 TARGET = "cpu-mamba"
 BASE = "localhost/sqshforge-bench-base:latest"

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import image, report, rig
-from sqshforge.disk import require_space
 from sqshforge.errors import MissingError, SqshforgeError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.disk import require_space
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from tests.engines import daemon
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 ROOT = Path(__file__).resolve().parent.parent
 GOAL = 5.0  # seconds

@@ -11,9 +11,9 @@ from typing import Any
 
 from rich.table import Table
 
-from sqshforge.programs import Programs
-from sqshforge.terminal import show_table
-from sqshforge.units import human
+from sqshforge.host.programs import Programs
+from sqshforge.host.terminal import show_table
+from sqshforge.host.units import human
 from tests.engines import CLIENT
 
 

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks import image
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.programs import Programs, failed
+from sqshforge.host.progress import Tracker
 from sqshforge.mksquashfs import PROFILES, Options, Squasher
-from sqshforge.programs import Programs, failed
-from sqshforge.progress import Tracker
 from tests import footprint
 from tests.engines import CLIENT
 

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sqshforge import digest, dress, tail
+from sqshforge import dress, tail
 from sqshforge.cache import Base, Cache
 from sqshforge.enroot import CARRIED
-from sqshforge.files import sync
+from sqshforge.host import digest
+from sqshforge.host.files import sync
+from sqshforge.host.programs import Programs
 from sqshforge.mksquashfs import Squasher
 from sqshforge.order import Order
-from sqshforge.programs import Programs
 from sqshforge.source import Content, Folder, overlay
 from sqshforge.squashfs.superblock import Tables
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from sqshforge import ecr, epoch
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.network import apt_sources
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
-from sqshforge.machine import apt_sources
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.project import Project
 from sqshforge.recipe import Bootstrap, Recipe
 from sqshforge.render import base_reference

@@ -15,17 +15,18 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import __version__, base, doctor, epoch, machine, render, supply
-from sqshforge.disk import require_space
+from sqshforge import __version__, base, doctor, epoch, render, supply
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.fetch import files
+from sqshforge.host import network
+from sqshforge.host.disk import require_space
+from sqshforge.host.lockfile import alone
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.mirrors import read as read_mirrors
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
-from sqshforge.lockfile import alone
-from sqshforge.mirrors import Mirrors
-from sqshforge.mirrors import read as read_mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
 from sqshforge.supply import Outside, Supply
@@ -117,7 +118,7 @@ def _build(
 ) -> None:
     """The build itself, of an image that is not there as it should be."""
     offline = supply.offline()
-    pip = machine.pip(programs)
+    pip = network.pip(programs)
     mirrors = read_mirrors(project.root)
     bundle = project.bundle(what.target)
     outside = Outside(bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter)
@@ -128,7 +129,7 @@ def _build(
     else:
         with supply.gathering(outside):
             supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
-        wheels = machine.local_wheels(pip, locked.sums())
+        wheels = network.local_wheels(pip, locked.sums())
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
     made_at = epoch.asked()
@@ -158,7 +159,7 @@ def _build(
             args={
                 **started_from,
                 **supply.arguments(supplies),
-                **({} if offline else machine.proxies()),
+                **({} if offline else network.proxies()),
                 **jobs(what),
                 **({} if made_at is None else {epoch.VARIABLE: str(made_at)}),
                 "INPUTS": inputs,
@@ -267,7 +268,7 @@ def installer(locked: Lock, outside: Outside) -> Supply:
     place = f"wheels/{python.installer_wheel()}"
     path = outside.bundle / place
     allowed = {one.removeprefix("sha256:") for one in python.installer.hashes}
-    if path.is_file() and machine.sha256(path) in allowed:
+    if path.is_file() and network.sha256(path) in allowed:
         return supply.of(path, place)
     (file,) = files.files([python.installer], python.version, outside.pip, outside.programs)
     return supply.taken(file, place, outside)
@@ -275,14 +276,14 @@ def installer(locked: Lock, outside: Outside) -> Supply:
 
 @contextlib.contextmanager
 def secrets_of(
-    pip: machine.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
+    pip: network.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
 ) -> Iterator[Mapping[str, Path]]:
     """The machine's own settings as files that a build sees and an image never keeps.
 
     They lie in a private folder that is gone afterwards; if a build was killed, the next one
     removes them.
     """
-    ca = machine.ca_bundle(pip)
+    ca = network.ca_bundle(pip)
     contents = {
         "pip": b"[global]\nno-index = true\n" if offline else pip.remote().encode(),
         "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",

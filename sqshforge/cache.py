@@ -16,14 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import digest
-from sqshforge.clone import copy
-from sqshforge.files import link, publish, remove_leftovers
-from sqshforge.lockfile import alone
-from sqshforge.progress import Reporter
+from sqshforge.host import digest
+from sqshforge.host.clone import copy
+from sqshforge.host.files import link, publish, remove_leftovers
+from sqshforge.host.lockfile import alone
+from sqshforge.host.progress import Reporter
+from sqshforge.host.units import size
 from sqshforge.project import cache_home
 from sqshforge.squashfs.superblock import LAYOUT, Tables
-from sqshforge.units import size
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 
 # What docs/iam/ecr-pull.json allows: the first for the login, the rest for the pull.
 ACTIONS = (

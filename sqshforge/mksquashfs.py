@@ -13,14 +13,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import limits
 from sqshforge.enroot import CARRIED
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs, failed
-from sqshforge.progress import Tracker
+from sqshforge.host import resources
+from sqshforge.host.programs import Programs, failed
+from sqshforge.host.progress import Tracker
+from sqshforge.host.syscalls import begin_writing
 from sqshforge.source import Stream
 from sqshforge.squashfs.superblock import set_duplicates
-from sqshforge.syscalls import begin_writing
 
 LEFT_OUT = ("dev/*", ".dockerenv")
 
@@ -62,7 +62,7 @@ class Options:
         return cls(
             level=level,
             block=block,
-            jobs=jobs or limits.processors(),
+            jobs=jobs or resources.processors(),
             force=force,
             xattrs=xattrs,
         )
@@ -138,7 +138,7 @@ class Squasher:
         words += ["-xattrs" if options.xattrs else "-no-xattrs"]
         words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
         words += ["-processors", str(options.jobs), "-root-mode", "755"]
-        return [*words, "-mem", limits.mksquashfs_memory(limits.memory())]
+        return [*words, "-mem", resources.mksquashfs_memory(resources.memory())]
 
     @contextlib.contextmanager
     def _running(

@@ -5,10 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from sqshforge import calls, recipe, record
+from sqshforge import recipe, record
 from sqshforge.engine.buildah import OURS
 from sqshforge.errors import SqshforgeError
-from sqshforge.programs import Programs
+from sqshforge.host import invocation
+from sqshforge.host.programs import Programs
 from sqshforge.project import find
 
 
@@ -17,9 +18,9 @@ def launch(image: Path, programs: Programs) -> str:
     nodes = _nodes(programs)
     launcher = _launcher(image.absolute()) if nodes else None
     if launcher is None:
-        return calls.sqshforge("run", image, "--", "bash")
-    job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", calls.shown(launcher)])
-    return f"IMAGE={shlex.quote(calls.shown(image))} {job}"
+        return invocation.sqshforge("run", image, "--", "bash")
+    job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", invocation.shown(launcher)])
+    return f"IMAGE={shlex.quote(invocation.shown(image))} {job}"
 
 
 def _nodes(programs: Programs) -> int:

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sqshforge import calls, next_job, squash
+from sqshforge import next_job, squash
 from sqshforge.cache import Cache
+from sqshforge.host import invocation
+from sqshforge.host.units import duration, human
 from sqshforge.smoke import Outcome
 from sqshforge.steps import Steps
-from sqshforge.units import duration, human
 
 DONE_BEFORE = "already done"
 
@@ -80,7 +81,7 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
         outcome=outcome,
         next_command=next_job.launch(packed.path, steps.programs)
         if outcome.ok
-        else calls.sqshforge("run", packed.path, "--", "bash"),
+        else invocation.sqshforge("run", packed.path, "--", "bash"),
     )
 
 

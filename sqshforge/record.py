@@ -8,10 +8,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from sqshforge import digest
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import WorkError
-from sqshforge.files import publish
+from sqshforge.host import digest
+from sqshforge.host.files import publish
 from sqshforge.order import Order, content_key
 
 

@@ -14,10 +14,10 @@ from typing import Any
 from rich.table import Table
 
 from sqshforge.errors import WorkError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
+from sqshforge.host.units import duration
 from sqshforge.runtime.start import require_sqsh
-from sqshforge.units import duration
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 

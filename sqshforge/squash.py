@@ -16,14 +16,14 @@ from pathlib import Path
 
 from sqshforge import assemble, enroot, mksquashfs, record
 from sqshforge.cache import Cache
-from sqshforge.disk import require_space
 from sqshforge.errors import RequestError
-from sqshforge.files import partial, remove_leftovers, sync
-from sqshforge.lockfile import alone
+from sqshforge.host.disk import require_space
+from sqshforge.host.files import partial, remove_leftovers, sync
+from sqshforge.host.lockfile import alone
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.mksquashfs import Options, Squasher
 from sqshforge.order import Order
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.source import Source
 
 __all__ = ["Options", "Packed", "pack"]

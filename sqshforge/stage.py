@@ -15,17 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import digest, record
-from sqshforge.clone import copy
-from sqshforge.disk import require_space
+from sqshforge import record
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.files import partial, publish, remove_leftovers, sync
-from sqshforge.limits import processors
-from sqshforge.lockfile import alone
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host import digest
+from sqshforge.host.clone import copy
+from sqshforge.host.disk import require_space
+from sqshforge.host.files import partial, publish, remove_leftovers, sync
+from sqshforge.host.lockfile import alone
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
+from sqshforge.host.resources import processors
+from sqshforge.host.units import human
 from sqshforge.runtime.start import require_sqsh
-from sqshforge.units import human
 
 IN_USE = 900
 """Seconds after its last use in which a copy is not removed: a job may be about to start it."""

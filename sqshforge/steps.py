@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import engine, lock, recipe, rootless, smoke, source, squash, supply, vendor
+from sqshforge import engine, lock, recipe, smoke, source, squash, supply, vendor
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host import userns
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.project import Project
 
 
@@ -91,4 +92,4 @@ def pack(
         image = source.parse(address, programs, reporter, way)
         return squash.pack(image, output, options, programs, reporter, cache)
 
-    return rootless.call(work, address, programs)
+    return userns.call(work, address, programs)

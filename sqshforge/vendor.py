@@ -12,15 +12,16 @@ from pathlib import Path
 
 import jinja2
 
-from sqshforge import base, build, machine, supply
+from sqshforge import base, build, supply
 from sqshforge.context import Context
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
 from sqshforge.fetch import files
+from sqshforge.host import network
+from sqshforge.host.mirrors import read as read_mirrors
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
-from sqshforge.mirrors import read as read_mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
 from sqshforge.supply import Bundle, Outside, Supply
@@ -47,7 +48,7 @@ def gather(
     folder = project.bundle(what.target)
     outside = Outside(
         bundle=folder,
-        pip=machine.pip(programs),
+        pip=network.pip(programs),
         mirrors=read_mirrors(project.root),
         programs=programs,
         reporter=reporter,
@@ -70,7 +71,7 @@ def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
         [*python.packages, *python.builders], python.version, outside.pip, outside.programs
     )
     for index in python.bound:
-        alone = machine.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
+        alone = network.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
         found += files.files(index.packages, python.version, alone, outside.programs)
     for number, file in enumerate(found, 1):
         outside.reporter.say(f"package {number} of {len(found)}: {file.name}")
@@ -87,7 +88,7 @@ def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iter
             partial = tar.with_suffix(".part")
             engine.save(name, partial)
             partial.rename(tar)
-        yield Supply(place="", path=tar, sha256=machine.sha256(tar))
+        yield Supply(place="", path=tar, sha256=network.sha256(tar))
 
 
 def _apt(
@@ -155,7 +156,7 @@ def _download(
         outside.reporter.track(f"Debian packages of {stage}") as tracker,
     ):
         request = Build(
-            context=folder, name=name, args={"BASE": image, **machine.proxies()}, secrets=given
+            context=folder, name=name, args={"BASE": image, **network.proxies()}, secrets=given
         )
         engine.build(request, tracker.note)
     partial = place.with_name(f".{stage}.part")

@@ -15,8 +15,8 @@ from pathlib import Path
 from sqshforge import build as building
 from sqshforge import lock, recipe
 from sqshforge.engine import Engine
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter, Tracker
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter, Tracker
 from tests import processes
 from tests.conftest import ROOT
 

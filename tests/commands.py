@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 
 SCRIPT = Path(sys.executable).with_name("sqshforge")
 

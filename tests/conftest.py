@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -41,19 +41,20 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def overlays() -> None:
     """What a test has buildah make for an ordinary user is kept where sqshforge looks for it."""
-    from sqshforge.engine import storage
+    from sqshforge.host import buildah_storage
 
     programs = Programs()
     buildah = programs.which("buildah")
     if buildah is not None:
-        storage.choose(buildah, programs)
+        buildah_storage.choose(buildah, programs)
 
 
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import build, engine, recipe, rootless, source, squash
+    from sqshforge import build, engine, recipe, source, squash
     from sqshforge import lock as locks
+    from sqshforge.host import userns
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
     path.parent.mkdir(exist_ok=True)
@@ -65,7 +66,7 @@ def packed_image() -> Iterator[Path]:
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
         image, options = source.parse(built.source, programs), squash.Options.of("shared")
-        rootless.call(
+        userns.call(
             lambda: squash.pack(image, path, options, programs, reporter), built.source, programs
         )
     yield path

@@ -15,7 +15,7 @@ import pytest
 
 from sqshforge import engine
 from sqshforge.engine import Engine
-from sqshforge.programs import Programs, stop
+from sqshforge.host.programs import Programs, stop
 
 PATIENCE = 60.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.

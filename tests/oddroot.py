@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.engines import CLIENT
 
 TIME = 1_600_000_000  # of the oldest entry; each other one has a time of its own

@@ -23,11 +23,11 @@ import pytest
 import yaml
 
 from sqshforge import recipe
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.network import Pip
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.lock import Asked, Lock, LockedPackage
-from sqshforge.machine import Pip
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize
 

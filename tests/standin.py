@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from sqshforge import build
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 ARCHIVE = "http://archive.ubuntu.com/ubuntu"
 KEYRING = f"{ARCHIVE}/pool/main/u/ubuntu-keyring/ubuntu-keyring_2021.03.26_all.deb"

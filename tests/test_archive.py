@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from sqshforge.archive import open_image
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import archives
 from tests.archives import (
     EPOCH,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import archives, engines
 from tests.archives import Image, file, folder, layer, link, symlink
 from tests.engines import docker_fixture as docker_fixture

@@ -17,9 +17,10 @@ import pytest
 
 from sqshforge import build as building
 from sqshforge import engine as engines_of
-from sqshforge import machine, source
+from sqshforge import source
 from sqshforge.engine import Engine
-from sqshforge.programs import Programs
+from sqshforge.host import network
+from sqshforge.host.programs import Programs
 from tests import checkouts
 from tests.engines import BOTH, CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture
@@ -72,10 +73,10 @@ def case(
 
 def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
     """Settings of this machine that do the same as before, and carry a mark."""
-    bundle = machine.ca_bundle(machine.pip(PROGRAMS))
+    bundle = network.ca_bundle(network.pip(PROGRAMS))
     marked = folder / "ca.crt"
     marked.write_bytes((bundle.read_bytes() if bundle else b"") + f"# {mark}\n".encode())
-    for name in (*machine.CA_VARIABLES, "PIP_CERT"):
+    for name in (*network.CA_VARIABLES, "PIP_CERT"):
         patch.setenv(name, str(marked))
     lines = ["[global]"]
     for line in PROGRAMS.capture([sys.executable, "-m", "pip", "config", "list"]).splitlines():
@@ -150,9 +151,9 @@ def test_the_secrets_are_gone(case: Case) -> None:
 
 def test_the_settings_of_this_machine_reached_the_build(case: Case) -> None:
     """Else the test above would prove nothing."""
-    assert case.mark in machine.pip(PROGRAMS).remote()
-    assert machine.proxies()["no_proxy"].endswith(case.mark)
-    bundle = machine.ca_bundle(machine.pip(PROGRAMS))
+    assert case.mark in network.pip(PROGRAMS).remote()
+    assert network.proxies()["no_proxy"].endswith(case.mark)
+    bundle = network.ca_bundle(network.pip(PROGRAMS))
     assert bundle is not None and case.mark in bundle.read_text()
 
 

@@ -9,7 +9,7 @@ import pytest
 from sqshforge.engine import Build
 from sqshforge.engine.docker import Docker
 from sqshforge.errors import WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 CUT = "rpc error: code = Internal desc = unexpected EOF"
 

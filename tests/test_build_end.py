@@ -16,9 +16,9 @@ from sqshforge import build as building
 from sqshforge import engine as engines
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from tests import checkouts, containers, processes
 from tests.engines import CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture

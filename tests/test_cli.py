@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.commands import sqshforge
 from tests.test_render import TARGETS
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import clone
-from sqshforge.programs import Programs
+from sqshforge.host import clone
+from sqshforge.host.programs import Programs
 
 PAGE, PIECE = clone.PAGE, clone.PIECE
 SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, 3 * PIECE + 5 * PAGE + 7)

@@ -16,7 +16,7 @@ import pytest
 from sqshforge import doctor
 from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import MissingError
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from sqshforge.project import Project
 from tests import checkouts
 from tests.commands import sqshforge

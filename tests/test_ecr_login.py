@@ -12,7 +12,7 @@ import pytest
 
 from sqshforge import ecr
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.amazon import HOST, ROLE, SMP, Server
 from tests.amazon import aws_fixture as aws_fixture
 from tests.amazon import server_fixture as server_fixture

@@ -8,7 +8,7 @@ import pytest
 
 from sqshforge import ecr
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.amazon import HOST, NAME, ROLE, SMP, Server
 from tests.amazon import server_fixture as server_fixture
 from tests.engines import CLIENT

@@ -10,7 +10,7 @@ import pytest
 from sqshforge import engine
 from sqshforge.engine.docker import Docker
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture

@@ -10,7 +10,7 @@ import pytest
 from sqshforge.engine import volumes
 from sqshforge.engine.buildah import Buildah
 from sqshforge.errors import MissingError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.test_render import TARGETS
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,11 +10,11 @@ import pytest
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.fetch import files
-from sqshforge.fetch.download import download
+from sqshforge.host.download import download
+from sqshforge.host.network import Pip
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Tracker
 from sqshforge.lock import LockedPackage
-from sqshforge.machine import Pip
-from sqshforge.programs import Programs
-from sqshforge.progress import Tracker
 from tests.servers import HTML, JSON, Distribution, Index, Web, sdist, wheel
 from tests.servers import direct_fixture as direct_fixture
 from tests.servers import new_index_fixture as new_index_fixture

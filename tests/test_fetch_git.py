@@ -13,9 +13,9 @@ import pytest
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.fetch import git
+from sqshforge.host.network import sha256
+from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedSource
-from sqshforge.machine import sha256
-from sqshforge.programs import Programs
 from tests.servers import Web
 from tests.servers import direct_fixture as direct_fixture
 from tests.servers import web_fixture as web_fixture

@@ -16,7 +16,7 @@ from typing import IO
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from training.errors import RequestError
 
 LAUNCHERS = (

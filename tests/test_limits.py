@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import limits
+from sqshforge.host import resources
 from tests.cgroups import Cgroup, cgroup
 
 GIB = 1 << 30
@@ -42,7 +42,7 @@ def lay(root: Path, mounts: str | list[str], groups: str, files: dict[str, str])
 
 
 def found(root: Path, environment: dict[str, str] = NOTHING) -> tuple[int, int | None]:
-    return limits.processors(root, environment), limits.memory(root, environment)
+    return resources.processors(root, environment), resources.memory(root, environment)
 
 
 def test_a_machine_without_cgroups_gives_all_it_has(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_quota_is_rounded_down_to_at_least_one(
     tmp_path: Path, quota: str, processors: int
 ) -> None:
     root = lay(tmp_path, V2, "0::/job\n", {"job/cpu.max": f"{quota}\n"})
-    assert limits.processors(root, NOTHING) == processors
+    assert resources.processors(root, NOTHING) == processors
 
 
 def test_the_least_on_the_whole_path_counts(tmp_path: Path) -> None:
@@ -78,7 +78,7 @@ def test_the_least_on_the_whole_path_counts(tmp_path: Path) -> None:
 
 def test_memory_above_which_a_group_is_slowed_down_is_a_limit(tmp_path: Path) -> None:
     files = {"a/memory.max": f"{8 * GIB}\n", "a/memory.high": f"{6 * GIB}\n"}
-    assert limits.memory(lay(tmp_path, V2, "0::/a\n", files), NOTHING) == 6 * GIB
+    assert resources.memory(lay(tmp_path, V2, "0::/a\n", files), NOTHING) == 6 * GIB
 
 
 def test_version_1(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_version_1_without_a_limit_is_no_limit(tmp_path: Path) -> None:
     files = {"memory/memory.limit_in_bytes": "9223372036854771712\n"}
     root = lay(tmp_path, MEMORY, "3:memory:/\n", files)
     (root / "proc/meminfo").unlink()
-    assert limits.memory(root, NOTHING) is None
+    assert resources.memory(root, NOTHING) is None
 
 
 def test_both_versions_side_by_side(tmp_path: Path) -> None:
@@ -117,11 +117,11 @@ def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
     mount = MEMORY.replace(" / /sys", " /docker/c /sys")
     files = {"memory/memory.limit_in_bytes": "4096\n", "memory/s/memory.limit_in_bytes": "2048\n"}
     groups = "3:memory:/docker/c/s\n"
-    assert limits.memory(lay(tmp_path / "1", mount, groups, files), NOTHING) == 2048
+    assert resources.memory(lay(tmp_path / "1", mount, groups, files), NOTHING) == 2048
     groups = "3:memory:/docker/c\n"
-    assert limits.memory(lay(tmp_path / "2", mount, groups, files), NOTHING) == 4096
+    assert resources.memory(lay(tmp_path / "2", mount, groups, files), NOTHING) == 4096
     groups = "3:memory:/docker/another\n"
-    assert limits.memory(lay(tmp_path / "3", mount, groups, files), NOTHING) == 64 * GIB
+    assert resources.memory(lay(tmp_path / "3", mount, groups, files), NOTHING) == 64 * GIB
 
 
 @pytest.mark.parametrize(
@@ -138,13 +138,13 @@ def test_a_container_sees_its_own_group_as_the_top(tmp_path: Path) -> None:
 def test_cgroup_namespaces(tmp_path: Path, top: str, path: str, memory: int) -> None:
     files = {"memory.max": "4096\n", "s/memory.max": "2048\n", "../s/memory.max": "1024\n"}
     mount = V2.replace(" / /sys", f" {top} /sys")
-    assert limits.memory(lay(tmp_path, mount, f"0::{path}\n", files), NOTHING) == memory
+    assert resources.memory(lay(tmp_path, mount, f"0::{path}\n", files), NOTHING) == memory
 
 
 def test_a_mount_point_with_a_space(tmp_path: Path) -> None:
     mount = V2.replace("/sys/fs/cgroup", r"/sys/fs/cgroup/with\040space")
     root = lay(tmp_path, mount, "0::/a b\n", {"with space/a b/memory.max": "4096\n"})
-    assert limits.memory(root, NOTHING) == 4096
+    assert resources.memory(root, NOTHING) == 4096
 
 
 @pytest.mark.parametrize(
@@ -170,16 +170,16 @@ def test_a_job_is_respected_where_nothing_confines_it(
 @pytest.mark.parametrize(
     ("limit", "words"),
     [
-        (None, f"{limits.MOST}M"),
-        (64 * GIB, f"{limits.MOST}M"),
-        (4 * limits.MOST * limits.MIB, f"{limits.MOST}M"),
-        (4 * limits.MOST * limits.MIB - 1, f"{limits.MOST - 1}M"),
-        (4 * limits.LEAST * limits.MIB - 1, f"{limits.LEAST}M"),
-        (1, f"{limits.LEAST}M"),
+        (None, f"{resources.MOST}M"),
+        (64 * GIB, f"{resources.MOST}M"),
+        (4 * resources.MOST * resources.MIB, f"{resources.MOST}M"),
+        (4 * resources.MOST * resources.MIB - 1, f"{resources.MOST - 1}M"),
+        (4 * resources.LEAST * resources.MIB - 1, f"{resources.LEAST}M"),
+        (1, f"{resources.LEAST}M"),
     ],
 )
 def test_mksquashfs_gets_a_quarter_within_bounds(limit: int | None, words: str) -> None:
-    assert limits.mksquashfs_memory(limit) == words
+    assert resources.mksquashfs_memory(limit) == words
 
 
 def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None
     for number in range(40):
         (tree / str(number)).write_bytes(bytes(range(256)) * (number * 500))
     outputs = set()
-    for words in (limits.mksquashfs_memory(limit) for limit in (None, 1)):
+    for words in (resources.mksquashfs_memory(limit) for limit in (None, 1)):
         file = tmp_path / words
         argv: list[str | Path] = [
             "mksquashfs",

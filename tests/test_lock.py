@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from sqshforge import lock, machine, recipe
+from sqshforge import lock, recipe
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.host import network
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs, Result
 from tests import checkouts
 from tests.commands import sqshforge
 from tests.servers import Index, Web, asking, small_recipe, wheel
@@ -126,7 +127,7 @@ def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
 def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Path) -> None:
     programs = Small("sha256:" + "a" * 64)
     what = one_package(root, tmp_path, "filelock==3.20.0")
-    locked = lock.resolve(what, asking(tmp_path, machine.pip(programs), programs=programs))
+    locked = lock.resolve(what, asking(tmp_path, network.pip(programs), programs=programs))
     assert [package.name for package in locked.python.packages] == ["filelock"]
     assert locked.python.packages[0].hashes
     assert locked.python.installer.name == "pip"
@@ -138,7 +139,7 @@ def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path
     programs = Programs()
     what = one_package(root, tmp_path, "filelock==999.0.0")
     with pytest.raises(WorkError, match=r"filelock==999\.0\.0") as caught:
-        lock.resolve(what, asking(tmp_path, machine.pip(programs), programs=programs))
+        lock.resolve(what, asking(tmp_path, network.pip(programs), programs=programs))
     assert "python.packages" in caught.value.where
 
 
@@ -270,7 +271,7 @@ def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
 ) -> None:
     (tmp_path / "data.tar.gz").write_bytes(b"data")
     before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
-    assert [one.sha256 for one in before.archives] == [machine.sha256(tmp_path / "data.tar.gz")]
+    assert [one.sha256 for one in before.archives] == [network.sha256(tmp_path / "data.tar.gz")]
     (tmp_path / "data.tar.gz").unlink()
     shutil.rmtree(tmp_path / "build")
     kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})

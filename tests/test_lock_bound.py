@@ -10,10 +10,10 @@ import pytest
 
 from sqshforge import lock, recipe, render
 from sqshforge.errors import WorkError
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.network import Pip
+from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
-from sqshforge.machine import Pip
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs, Result
 from tests.servers import Distribution, Index, asking, small_recipe, wheel
 from tests.servers import direct_fixture as direct_fixture
 from tests.servers import new_index_fixture as new_index_fixture

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import oddroot
 from tests.commands import sqshforge
 

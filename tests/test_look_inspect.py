@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.archives import Image, Member, file, folder, layer, link, sha256, symlink, write
 from tests.commands import sqshforge
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests.archives import Image, file, folder, layer, write
 from tests.commands import sqshforge
 

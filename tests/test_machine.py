@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import machine
-from sqshforge.programs import Programs
+from sqshforge.host import network
+from sqshforge.host.programs import Programs
 
 
 def test_pip_is_asked_so_that_files_and_environment_count(
@@ -24,7 +24,7 @@ def test_pip_is_asked_so_that_files_and_environment_count(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.test/a file:///srv/wheels")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} https://two.test/links")
-    found = machine.pip(Programs())
+    found = network.pip(Programs())
     assert found.index == "https://user:secret@example.test/simple"
     assert found.extra_indexes == ("https://one.test/a", "file:///srv/wheels")
     assert found.find_links == (str(tmp_path), "https://two.test/links")
@@ -51,13 +51,13 @@ def test_local_wheels_are_found_by_their_sums_in_folders_and_local_indexes(tmp_p
     linked.write_bytes(b"linked")
     page = index / "simple" / "some-thing" / "index.html"
     page.write_text(f'<a href="../../files/{linked.name}#sha256=0">{linked.name}</a>')
-    settings = machine.Pip(find_links=(str(links),), extra_indexes=((index / "simple").as_uri(),))
+    settings = network.Pip(find_links=(str(links),), extra_indexes=((index / "simple").as_uri(),))
     wanted = {
         "torch": frozenset({hashlib.sha256(b"right").hexdigest()}),
         "some-thing": frozenset({hashlib.sha256(b"linked").hexdigest()}),
         "absent": frozenset({"0" * 64}),
     }
-    assert list(machine.local_wheels(settings, wanted)) == [linked, right]
+    assert list(network.local_wheels(settings, wanted)) == [linked, right]
 
 
 def test_the_ca_bundle_is_pips_own_first_then_the_variables(tmp_path: Path) -> None:
@@ -65,12 +65,12 @@ def test_the_ca_bundle_is_pips_own_first_then_the_variables(tmp_path: Path) -> N
     own.write_text("own")
     variable.write_text("variable")
     environment = {"SSL_CERT_FILE": str(variable)}
-    assert machine.ca_bundle(machine.Pip(cert=own), environment) == own
-    assert machine.ca_bundle(machine.Pip(cert=tmp_path / "gone"), environment) == variable
+    assert network.ca_bundle(network.Pip(cert=own), environment) == own
+    assert network.ca_bundle(network.Pip(cert=tmp_path / "gone"), environment) == variable
 
 
 def test_proxies_are_given_in_both_spellings() -> None:
-    assert machine.proxies({"HTTPS_PROXY": "http://p:1", "no_proxy": "x"}) == {
+    assert network.proxies({"HTTPS_PROXY": "http://p:1", "no_proxy": "x"}) == {
         "https_proxy": "http://p:1",
         "HTTPS_PROXY": "http://p:1",
         "no_proxy": "x",
@@ -79,16 +79,16 @@ def test_proxies_are_given_in_both_spellings() -> None:
 
 
 def test_apt_lines_are_of_the_suite_and_its_updates_only() -> None:
-    for line in machine.apt_sources("bookworm", Programs()):
+    for line in network.apt_sources("bookworm", Programs()):
         assert line.startswith("deb ")
         assert line.split()[2] in ("bookworm", "bookworm-updates", "bookworm-security")
-    assert machine.apt_sources("nosuchsuite", Programs()) == []
+    assert network.apt_sources("nosuchsuite", Programs()) == []
 
 
 def test_a_lock_does_not_depend_on_the_indexes_that_are_folders_here() -> None:
-    configured = machine.Pip(
+    configured = network.Pip(
         extra_indexes=("https://one.test/a", "file:///srv/simple"), find_links=("/srv/wheels",)
     )
-    assert configured.without_local_indexes() == machine.Pip(
+    assert configured.without_local_indexes() == network.Pip(
         extra_indexes=("https://one.test/a",), find_links=("/srv/wheels",)
     )

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import mirrors
 from sqshforge.errors import RequestError
+from sqshforge.host import mirrors
 from tests.commands import sqshforge
 
 EXAMPLE = """\

@@ -16,9 +16,10 @@ from pathlib import Path
 import click
 import pytest
 
-from sqshforge import calls, cli, next_job, record
+from sqshforge import cli, next_job, record
 from sqshforge.enroot import ImageConfig
-from sqshforge.programs import Programs
+from sqshforge.host import invocation
+from sqshforge.host.programs import Programs
 from tests import tinyroot
 from tests.commands import SCRIPT
 from tests.conftest import ROOT
@@ -154,7 +155,7 @@ def test_the_program_is_called_as_it_is_reached(monkeypatch: pytest.MonkeyPatch)
     assert said("cache", "ls", env={"PATH": f"{SCRIPT.parent}:{path}"}).split()[0] == "sqshforge"
     monkeypatch.setattr(sys, "argv", ["/x/sqshforge/__main__.py"])
     expected = f"{Path(sys.executable).relative_to(ROOT)} -m sqshforge cache ls"
-    assert calls.sqshforge("cache", "ls") == expected
+    assert invocation.sqshforge("cache", "ls") == expected
 
 
 SINFO = "#!/bin/sh\nprintf '%s'\nexit %d\n"

@@ -16,7 +16,7 @@ import pytest
 from sqshforge import lock, recipe
 from sqshforge.build import name_of
 from sqshforge.engine import Engine
-from sqshforge.programs import Result
+from sqshforge.host.programs import Result
 from tests import checkouts, engines
 from tests.engines import docker_host_fixture as docker_host_fixture
 from tests.engines import engine_fixture as engine_fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.source.loan import exchanged
 from tests import containers, engines, oddroot, users
 from tests.archives import Image, file, folder, layer, write

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import footprint
 from tests.archives import Image, file, folder, layer, write
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import oddroot
 from tests.engines import storage_fixture as storage_fixture
 from tests.users import (

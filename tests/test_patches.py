@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests.conftest import ROOT
 
 PATCHES = ROOT / "patches"

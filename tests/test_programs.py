@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 
 def test_capture_returns_output_and_takes_input_and_variables() -> None:
@@ -78,7 +78,7 @@ def test_a_program_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
     mark = tmp_path / "told to end"
     script = f"trap 'touch \"{mark}\"; exit' TERM; while true; do sleep 0.05; done"
     code = (
-        "from sqshforge.programs import Programs\n"
+        "from sqshforge.host.programs import Programs\n"
         f"with Programs().start(['sh', '-c', {script!r}]) as process:\n"
         "    print('up', flush=True)\n"
         "    process.wait()\n"

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from sqshforge import progress, units
-from sqshforge.programs import Programs
+from sqshforge.host import progress, units
+from sqshforge.host.programs import Programs
 
 
 @pytest.mark.parametrize(

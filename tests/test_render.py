@@ -11,7 +11,7 @@ import pytest
 from sqshforge import lock, recipe, render, zipapp
 from sqshforge.context import Context
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.enroot import ImageConfig
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests import containers, tinyroot
 
 VARIABLES = (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.runtime.mount import Mount
 from sqshforge.runtime.start import enroot_command, run
 from tests import containers, processes, tinyroot

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import containers, namespaces, processes, tinyroot
 
 FUSE = pytest.mark.parametrize("fuse", containers.FUSE)

@@ -9,7 +9,7 @@ import pytest
 
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.runtime.mount import Mount
 from tests import containers, tinyroot
 

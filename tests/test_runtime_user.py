@@ -19,7 +19,7 @@ import pytest
 
 from sqshforge import zipapp
 from sqshforge.enroot import ImageConfig
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")

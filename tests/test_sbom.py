@@ -11,7 +11,7 @@ from spdx_tools.spdx.model import Document, Package
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests.conftest import ROOT
 
 A, B, C, COMMIT = "a" * 64, "b" * 64, "c" * 64, "0123456789" * 4

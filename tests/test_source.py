@@ -18,7 +18,7 @@ import pytest
 
 from sqshforge import source
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.source import overlay
 from tests import engines, oddroot
 from tests.containers import until

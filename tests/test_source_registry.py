@@ -17,7 +17,7 @@ import pytest
 
 from sqshforge import source
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.programs import Programs, stop
+from sqshforge.host.programs import Programs, stop
 from sqshforge.source import working
 from tests.archives import Image, file, folder, layer, put, sha256, write
 

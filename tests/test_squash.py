@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge import digest, enroot, record, rootless, source, squash
+from sqshforge import enroot, record, source, squash
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host import digest, userns
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from tests import oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
@@ -77,7 +78,7 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
     chosen = replace(squash.Options.of("fast"), **options)
     programs = Programs()
     image = parse(address)
-    return rootless.call(
+    return userns.call(
         lambda: squash.pack(image, output, chosen, programs, QUIET), address, programs
     )
 

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import digest, record, source, squash
+from sqshforge import record, source, squash
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs, Result
-from sqshforge.progress import Reporter
+from sqshforge.host import digest
+from sqshforge.host.programs import Programs, Result
+from sqshforge.host.progress import Reporter
+from sqshforge.host.units import size
 from sqshforge.squashfs.superblock import Tables
-from sqshforge.units import size
 from tests import oddroot
 from tests.commands import sqshforge
 from tests.engines import CLIENT

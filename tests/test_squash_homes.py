@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge import source, squash
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from tests import archives, oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture

@@ -16,11 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import rootless, squash
+from sqshforge import squash
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host import userns
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.source import Rootfs, Storage, parse
 from tests import containers, oddroot, processes
 
@@ -53,7 +54,7 @@ def image(tree: Path) -> Iterator[str]:
 def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Packed:
     programs = Programs()
     source = parse(image, programs)
-    return rootless.call(
+    return userns.call(
         lambda: squash.pack(source, output, options, programs, QUIET), image, programs
     )
 

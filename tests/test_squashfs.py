@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.image import Image, open_image

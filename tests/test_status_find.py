@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, plan, write
 from training.job import record

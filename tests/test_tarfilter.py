@@ -12,7 +12,7 @@ import pytest
 
 from sqshforge import tarfilter
 from sqshforge.errors import WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 FILES = {"etc/environment": b"A=1\n", "etc/rc": b"#!/bin/sh\n"}
 EPOCH = 1_700_000_000

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from tests.conftest import ROOT
 
 PATCHES = ROOT / "patches/triton-2.2.0"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests.servers import Index, wheel
 from tests.servers import direct_fixture as direct_fixture
 from tests.servers import new_index_fixture as new_index_fixture
@@ -47,7 +47,7 @@ def checkout_fixture(
 def filled(checkout: Path, requirement: str) -> Result:
     """Make an environment and fill it, by command line."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / "env"], check=True)
-    argv = [sys.executable, "-m", "sqshforge.venv", "env", requirement]
+    argv = [sys.executable, "-m", "sqshforge.host.venv", "env", requirement]
     return Programs().attempt(argv, cwd=checkout)
 
 

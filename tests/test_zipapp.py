@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge import zipapp
-from sqshforge.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result
 from tests import containers, tinyroot
 
 OLDEST = (3, 9)

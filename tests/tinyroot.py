@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sqshforge import enroot
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 TOOLS = ("cat", "env", "head", "id", "ls", "mkdir", "pwd", "sleep", "stat", "touch", "yes")
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge import squash
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.source import parse
 from tests import checkouts, containers, oddroot, processes
 from tests.conftest import ROOT

@@ -26,8 +26,8 @@ set_option = click.option(
 def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     """The steps of this checkout with what a command was given."""
     from sqshforge import project
-    from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.progress import Reporter
     from sqshforge.steps import Steps
 
     parameters = pairs_of(settings, "--set")

@@ -24,7 +24,8 @@ def targets() -> None:
 @click.argument("target")
 def show(target: str) -> None:
     """Show what a target's image is made of."""
-    from sqshforge import calls, lock, project, recipe
+    from sqshforge import lock, project, recipe
+    from sqshforge.host import invocation
 
     home = project.find()
     recipes = home.recipes
@@ -43,7 +44,7 @@ def show(target: str) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: {calls.make(home, 'image', TARGET=target)}")
+    click.echo(f"\nnext: {invocation.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -51,8 +52,9 @@ def show(target: str) -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 def render(target: str, output: Path) -> None:
     """Write a target's Dockerfile and build context to DIR."""
-    from sqshforge import calls, lock, project, recipe
+    from sqshforge import lock, project, recipe
     from sqshforge import render as rendering
+    from sqshforge.host import invocation
 
     home = project.find()
     what = recipe.find(target, home.recipes)
@@ -63,7 +65,7 @@ def render(target: str, output: Path) -> None:
     context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
     context.write(output.absolute())
     click.echo(output / "Dockerfile")
-    click.echo(f"next: {calls.make(home, 'image', TARGET=target)}")
+    click.echo(f"next: {invocation.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -71,10 +73,11 @@ def render(target: str, output: Path) -> None:
 @click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
 def lock(target: str | None, check: bool) -> None:
     """Resolve the pins of a recipe, or of all, to versions and hashes."""
-    from sqshforge import calls, machine, mirrors, project, recipe
     from sqshforge import lock as locks
-    from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter
+    from sqshforge import project, recipe
+    from sqshforge.host import invocation, mirrors, network
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.progress import Reporter
 
     home = project.find()
     programs = Programs()
@@ -85,7 +88,7 @@ def lock(target: str | None, check: bool) -> None:
         before = locks.earlier(name, home.recipes)
         asked = locks.Asked(
             project=home,
-            pip=machine.pip(programs),
+            pip=network.pip(programs),
             mirrors=mirrors.read(home.root),
             programs=programs,
             reporter=Reporter(),
@@ -107,9 +110,9 @@ def lock(target: str | None, check: bool) -> None:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
             where=str(home.recipes / "locks"),
-            mend="; ".join(calls.sqshforge("lock", name) for name in drifted),
+            mend="; ".join(invocation.sqshforge("lock", name) for name in drifted),
         )
-    click.echo(f"next: {calls.make(home, 'image', TARGET=target or 'cpu-mamba')}")
+    click.echo(f"next: {invocation.make(home, 'image', TARGET=target or 'cpu-mamba')}")
 
 
 @click.command()

@@ -41,12 +41,13 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
-    from sqshforge import calls, squash, steps
     from sqshforge import source as sources
+    from sqshforge import squash, steps
     from sqshforge.cache import Cache
-    from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter
-    from sqshforge.units import duration, human
+    from sqshforge.host import invocation
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.progress import Reporter
+    from sqshforge.host.units import duration, human
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
@@ -62,7 +63,7 @@ def pack(
         packed = ours.pack(ours.build(source), place, options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
-    click.echo(f"next: {calls.sqshforge('smoke-test', packed.path)}")
+    click.echo(f"next: {invocation.sqshforge('smoke-test', packed.path)}")
 
 
 @click.command("smoke-test")
@@ -79,9 +80,9 @@ def smoke_test(
 
     from sqshforge import next_job, smoke, squash
     from sqshforge.cache import Cache
-    from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter
-    from sqshforge.terminal import show_table
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.progress import Reporter
+    from sqshforge.host.terminal import show_table
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
@@ -110,7 +111,7 @@ def run(
     image: Path, mounts: tuple[str, ...], variables: tuple[str, ...], command: tuple[str, ...]
 ) -> NoReturn:
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
-    from sqshforge.programs import Programs
+    from sqshforge.host.programs import Programs
     from sqshforge.runtime import start
     from sqshforge.runtime.environment import pairs_of
     from sqshforge.runtime.mount import Mount
@@ -154,9 +155,9 @@ def stage(
     The path is all that it prints, as launchers read it.
     """
     from sqshforge import stage as staging
-    from sqshforge.programs import Programs
-    from sqshforge.progress import Reporter
-    from sqshforge.units import size
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.progress import Reporter
+    from sqshforge.host.units import size
 
     file, folder, most = file.absolute(), folder.absolute(), size(limit)
     if look:

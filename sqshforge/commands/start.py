@@ -27,7 +27,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
     """Build, pack and smoke-test a target; end with a table of the steps."""
     from sqshforge import doctor as examination
     from sqshforge import quickstart as whole
-    from sqshforge.terminal import show_table
+    from sqshforge.host.terminal import show_table
 
     steps = steps_of(engine)
     host = examination.Host(

@@ -12,12 +12,12 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqshforge import calls, machine
 from sqshforge.doctor import engines, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
+from sqshforge.host import invocation, network
+from sqshforge.host.units import human
 from sqshforge.project import Project, in_the_way, owner
-from sqshforge.units import human
 
 __all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]
 
@@ -92,7 +92,7 @@ def report(host: Host) -> tuple[str, int]:
     lines = [line for one in found for line in one.lines()]
     if missing:
         return "\n".join([*lines, "", f"{len(missing)} missing"]), MissingError.exit_code
-    following = calls.make(host.project, "quickstart")
+    following = invocation.make(host.project, "quickstart")
     return "\n".join([*lines, "", "all there", f"next: {following}"]), 0
 
 
@@ -141,8 +141,8 @@ def _room(folder: Path) -> Finding:
 
 def _certificates(host: Host) -> Finding:
     has_pip = importlib.util.find_spec("pip") is not None
-    settings = machine.pip(host.programs) if has_pip else machine.Pip()
-    bundle = machine.ca_bundle(settings)
+    settings = network.pip(host.programs) if has_pip else network.Pip()
+    bundle = network.ca_bundle(settings)
     return Finding(
         "CA certificates",
         bundle is not None,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge import install
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.engine.docker import client_with_buildkit
+from sqshforge.host import install
 
 BUILDAH = "buildah (builds images without a daemon)"
 MOUNTS_SINCE = (1, 24)  # buildah's RUN --mount=type=bind

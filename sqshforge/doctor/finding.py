@@ -6,8 +6,8 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge import install
-from sqshforge.programs import Programs
+from sqshforge.host import install
+from sqshforge.host.programs import Programs
 from sqshforge.project import Project, user_name
 
 

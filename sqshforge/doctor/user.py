@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import install
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.engine.buildah import Buildah
-from sqshforge.programs import Programs
+from sqshforge.host import install
+from sqshforge.host.programs import Programs
 
 IDS = 65536  # that images have files of: root's to nobody's
 NEWLINE = r"\n"  # for printf

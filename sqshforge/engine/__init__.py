@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
-from sqshforge import install
 from sqshforge.engine.buildah import Buildah
 from sqshforge.engine.docker import Docker
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.programs import Programs
+from sqshforge.host import install
+from sqshforge.host.programs import Programs
 
 __all__ = ["NAMES", "Build", "Engine", "Image", "choose"]
 

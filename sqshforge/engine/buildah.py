@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqshforge.engine import storage, volumes
+from sqshforge.engine import volumes
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError
-from sqshforge.programs import Programs
+from sqshforge.host import buildah_storage as storage
+from sqshforge.host.programs import Programs
 
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
 OUR_BASE = "/sqshforge-base:"

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import install
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host import install
+from sqshforge.host.programs import Programs
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
 BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own

@@ -14,10 +14,10 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.mirrors import bare
+from sqshforge.host.network import Pip, ca_bundle
+from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedPackage
-from sqshforge.machine import Pip, ca_bundle
-from sqshforge.mirrors import bare
-from sqshforge.programs import Programs
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -7,9 +7,9 @@ import shutil
 from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.mirrors import bare
+from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedSource
-from sqshforge.mirrors import bare
-from sqshforge.programs import Programs, Result
 
 PATIENCE = 60.0  # seconds that a host may take to list its references
 # Nobody is there to type a password, and a host that sends nothing for a minute is given up.

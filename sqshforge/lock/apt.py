@@ -7,9 +7,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from sqshforge.host.network import apt_sources
+from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedApt
-from sqshforge.machine import apt_sources
-from sqshforge.programs import Programs
 
 
 def resolve(suite: str, packages: Sequence[str], programs: Programs) -> LockedApt | None:

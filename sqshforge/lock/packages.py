@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.mirrors import Mirrors, bare
+from sqshforge.host.network import Pip, ca_bundle
+from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
-from sqshforge.machine import Pip, ca_bundle
-from sqshforge.mirrors import Mirrors, bare
-from sqshforge.programs import Programs, Result
 from sqshforge.recipe import Recipe, normalize
 
 UV_PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28"}

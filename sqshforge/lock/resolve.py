@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from sqshforge.download import download
 from sqshforge.errors import MissingError
 from sqshforge.fetch.git import commit_of
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.network import Pip
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.lock import apt, patches
 from sqshforge.lock.model import (
     Lock,
@@ -20,10 +24,6 @@ from sqshforge.lock.model import (
     inputs,
 )
 from sqshforge.lock.packages import UV_PLATFORMS, Resolver
-from sqshforge.machine import Pip
-from sqshforge.mirrors import Mirrors
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize
 

@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqshforge.host.progress import Reporter
+from sqshforge.host.units import human
 from sqshforge.look import packages, shares
 from sqshforge.look.inspection import environment
-from sqshforge.progress import Reporter
 from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment
 from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE, FOLDER, NONE, Entry
-from sqshforge.units import human
 
 SIGNS = {"removed": "-", "added": "+", "changed": "~"}
 

@@ -17,6 +17,7 @@ from rich.table import Table
 from sqshforge import record
 from sqshforge.enroot import CARRIED
 from sqshforge.errors import WorkError
+from sqshforge.host.units import human
 from sqshforge.look import packages, shares
 from sqshforge.look.packages import Package
 from sqshforge.look.shares import Share
@@ -25,7 +26,6 @@ from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
-from sqshforge.units import human
 
 LARGEST = 10  # files that are shown
 MOST = 1 << 20  # bytes of one text that we read: enroot's files, the provenance

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
+from sqshforge.host.units import human
 from sqshforge.look.inspection import Inspection
 from sqshforge.squashfs.faults import shown
-from sqshforge.units import human
 
 BARS = 15  # of each kind
 LONG = 48  # letters of a name

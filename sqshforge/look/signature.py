@@ -14,8 +14,8 @@ from pathlib import Path
 
 from sqshforge import record
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.files import publish
-from sqshforge.programs import Programs
+from sqshforge.host.files import publish
+from sqshforge.host.programs import Programs
 
 NAMESPACE = "sqshforge"  # a signature for other uses of the key is none for this one
 FORMAT = 1

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from sqshforge import syscalls
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
+from sqshforge.host import syscalls
 from sqshforge.runtime import keeper
 from sqshforge.runtime.environment import merge
 from sqshforge.runtime.layers import make_read_only, mount, mount_root

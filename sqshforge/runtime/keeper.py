@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from sqshforge import syscalls
 from sqshforge.errors import SqshforgeError, WorkError
-from sqshforge.programs import failed
+from sqshforge.host import syscalls
+from sqshforge.host.programs import failed
 
 PATIENCE = 10.0  # seconds for a FUSE server to come up
 MESSAGE = 1 << 16  # bytes; more than any request or answer has

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from sqshforge.errors import WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.runtime.keeper import Keeper
 from sqshforge.runtime.paths import unescape
 

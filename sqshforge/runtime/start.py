@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.runtime.inside import Plan
 from sqshforge.runtime.mount import Mount
 

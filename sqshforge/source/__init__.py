@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.source.archive import Archived
 from sqshforge.source.buildah import Storage
 from sqshforge.source.config import parse_config

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.runtime.paths import unescape
 from sqshforge.source import working
 from sqshforge.source.config import parse_config, steps, understanding

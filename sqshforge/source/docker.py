@@ -18,8 +18,8 @@ from typing import IO, Any
 from sqshforge import tarfilter
 from sqshforge.enroot import CARRIED, ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.programs import Programs, failed
-from sqshforge.progress import Reporter
+from sqshforge.host.programs import Programs, failed
+from sqshforge.host.progress import Reporter
 from sqshforge.source import loan, working
 from sqshforge.source.config import Step, parse_config, understanding
 from sqshforge.source.types import Content, Folder

@@ -21,9 +21,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqshforge import rootless
 from sqshforge.errors import MissingError
-from sqshforge.programs import Programs
+from sqshforge.host import userns
+from sqshforge.host.programs import Programs
 from sqshforge.source import overlay, working
 
 # To read what belongs to others, to write the maps of a namespace, to step into one, to mount.
@@ -79,7 +79,7 @@ def mounted(
     pipe = subprocess.PIPE
     with (
         working.folder() as place,
-        rootless.holder(["unshare", "--user", "--mount"], programs) as holder,
+        userns.holder(["unshare", "--user", "--mount"], programs) as holder,
         programs.start(
             [*_container(image, volumes, client), *_task(holder, folders, place)],
             stdin=pipe,
@@ -91,7 +91,7 @@ def mounted(
         said = stack.refusal()
         if said is not None:
             raise MissingError(said.splitlines()[0] if said else "no reason given")
-        rootless.join(holder)
+        userns.join(holder)
         yield stack
         stack.close()
 

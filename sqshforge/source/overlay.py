@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import WorkError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 # The folders are named by short links, as overlay's options must fit into a page of memory; and
 # overlay asks for two at least, so an empty one is added. The second mount is not made of the

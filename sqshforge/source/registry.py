@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqshforge.disk import require_space
 from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host.disk import require_space
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 from sqshforge.project import cache_home
 from sqshforge.source import working
 from sqshforge.source.archive import Archived

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from sqshforge.enroot import ImageConfig
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 from sqshforge.source import overlay
 
 

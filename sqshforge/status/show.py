@@ -7,11 +7,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqshforge import calls
+from sqshforge.host import invocation
+from sqshforge.host.units import human
 from sqshforge.status.jobs import Job, Start
 from sqshforge.status.run import Status
 from sqshforge.status.state import State
-from sqshforge.units import human
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -184,14 +184,14 @@ def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
 
 def _next(status: Status) -> str:
     if status.state is State.DONE:
-        return calls.python("-m", "training.report", status.folder, "-o", "report")
+        return invocation.python("-m", "training.report", status.folder, "-o", "report")
     if status.state not in (State.FAILED, State.SILENT):
-        return calls.sqshforge("status", status.folder, "--watch")
+        return invocation.sqshforge("status", status.folder, "--watch")
     # The output of the job lies where it was submitted: here, as a rule.
     log = Path.cwd() / f"slurm-{status.jobs[0].id}.out" if status.jobs else None
     if log is not None and log.is_file():
         return f"tail -n 100 {log.name}"
-    return calls.sqshforge("status", status.folder, "--json")
+    return invocation.sqshforge("status", status.folder, "--json")
 
 
 def _clock(moment: float) -> str:

@@ -10,9 +10,9 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import lockfile
-from sqshforge.programs import Programs
-from sqshforge.progress import Reporter
+from sqshforge.host import lockfile
+from sqshforge.host.programs import Programs
+from sqshforge.host.progress import Reporter
 
 # apt, which minimal Ubuntu lacks, and what README asks of a machine.
 ASKED = ("apt", "git", "make", "python3", "sudo", "ca-certificates")

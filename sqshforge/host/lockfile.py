@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge.progress import Reporter
+from sqshforge.host.progress import Reporter
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Fill a virtual environment by uv: `python -m sqshforge.venv FOLDER REQUIREMENT` (setup.sh does).
+"""Fill a virtual environment by uv: `python -m sqshforge.host.venv FOLDER REQUIREMENT` (setup.sh does).
 
 uv links what it has unpacked before into the environment, so one of gigabytes is made again in
 seconds; pip would get and unpack all of it. The exit code is uv's, and so is what it says.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sqshforge import machine
-from sqshforge.programs import Programs, Result
+from sqshforge.host import network
+from sqshforge.host.programs import Programs, Result
 
 
 def install(folder: Path, requirement: str, programs: Programs) -> Result:
     """Install an editable requirement, such as `.[test]`, from where pip would get it."""
-    pip = machine.pip(programs)
+    pip = network.pip(programs)
     argv = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
     argv += ["--python", str(folder / "bin" / "python"), *pip.for_uv(), "--editable", requirement]
-    ca = machine.ca_bundle(pip)
+    ca = network.ca_bundle(pip)
     return programs.attempt(argv, env={"SSL_CERT_FILE": str(ca)} if ca else {})
 
 

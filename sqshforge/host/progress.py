@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from sqshforge.units import duration, human
+from sqshforge.host.units import duration, human
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -114,7 +114,7 @@ class Reporter:
         if self.quiet:
             yield Tracker(name, total, unit)
         elif self._terminal is not None:
-            from sqshforge.terminal import live
+            from sqshforge.host.terminal import live
 
             with live(self._terminal, name, total, unit) as tracker:
                 yield tracker

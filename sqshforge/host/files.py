@@ -7,7 +7,7 @@ import os
 import shutil
 from pathlib import Path
 
-from sqshforge.clone import copy
+from sqshforge.host.clone import copy
 
 
 def partial(place: Path, suffix: str = "") -> Path:

@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 CONFIGURED = ("STORAGE_DRIVER", "CONTAINERS_STORAGE_CONF")  # the user's own choice
 FUSE = Path("/dev/fuse")

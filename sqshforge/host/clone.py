@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge.syscalls import allocate
+from sqshforge.host.syscalls import allocate
 
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
 PART = 32 << 20  # bytes that go one way

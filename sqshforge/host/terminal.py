@@ -15,7 +15,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from sqshforge.progress import Tracker
+from sqshforge.host.progress import Tracker
 
 WIDE = 400  # columns where there is no terminal
 

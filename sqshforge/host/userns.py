@@ -21,10 +21,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from sqshforge.engine import storage
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.programs import Programs
-from sqshforge.syscalls import CLONE_NEWUSER, die_with_parent
+from sqshforge.host import buildah_storage
+from sqshforge.host.programs import Programs
+from sqshforge.host.syscalls import CLONE_NEWUSER, die_with_parent
 
 Result = TypeVar("Result")
 
@@ -132,7 +132,7 @@ def _enter_buildahs(programs: Programs) -> None:
     There alone it can mount the user's images.
     """
     buildah = programs.require("buildah", "the source is in its storage")
-    storage.choose(buildah, programs)
+    buildah_storage.choose(buildah, programs)
     for program in ("newuidmap", "newgidmap"):
         if programs.which(program) is None:
             raise MissingError(

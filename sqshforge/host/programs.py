@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from sqshforge import install, syscalls
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host import install, syscalls
 
 TAIL = 12  # lines of a failed program's output that its error shows
 PIPE = 1 << 20  # bytes that a pipe holds: what Linux gives an ordinary user; 64 KiB by itself

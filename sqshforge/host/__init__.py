@@ -1,0 +1,1 @@
+"""This machine: its programs, files, locks, network, user namespaces and terminal."""
