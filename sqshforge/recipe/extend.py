@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqshforge.recipe.parts import normalize
+from sqshforge.recipe.schema import normalize
 
 
 def over(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:

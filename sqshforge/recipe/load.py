@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from sqshforge.errors import RequestError
 from sqshforge.recipe import extend
-from sqshforge.recipe.parts import Recipe
+from sqshforge.recipe.schema import Recipe
 
 
 def schema() -> str:
