@@ -15,7 +15,6 @@ from pathlib import Path
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.fetch import files as listing
 from sqshforge.fetch.files import File
-from sqshforge.fetch.git import snapshot
 from sqshforge.host.download import download
 from sqshforge.host.lockfile import alone
 from sqshforge.host.mirrors import Mirrors
@@ -23,6 +22,7 @@ from sqshforge.host.network import Pip, sha256
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
+from sqshforge.lock.git import snapshot
 from sqshforge.recipe import Recipe, normalize
 from sqshforge.render import argument
 

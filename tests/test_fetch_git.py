@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.fetch import git
 from sqshforge.host.network import sha256
 from sqshforge.host.programs import Programs
+from sqshforge.lock import git
 from sqshforge.lock.model import LockedSource
 from tests.servers import Web
 from tests.servers import direct_fixture as direct_fixture

@@ -13,7 +13,7 @@ from sqshforge.lock.model import (
     requirements,
     set_by_hand,
 )
-from sqshforge.lock.packages import parse_compiled
+from sqshforge.lock.python import parse_compiled
 from sqshforge.lock.resolve import Asked, resolve
 
 __all__ = [

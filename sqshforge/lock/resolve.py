@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from sqshforge.download import download
 from sqshforge.errors import MissingError
-from sqshforge.fetch.git import commit_of
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.lock import apt, patches
+from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (
     Lock,
     LockedApt,
@@ -23,7 +23,7 @@ from sqshforge.lock.model import (
     LockedSource,
     inputs,
 )
-from sqshforge.lock.packages import UV_PLATFORMS, Resolver
+from sqshforge.lock.python import UV_PLATFORMS, Resolver
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize
 
