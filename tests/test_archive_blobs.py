@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sqshforge.archive import limits, open_image
+from sqshforge.archive import open_image
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
+from sqshforge.tar import limits
 from tests import archives
 from tests.archives import END, Image, binary, file, folder, header, layer, link, refused, symlink
 

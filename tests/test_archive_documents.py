@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.archive import limits
+from sqshforge.tar import limits
 from tests import archives
 from tests.archives import Image, file, layer, refused
 

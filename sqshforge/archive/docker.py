@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from sqshforge.archive import limits
 from sqshforge.archive.document import Document, load
-from sqshforge.archive.faults import broken, shown
 from sqshforge.archive.layer import Layer
 from sqshforge.archive.layout import Image, check_count, diff_ids
 from sqshforge.archive.region import Region
 from sqshforge.archive.store import Store
 from sqshforge.archive.tree import split
 from sqshforge.errors import RequestError
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, shown
 
 HOME = "docker.io/library/"  # what docker leaves out of names
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken
 from sqshforge.archive.region import Region
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken
 
 
 class Document:

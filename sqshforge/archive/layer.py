@@ -12,9 +12,9 @@ from typing import IO, Protocol, cast
 import zstandard
 from isal import igzip, igzip_lib
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken, refused, too_much
 from sqshforge.archive.region import Reader, Region
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, refused, too_much
 
 PIECE = 1 << 20
 FAULTS: tuple[type[Exception], ...] = (

@@ -7,13 +7,13 @@ import platform
 import re
 from dataclasses import dataclass
 
-from sqshforge.archive import limits
 from sqshforge.archive.document import Document, load
-from sqshforge.archive.faults import AGAIN, broken, refused, shown, too_much
 from sqshforge.archive.layer import Layer
 from sqshforge.archive.region import Region
 from sqshforge.archive.store import Store
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.tar import limits
+from sqshforge.tar.faults import AGAIN, broken, refused, shown, too_much
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 INDEXES = (

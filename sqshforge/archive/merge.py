@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken, shown, too_much
 from sqshforge.archive.tree import Folder, Node, Tree, find
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, shown, too_much
 
 
 def merged(trees: Iterable[Tree]) -> Folder:

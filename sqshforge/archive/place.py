@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from sqshforge import enroot
-from sqshforge.archive import limits
-from sqshforge.archive.header import FILE, SYMLINK, Entry
 from sqshforge.archive.tree import Folder, Node, steps
+from sqshforge.tar import limits
+from sqshforge.tar.reader import FILE, SYMLINK, Entry
 
 Names = dict[bytes, Node | Folder]
 ETC = b"etc"

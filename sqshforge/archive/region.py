@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.archive.faults import refused
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.tar.faults import refused
 
 
 class File:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from sqshforge.archive.header import entries
 from sqshforge.archive.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
 from sqshforge.archive.layout import mismatch
 from sqshforge.archive.tree import Budget, Tree
-from sqshforge.archive.window import Window
 from sqshforge.errors import WorkError
+from sqshforge.tar.reader import entries
+from sqshforge.tar.stream import Window
 
 
 def scan(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:

@@ -7,14 +7,14 @@ import posixpath
 from pathlib import Path
 from typing import Protocol
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken, refused, shown, too_much
-from sqshforge.archive.header import FILE, LINK, SYMLINK, entries
 from sqshforge.archive.layer import form
 from sqshforge.archive.region import File, Reader, Region
 from sqshforge.archive.tree import split
-from sqshforge.archive.window import Window
 from sqshforge.errors import RequestError
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, refused, shown, too_much
+from sqshforge.tar.reader import FILE, LINK, SYMLINK, entries
+from sqshforge.tar.stream import Window
 
 READ = 1 << 14  # bytes at once, where headers alone are wanted
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken, refused, shown, too_much
-from sqshforge.archive.header import CHAR, FILE, FOLDER, LINK, SYMLINK, Entry
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, refused, shown, too_much
+from sqshforge.tar.reader import CHAR, FILE, FOLDER, LINK, SYMLINK, Entry
 
 WHITEOUT = b".wh."
 RESERVED = b".wh..wh."

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from sqshforge.archive.header import FOLDER, LINK, Entry
 from sqshforge.archive.layer import PIECE, Layer, Unpacked
-from sqshforge.archive.output import Output
 from sqshforge.archive.place import Names, Placed, made
 from sqshforge.archive.tree import Folder, Node, is_data
-from sqshforge.archive.window import Window
+from sqshforge.tar.reader import FOLDER, LINK, Entry
+from sqshforge.tar.stream import Window
+from sqshforge.tar.writer import Output
 
 
 def write(

@@ -5,16 +5,7 @@ from __future__ import annotations
 import struct
 from typing import IO
 
-from sqshforge.archive.header import (
-    BLOCK,
-    EXTENDED,
-    FILE,
-    FOLDER,
-    LONG_LINK,
-    LONG_NAME,
-    XATTR,
-    Entry,
-)
+from sqshforge.tar.reader import BLOCK, EXTENDED, FILE, FOLDER, LONG_LINK, LONG_NAME, XATTR, Entry
 
 PIECE = 1 << 20
 _ZEROS = bytes(PIECE)

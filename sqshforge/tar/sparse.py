@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sqshforge.archive import limits
-from sqshforge.archive.faults import broken, too_much
-from sqshforge.archive.window import Window
+from sqshforge.tar import limits
+from sqshforge.tar.faults import broken, too_much
+from sqshforge.tar.stream import Window
 
 Segments = tuple[tuple[int, int], ...]  # offset in the file, count of bytes
 BLOCK = 512

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from sqshforge.archive.faults import broken
+from sqshforge.tar.faults import broken
 
 
 class Window:

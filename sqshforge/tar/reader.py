@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sqshforge.archive import limits, sparse
-from sqshforge.archive.faults import broken, refused, shown
-from sqshforge.archive.window import Window
+from sqshforge.tar import limits, sparse
+from sqshforge.tar.faults import broken, refused, shown
+from sqshforge.tar.stream import Window
 
 BLOCK = 512
 FILE, LINK, SYMLINK, CHAR, DISK, FOLDER, FIFO = (b"%d" % kind for kind in range(7))
