@@ -14,8 +14,8 @@ from sqshforge.errors import RequestError, WorkError
 from sqshforge.squashfs import codec, inode, superblock
 from sqshforge.squashfs.faults import BrokenError, shown
 from sqshforge.squashfs.inode import FOLDER, LINK, Entry, Inode, Inodes
-from sqshforge.squashfs.reader import Reader, Table
 from sqshforge.squashfs.superblock import NOWHERE, Superblock
+from sqshforge.squashfs.tables import Reader, Table
 from sqshforge.squashfs.xattrs import Attributes
 
 RUN = struct.Struct("<3I")  # of names in a listing: how many less one, their inodes' block, number

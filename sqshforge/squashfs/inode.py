@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sqshforge.squashfs.faults import BrokenError
-from sqshforge.squashfs.reader import Table
+from sqshforge.squashfs.tables import Table
 
 NONE = 0xFFFFFFFF  # no fragment, or no extended attributes
 HEADER = struct.Struct("<4H2I")

@@ -6,8 +6,8 @@ import struct
 from dataclasses import dataclass
 
 from sqshforge.squashfs.faults import BrokenError
-from sqshforge.squashfs.reader import Reader, Table
 from sqshforge.squashfs.superblock import NOWHERE
+from sqshforge.squashfs.tables import Reader, Table
 
 START = struct.Struct("<Q2I")  # the place of all names and values, how many sets there are
 SET = struct.Struct("<Q2I")  # the place of a set's first name, how many it has, their bytes
