@@ -16,13 +16,14 @@ from typing import TypeVar
 
 from sqshforge import dress, tail
 from sqshforge.cache import Base, Cache
-from sqshforge.enroot import CARRIED
 from sqshforge.host import digest
 from sqshforge.host.files import sync
 from sqshforge.host.programs import Programs
+from sqshforge.image import overlay
+from sqshforge.image.address import Content, Folder
+from sqshforge.image.enroot import CARRIED
 from sqshforge.mksquashfs import Squasher
 from sqshforge.order import Order
-from sqshforge.source import Content, Folder, overlay
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")

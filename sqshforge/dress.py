@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from sqshforge import enroot
+from sqshforge.image import enroot
+from sqshforge.image.docker_export import is_left_out
 from sqshforge.runtime.paths import inside
-from sqshforge.tarfilter import is_left_out
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.enroot import CARRIED
 from sqshforge.errors import RequestError
 from sqshforge.host import resources
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.progress import Tracker
 from sqshforge.host.syscalls import begin_writing
-from sqshforge.source import Stream
+from sqshforge.image.address import Stream
+from sqshforge.image.enroot import CARRIED
 from sqshforge.squashfs.superblock import set_duplicates
 
 LEFT_OUT = ("dev/*", ".dockerenv")

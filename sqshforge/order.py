@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqshforge import enroot, epoch
-from sqshforge.enroot import ImageConfig
+from sqshforge import epoch
+from sqshforge.image import enroot
+from sqshforge.image.enroot import ImageConfig
 from sqshforge.mksquashfs import Options
 
 FORMAT = 3  # part of every key: raised when equal inputs come to give other bytes

@@ -8,10 +8,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import WorkError
 from sqshforge.host import digest
 from sqshforge.host.files import publish
+from sqshforge.image.enroot import ImageConfig
 from sqshforge.order import Order, content_key
 
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import assemble, enroot, mksquashfs, record
+from sqshforge import assemble, mksquashfs, record
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host.disk import require_space
@@ -22,9 +22,10 @@ from sqshforge.host.files import partial, remove_leftovers, sync
 from sqshforge.host.lockfile import alone
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import enroot
+from sqshforge.image.address import Source
 from sqshforge.mksquashfs import Options, Squasher
 from sqshforge.order import Order
-from sqshforge.source import Source
 
 __all__ = ["Options", "Packed", "pack"]
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge import build as building
-from sqshforge import engine, lock, recipe, smoke, source, squash, supply, vendor
+from sqshforge import engine, lock, recipe, smoke, squash, supply, vendor
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host import userns
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import address as source
 from sqshforge.project import Project
 
 

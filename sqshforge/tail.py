@@ -10,9 +10,9 @@ import os
 import tarfile
 from pathlib import Path, PurePosixPath
 
-from sqshforge.enroot import CARRIED
 from sqshforge.errors import WorkError
-from sqshforge.source import Stream
+from sqshforge.image.address import Stream
+from sqshforge.image.enroot import CARRIED
 
 MOST = 32 << 20  # bytes; a larger one is written with all the rest, and nothing is unpacked
 

@@ -52,9 +52,10 @@ def overlays() -> None:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import build, engine, recipe, source, squash
+    from sqshforge import build, engine, recipe, squash
     from sqshforge import lock as locks
     from sqshforge.host import userns
+    from sqshforge.image import address
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
     path.parent.mkdir(exist_ok=True)
@@ -65,7 +66,7 @@ def packed_image() -> Iterator[Path]:
         locked = locks.load(what, ROOT / "recipes")
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
-        image, options = source.parse(built.source, programs), squash.Options.of("shared")
+        image, options = address.parse(built.source, programs), squash.Options.of("shared")
         userns.call(
             lambda: squash.pack(image, path, options, programs, reporter), built.source, programs
         )

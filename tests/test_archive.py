@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import zstandard
 
-from sqshforge.archive import open_image
 from sqshforge.host.programs import Programs
+from sqshforge.image.open import open_image
 from tests import archives
 from tests.archives import (
     EPOCH,

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from sqshforge.archive import open_image
 from sqshforge.errors import RequestError
+from sqshforge.image.open import open_image
 from tests import archives
 from tests.archives import KINDS, MORE, PLAIN, Image, file, layer, symlink
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from sqshforge.archive import open_image
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
+from sqshforge.image.open import open_image
 from sqshforge.tar import limits
 from tests import archives
 from tests.archives import END, Image, binary, file, folder, header, layer, link, refused, symlink

@@ -17,10 +17,10 @@ import pytest
 
 from sqshforge import build as building
 from sqshforge import engine as engines_of
-from sqshforge import source
 from sqshforge.engine import Engine
 from sqshforge.host import network
 from sqshforge.host.programs import Programs
+from sqshforge.image import address
 from tests import checkouts
 from tests.engines import BOTH, CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture
@@ -115,7 +115,7 @@ def test_torch_and_the_training_code_are_imported(case: Case) -> None:
 
 
 def test_the_image_says_what_it_is(case: Case) -> None:
-    config = source.parse(case.built.source, PROGRAMS).config()
+    config = address.parse(case.built.source, PROGRAMS).config()
     labels = dict(config.labels)
     assert labels["io.sqshforge.target"] == "cpu-mamba"
     assert labels["org.opencontainers.image.title"] == "sqshforge cpu-mamba"
@@ -129,8 +129,8 @@ def test_the_image_says_what_it_is(case: Case) -> None:
 def test_nothing_of_this_machine_stays_in_the_image(case: Case) -> None:
     known = "root:x:0:0:"  # proves that the content is looked at
     words = ["grep", "-a", "-o", "-h", "-F", "--devices=skip", "-e", known, "-e", case.mark]
-    with source.parse(case.built.source, PROGRAMS).open() as content:
-        assert isinstance(content, source.Folder)
+    with address.parse(case.built.source, PROGRAMS).open() as content:
+        assert isinstance(content, address.Folder)
         for folder in content.stack:
             assert list(folder.glob("run/secrets/*")) == []
         words += ["-r", *map(str, content.stack)]

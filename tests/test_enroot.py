@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import enroot
-from sqshforge.enroot import ImageConfig
+from sqshforge.image import enroot
+from sqshforge.image.enroot import ImageConfig
 
 CONFIG = ImageConfig(
     reference="dockerd://image:1",

@@ -17,9 +17,9 @@ import click
 import pytest
 
 from sqshforge import cli, next_job, record
-from sqshforge.enroot import ImageConfig
 from sqshforge.host import invocation
 from sqshforge.host.programs import Programs
+from sqshforge.image.enroot import ImageConfig
 from tests import tinyroot
 from tests.commands import SCRIPT
 from tests.conftest import ROOT

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
-from sqshforge.source.loan import exchanged
+from sqshforge.image.docker_mount import exchanged
 from tests import containers, engines, oddroot, users
 from tests.archives import Image, file, folder, layer, write
 from tests.engines import docker_fixture as docker_fixture

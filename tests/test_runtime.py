@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.host.programs import Programs, Result
+from sqshforge.image.enroot import ImageConfig
 from tests import containers, tinyroot
 
 VARIABLES = (

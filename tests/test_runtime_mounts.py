@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
+from sqshforge.image.enroot import ImageConfig
 from sqshforge.runtime.mount import Mount
 from tests import containers, tinyroot
 

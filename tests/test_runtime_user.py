@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge import zipapp
-from sqshforge.enroot import ImageConfig
 from sqshforge.host.programs import Programs
+from sqshforge.image.enroot import ImageConfig
 from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")

@@ -16,10 +16,10 @@ from typing import IO, Any, cast
 
 import pytest
 
-from sqshforge import source
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs
-from sqshforge.source import overlay
+from sqshforge.image import address as source
+from sqshforge.image import overlay
 from tests import engines, oddroot
 from tests.containers import until
 from tests.engines import docker_fixture as docker_fixture
@@ -196,7 +196,7 @@ def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
     work.mkdir()
     code = (
         "import os, pathlib, signal; from sqshforge import programs\n"
-        "from sqshforge.source import overlay\n"
+        "from sqshforge.image.address import overlay\n"
         f"folder, work = pathlib.Path({str(folder)!r}), pathlib.Path({str(work)!r})\n"
         "with overlay.mounted([folder], work, programs.Programs()) as stack:\n"
         "    print(stack.merge(), flush=True)\n"

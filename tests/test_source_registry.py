@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import source
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, stop
-from sqshforge.source import working
+from sqshforge.image import address as source
+from sqshforge.image import temporary
 from tests.archives import Image, file, folder, layer, put, sha256, write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -172,7 +172,7 @@ def test_what_a_killed_packer_pulled_goes(registry: str, tmp_path: Path) -> None
     pulled = Path(os.environ["SQSHFORGE_CACHE"]) / "pulled"
     ended = subprocess.Popen(["true"])
     ended.wait()
-    ours = pulled / working.name()
+    ours = pulled / temporary.name()
     left = pulled / ours.name.replace(f".{os.getpid()}.", f".{ended.pid}.")
     for place in (ours, left):
         (place / "blobs").mkdir(parents=True)

@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge import enroot, record, source, squash
+from sqshforge import record, squash
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest, userns
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import address as source
+from sqshforge.image import enroot
 from tests import oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import record, source, squash
+from sqshforge import record, squash
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs, Result
 from sqshforge.host.progress import Reporter
 from sqshforge.host.units import size
+from sqshforge.image import address
 from sqshforge.squashfs.superblock import Tables
 from tests import oddroot
 from tests.commands import sqshforge
@@ -63,7 +64,7 @@ class Desk:
     def cache(self) -> Cache:
         return Cache(self.folder / "cache", limit=1 << 30)
 
-    def build(self, code: str, dockerfile: str = DOCKERFILE) -> source.Source:
+    def build(self, code: str, dockerfile: str = DOCKERFILE) -> address.Source:
         """An image with this training code."""
         (self.context / "training/train.py").write_text(code)
         (self.context / "Dockerfile").write_text(dockerfile.format(label=digest_of(code)))
@@ -73,11 +74,11 @@ class Desk:
         name = "localhost/sqshforge-base:1"
         Programs().capture([*argv, "--tag", name, self.context], env={"DOCKER_BUILDKIT": "1"})
         scheme = "buildah" if self.engine == "buildah" else "dockerd"
-        return source.parse(f"{scheme}://{name}", Programs())
+        return address.parse(f"{scheme}://{name}", Programs())
 
     def pack(
         self,
-        image: source.Source,
+        image: address.Source,
         name: str = "a.sqsh",
         *,
         options: squash.Options = FAST,

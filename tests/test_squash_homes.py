@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import source, squash
+from sqshforge import squash
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import address as source
 from tests import archives, oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture

@@ -10,9 +10,9 @@ from typing import IO
 
 import pytest
 
-from sqshforge import tarfilter
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
+from sqshforge.image import docker_export
 
 FILES = {"etc/environment": b"A=1\n", "etc/rc": b"#!/bin/sh\n"}
 EPOCH = 1_700_000_000
@@ -46,7 +46,7 @@ def filtered(source: bytes | IO[bytes]) -> dict[str, tuple[tarfile.TarInfo, byte
     """What comes out, by name; no name may come twice."""
     target = io.BytesIO()
     stream = io.BytesIO(source) if isinstance(source, bytes) else source
-    tarfilter.copy(stream, target, FILES, EPOCH, lambda amount: None)
+    docker_export.copy(stream, target, FILES, EPOCH, lambda amount: None)
     target.seek(0)
     with tarfile.open(fileobj=target) as archive:
         members = archive.getmembers()
@@ -177,7 +177,7 @@ def test_what_is_split_off_is_left_out_but_not_what_links_to_it() -> None:
     members = [folder("sqshforge"), *(entry(name, b"x") for name in names)]
     target = io.BytesIO()
     source = packed([*members, link("usr/a", "sqshforge/a")])
-    tarfilter.copy(io.BytesIO(source), target, {}, EPOCH, lambda amount: None, split=True)
+    docker_export.copy(io.BytesIO(source), target, {}, EPOCH, lambda amount: None, split=True)
     with tarfile.open(fileobj=io.BytesIO(target.getvalue())) as archive:
         assert sorted(archive.getnames()) == ["etc", "sqshforgery", "usr/a", "usr/sqshforge/b"]
         kept = archive.extractfile("usr/a")
@@ -187,7 +187,7 @@ def test_what_is_split_off_is_left_out_but_not_what_links_to_it() -> None:
 def test_the_bytes_are_told_as_they_pass() -> None:
     told: list[float] = []
     source = io.BytesIO(packed([entry("a", bytes(3_000_000)), entry("b", b"b")]))
-    tarfilter.copy(source, io.BytesIO(), FILES, EPOCH, told.append)
+    docker_export.copy(source, io.BytesIO(), FILES, EPOCH, told.append)
     assert 3_000_001 <= sum(told) <= 3_000_001 + 2 * 511
     assert len(told) > 3
 
@@ -195,7 +195,7 @@ def test_the_bytes_are_told_as_they_pass() -> None:
 def test_the_same_stream_comes_out_in_the_same_bytes() -> None:
     source, targets = packed([folder("etc"), entry("a", b"a")]), [io.BytesIO(), io.BytesIO()]
     for target in targets:
-        tarfilter.copy(io.BytesIO(source), target, FILES, EPOCH, lambda amount: None)
+        docker_export.copy(io.BytesIO(source), target, FILES, EPOCH, lambda amount: None)
     assert targets[0].getvalue() == targets[1].getvalue()
 
 

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from sqshforge import enroot
 from sqshforge.host.programs import Programs
+from sqshforge.image import enroot
 
 TOOLS = ("cat", "env", "head", "id", "ls", "mkdir", "pwd", "sleep", "stat", "touch", "yes")
 

@@ -19,7 +19,7 @@ import pytest
 from sqshforge import squash
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
-from sqshforge.source import parse
+from sqshforge.image.address import parse
 from tests import checkouts, containers, oddroot, processes
 from tests.conftest import ROOT
 

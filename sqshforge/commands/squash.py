@@ -41,13 +41,13 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
-    from sqshforge import source as sources
     from sqshforge import squash, steps
     from sqshforge.cache import Cache
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.units import duration, human
+    from sqshforge.image import address as sources
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()

@@ -15,9 +15,9 @@ from typing import Any
 from rich.table import Table
 
 from sqshforge import record
-from sqshforge.enroot import CARRIED
 from sqshforge.errors import WorkError
 from sqshforge.host.units import human
+from sqshforge.image.enroot import CARRIED
 from sqshforge.look import packages, shares
 from sqshforge.look.packages import Package
 from sqshforge.look.shares import Share

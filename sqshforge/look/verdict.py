@@ -9,11 +9,12 @@ from typing import Any
 
 from rich.table import Table
 
-from sqshforge import enroot, record
+from sqshforge import record
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import enroot
 from sqshforge.look import signature
 from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content

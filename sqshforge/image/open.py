@@ -11,10 +11,10 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge.archive import docker, layout
-from sqshforge.archive.image import Archive
-from sqshforge.archive.store import Directory, Tarred
 from sqshforge.errors import RequestError
+from sqshforge.image import docker_archive, oci_layout
+from sqshforge.image.blobs import Directory, Tarred
+from sqshforge.image.image import Archive
 
 __all__ = ["Archive", "open_image"]
 
@@ -36,11 +36,11 @@ def open_image(address: str) -> Iterator[Archive]:
     path, name = _split(rest)
     with contextlib.ExitStack() as closing:
         if scheme == "docker-archive":
-            image = docker.find(Tarred(path, closing), name, address)
+            image = docker_archive.find(Tarred(path, closing), name, address)
         elif scheme == "oci":
-            image = layout.find(Directory(path, closing), name, address)
+            image = oci_layout.find(Directory(path, closing), name, address)
         else:
-            image = layout.find(Tarred(path, closing), name, address)
+            image = oci_layout.find(Tarred(path, closing), name, address)
         yield Archive(image, address)
 
 

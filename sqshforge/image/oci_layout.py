@@ -7,11 +7,11 @@ import platform
 import re
 from dataclasses import dataclass
 
-from sqshforge.archive.document import Document, load
-from sqshforge.archive.layer import Layer
-from sqshforge.archive.region import Region
-from sqshforge.archive.store import Store
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.image.blobs import Store
+from sqshforge.image.document import Document, load
+from sqshforge.image.layer import Layer
+from sqshforge.image.region import Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import AGAIN, broken, refused, shown, too_much
 

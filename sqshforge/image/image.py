@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Callable, Mapping
 from typing import IO, Any
 
-from sqshforge.archive import merge, scan, write
-from sqshforge.archive.layer import Layer, Meter
-from sqshforge.archive.layout import Image
-from sqshforge.archive.place import place
-from sqshforge.archive.tree import Budget, Tree
-from sqshforge.enroot import CARRIED
-from sqshforge.tarfilter import is_left_out
+from sqshforge.image import merge, scan, write
+from sqshforge.image.docker_export import is_left_out
+from sqshforge.image.enroot import CARRIED
+from sqshforge.image.flatten import place
+from sqshforge.image.layer import Layer, Meter
+from sqshforge.image.layer_tree import Budget, Tree
+from sqshforge.image.oci_layout import Image
 
 
 class Archive:

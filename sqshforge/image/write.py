@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO
 
-from sqshforge.archive.layer import PIECE, Layer, Unpacked
-from sqshforge.archive.place import Names, Placed, made
-from sqshforge.archive.tree import Folder, Node, is_data
+from sqshforge.image.flatten import Names, Placed, made
+from sqshforge.image.layer import PIECE, Layer, Unpacked
+from sqshforge.image.layer_tree import Folder, Node, is_data
 from sqshforge.tar.reader import FOLDER, LINK, Entry
 from sqshforge.tar.stream import Window
 from sqshforge.tar.writer import Output

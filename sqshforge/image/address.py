@@ -11,13 +11,13 @@ from pathlib import Path
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
-from sqshforge.source.archive import Archived
-from sqshforge.source.buildah import Storage
-from sqshforge.source.config import parse_config
-from sqshforge.source.docker import Dockerd, Way
-from sqshforge.source.registry import Registry
-from sqshforge.source.rootfs import Rootfs
-from sqshforge.source.types import Content, Folder, Source, Stream
+from sqshforge.image.archive import Archived
+from sqshforge.image.buildah import Storage
+from sqshforge.image.config import parse_config
+from sqshforge.image.docker import Dockerd, Way
+from sqshforge.image.registry import Registry
+from sqshforge.image.rootfs import Rootfs
+from sqshforge.image.source import Content, Folder, Source, Stream
 
 __all__ = [
     "Archived",

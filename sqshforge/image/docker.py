@@ -15,14 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from sqshforge import tarfilter
-from sqshforge.enroot import CARRIED, ImageConfig
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.progress import Reporter
-from sqshforge.source import loan, working
-from sqshforge.source.config import Step, parse_config, understanding
-from sqshforge.source.types import Content, Folder
+from sqshforge.image import docker_export, docker_mount, temporary
+from sqshforge.image.config import Step, parse_config, understanding
+from sqshforge.image.enroot import CARRIED, ImageConfig
+from sqshforge.image.source import Content, Folder
 
 
 class Way(Enum):
@@ -111,7 +110,7 @@ class Dockerd:
         try:
             volumes = list(_settings(facts).get("Volumes") or ())
             lent = held.enter_context(
-                loan.mounted(facts["Id"], folders, volumes, self._client, self.programs)
+                docker_mount.mounted(facts["Id"], folders, volumes, self._client, self.programs)
             )
         except MissingError as error:
             self.reporter.say(f"docker does not mount the image for us: {error.what}")
@@ -166,7 +165,7 @@ class Exported:
         xattrs: bool,
     ) -> None:
         with self._container() as container, self._reading("export", container) as tar:
-            tarfilter.copy(tar, out, files, epoch, advance, split=split, xattrs=xattrs)
+            docker_export.copy(tar, out, files, epoch, advance, split=split, xattrs=xattrs)
 
     def write_tail(self, out: IO[bytes]) -> None:
         # In a container of its own: a copy makes folders of the image's volumes in it.
@@ -187,9 +186,9 @@ class Exported:
         """A container of the image that is never started."""
         client = self.client
         listed = self.programs.capture([client, "ps", "--all", "--format", "{{.Names}}"])
-        for abandoned in working.abandoned(listed.splitlines()):
+        for abandoned in temporary.abandoned(listed.splitlines()):
             self._remove(abandoned)
-        container = working.name()
+        container = temporary.name()
         try:
             # An image without a command cannot be "created" unless one is named.
             self.programs.capture([client, "create", "--name", container, "--", self.image, "true"])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError
-from sqshforge.source.types import Folder
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.image.source import Folder
 
 
 @dataclass(frozen=True)

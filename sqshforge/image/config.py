@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import WorkError
+from sqshforge.image.enroot import ImageConfig
 
 # Steps that do not change what is outside of /sqshforge, as histories show them (docker's two
 # builders, buildah).

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.host.disk import require_space
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
+from sqshforge.image import temporary
+from sqshforge.image.archive import Archived
+from sqshforge.image.config import parse_config, steps, understanding
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.image.source import Content
 from sqshforge.project import cache_home
-from sqshforge.source import working
-from sqshforge.source.archive import Archived
-from sqshforge.source.config import parse_config, steps, understanding
-from sqshforge.source.types import Content
 
 if TYPE_CHECKING:
-    from sqshforge.archive.document import Document
+    from sqshforge.image.document import Document
 
 UNPACKED = 3  # times the size of the layers that a registry has, compressed
 ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
@@ -47,7 +47,7 @@ class Registry:
         return f"docker://{self.name}"
 
     def config(self) -> ImageConfig:
-        from sqshforge.archive import document
+        from sqshforge.image import document
 
         digest, manifest = self._manifest()
         text = self._ask("--config", "--raw", self._pinned(digest)).encode()
@@ -74,10 +74,10 @@ class Registry:
             )
         pulled = cache_home() / "pulled"
         pulled.mkdir(parents=True, exist_ok=True)
-        for abandoned in working.abandoned(path.name for path in pulled.iterdir()):
+        for abandoned in temporary.abandoned(path.name for path in pulled.iterdir()):
             shutil.rmtree(pulled / abandoned, ignore_errors=True)
         require_space(pulled, _size(manifest), f"pulling {self.name}")
-        place = pulled / working.name()
+        place = pulled / temporary.name()
         try:
             place.mkdir()
             self._copy(manifest_digest, place)
@@ -88,14 +88,14 @@ class Registry:
 
     def _manifest(self) -> tuple[str, dict[str, Any]]:
         """The digest of the image's manifest, for this machine's kind where there are several."""
-        from sqshforge.archive import document, layout
+        from sqshforge.image import document, oci_layout
 
         text = self._ask("--raw", self.address)
         manifest = document.Document(
             document.load(text.encode(), "the manifest", self.address), "the manifest", self.address
         )
         if "manifests" in manifest.value:
-            chosen: Document = layout.chosen(manifest, "", self.address)
+            chosen: Document = oci_layout.chosen(manifest, "", self.address)
             text = self._ask("--raw", self._pinned(chosen.text("digest")))
             value = document.load(text.encode(), "the manifest", self.address)
         else:

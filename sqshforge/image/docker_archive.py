@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from sqshforge.archive.document import Document, load
-from sqshforge.archive.layer import Layer
-from sqshforge.archive.layout import Image, check_count, diff_ids
-from sqshforge.archive.region import Region
-from sqshforge.archive.store import Store
-from sqshforge.archive.tree import split
 from sqshforge.errors import RequestError
+from sqshforge.image.blobs import Store
+from sqshforge.image.document import Document, load
+from sqshforge.image.layer import Layer
+from sqshforge.image.layer_tree import split
+from sqshforge.image.oci_layout import Image, check_count, diff_ids
+from sqshforge.image.region import Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, shown
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sqshforge import enroot
-from sqshforge.archive.tree import Folder, Node, steps
+from sqshforge.image import enroot
+from sqshforge.image.layer_tree import Folder, Node, steps
 from sqshforge.tar import limits
 from sqshforge.tar.reader import FILE, SYMLINK, Entry
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-from sqshforge.archive.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
-from sqshforge.archive.layout import mismatch
-from sqshforge.archive.tree import Budget, Tree
 from sqshforge.errors import WorkError
+from sqshforge.image.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
+from sqshforge.image.layer_tree import Budget, Tree
+from sqshforge.image.oci_layout import mismatch
 from sqshforge.tar.reader import entries
 from sqshforge.tar.stream import Window
 

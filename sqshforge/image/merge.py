@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from sqshforge.archive.tree import Folder, Node, Tree, find
+from sqshforge.image.layer_tree import Folder, Node, Tree, find
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, shown, too_much
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.host.programs import Programs
-from sqshforge.source import overlay
+from sqshforge.image import overlay
+from sqshforge.image.enroot import ImageConfig
 
 
 @dataclass(frozen=True)

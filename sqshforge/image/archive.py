@@ -8,25 +8,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
-from sqshforge.enroot import CARRIED, ImageConfig
 from sqshforge.errors import WorkError
-from sqshforge.source.config import parse_config, steps, understanding
-from sqshforge.source.types import Content
+from sqshforge.image.config import parse_config, steps, understanding
+from sqshforge.image.enroot import CARRIED, ImageConfig
+from sqshforge.image.source import Content
 
 if TYPE_CHECKING:
-    from sqshforge.archive import Archive
+    from sqshforge.image.open import Archive
 
 TAIL = os.fsencode(CARRIED)
 
 
 @dataclass(frozen=True)
 class Archived:
-    """An image at an address of `sqshforge.archive`: oci:, oci-archive: or docker-archive:."""
+    """An image at an address of `sqshforge.image.open`: oci:, oci-archive: or docker-archive:."""
 
     address: str
 
     def config(self) -> ImageConfig:
-        from sqshforge import archive
+        from sqshforge.image import open as archive
 
         with archive.open_image(self.address) as image, understanding(self.address):
             facts = image.config
@@ -42,7 +42,7 @@ class Archived:
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Content]:
-        from sqshforge import archive
+        from sqshforge.image import open as archive
 
         with archive.open_image(self.address) as image:
             if digest not in (None, image.digest):

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO, cast
 
-from sqshforge.enroot import CARRIED
 from sqshforge.errors import WorkError
+from sqshforge.image.enroot import CARRIED
 
 TAIL = os.fsencode(CARRIED)  # the top folder that a split leaves out
 PIECE = 1 << 20

@@ -7,10 +7,10 @@ import posixpath
 from pathlib import Path
 from typing import Protocol
 
-from sqshforge.archive.layer import form
-from sqshforge.archive.region import File, Reader, Region
-from sqshforge.archive.tree import split
 from sqshforge.errors import RequestError
+from sqshforge.image.layer import form
+from sqshforge.image.layer_tree import split
+from sqshforge.image.region import File, Reader, Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, shown, too_much
 from sqshforge.tar.reader import FILE, LINK, SYMLINK, entries

@@ -24,7 +24,7 @@ from pathlib import Path
 from sqshforge.errors import MissingError
 from sqshforge.host import userns
 from sqshforge.host.programs import Programs
-from sqshforge.source import overlay, working
+from sqshforge.image import overlay, temporary
 
 # To read what belongs to others, to write the maps of a namespace, to step into one, to mount.
 CAPABILITIES = (
@@ -78,7 +78,7 @@ def mounted(
     _require_local(client, programs)
     pipe = subprocess.PIPE
     with (
-        working.folder() as place,
+        temporary.folder() as place,
         userns.holder(["unshare", "--user", "--mount"], programs) as holder,
         programs.start(
             [*_container(image, volumes, client), *_task(holder, folders, place)],
@@ -120,7 +120,7 @@ def _container(image: str, volumes: Sequence[str], client: Path) -> list[str | P
     where something else is mounted it does not.
     """
     loader, libraries = _loader()
-    argv: list[str | Path] = [client, "run", "--rm", "--interactive", "--name", working.name()]
+    argv: list[str | Path] = [client, "run", "--rm", "--interactive", "--name", temporary.name()]
     argv += ["--pull", "never", "--runtime", "runc", "--log-driver", "none", "--network", "none"]
     argv += ["--pid", "host", "--userns", "host", "--user", "0:0", "--workdir", "/"]
     argv += ["--cap-drop", "ALL", *(f"--cap-add={name}" for name in CAPABILITIES)]

@@ -12,7 +12,7 @@ from typing import IO, Protocol, cast
 import zstandard
 from isal import igzip, igzip_lib
 
-from sqshforge.archive.region import Reader, Region
+from sqshforge.image.region import Reader, Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, too_much
 

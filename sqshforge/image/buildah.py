@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.enroot import ImageConfig
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.programs import Programs
+from sqshforge.image import temporary
+from sqshforge.image.config import parse_config, steps, understanding
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.image.source import Folder
 from sqshforge.runtime.paths import unescape
-from sqshforge.source import working
-from sqshforge.source.config import parse_config, steps, understanding
-from sqshforge.source.types import Folder
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class Storage:
     def open(self, digest: str | None = None) -> Iterator[Folder]:
         program = self.programs.require("buildah")
         listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
-        for abandoned in working.abandoned(listed.splitlines()):
+        for abandoned in temporary.abandoned(listed.splitlines()):
             self._remove(program, abandoned)
-        container = working.name()
+        container = temporary.name()
         try:
             argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
             self.programs.capture([*argv, "--", self.name])

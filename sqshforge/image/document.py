@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sqshforge.archive.region import Region
+from sqshforge.image.region import Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken
 
