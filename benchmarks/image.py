@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import build, lock, recipe, render
-from sqshforge.context import Context
+from sqshforge import lock, recipe
+from sqshforge.build import build, dockerfile
+from sqshforge.build.context import Context
 from sqshforge.engine import Build
 from sqshforge.engine.docker import Docker
 from sqshforge.host.programs import Programs
@@ -75,7 +76,7 @@ def prepare(
 ) -> Bench:
     """Bring the base to the daemon, from its archive where there is one."""
     what = recipe.find(TARGET, root / "recipes")
-    context = render.context(what, lock.load(what, root / "recipes"), root, {})
+    context = dockerfile.context(what, lock.load(what, root / "recipes"), root, {})
     # WORKDIR makes /sqshforge: it and all after it is what an image has on top.
     below, mark, above = context.files["Dockerfile"].decode().partition("WORKDIR /sqshforge")
     assert mark, "the Dockerfile has no WORKDIR /sqshforge"

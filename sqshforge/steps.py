@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge import build as building
-from sqshforge import engine, lock, recipe, smoke, squash, supply, vendor
+from sqshforge import engine, lock, recipe, smoke, squash
+from sqshforge.build import build as building
+from sqshforge.build import bundle as vendor
+from sqshforge.build import inputs
 from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host import userns
@@ -47,7 +49,7 @@ class Steps:
             raise RequestError(str(error), where=where, mend="--set NAME=VALUE") from None
         return wanted, lock.set_by_hand(locked, what, wanted)
 
-    def vendor(self, target: str) -> tuple[Path, supply.Bundle]:
+    def vendor(self, target: str) -> tuple[Path, inputs.Bundle]:
         """Fill the bundle that a target is built from where there is no network."""
         what, locked = self._wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import ecr
+from sqshforge.build import ecr
 
 HOST = "658645717510.dkr.ecr.us-west-2.amazonaws.com"
 NAME = "smdistributed-modelparallel"

@@ -12,8 +12,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge import build as building
 from sqshforge import lock, recipe
+from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter, Tracker

@@ -52,8 +52,9 @@ def overlays() -> None:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import build, engine, recipe, squash
+    from sqshforge import engine, recipe, squash
     from sqshforge import lock as locks
+    from sqshforge.build import build
     from sqshforge.host import userns
     from sqshforge.image import address
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import yaml
 
-from sqshforge import build
+from sqshforge.build import build
 from sqshforge.host.programs import Programs
 
 ARCHIVE = "http://archive.ubuntu.com/ubuntu"

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqshforge import recipe
-from sqshforge.base import TRUSTED, _trusted
+from sqshforge.build.base_image import TRUSTED, _trusted
 
 PUBLIC_KEY = 6  # the packet's number (RFC 9580, section 5)
 

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import build as building
 from sqshforge import engine as engines_of
+from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.host import network
 from sqshforge.host.programs import Programs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqshforge.build import name_of
+from sqshforge.build.build import name_of
 from sqshforge.engine import Engine
 from tests import checkouts
 from tests.engines import docker_host_fixture as docker_host_fixture

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import base, lock, recipe
-from sqshforge import build as building
 from sqshforge import engine as engines
+from sqshforge import lock, recipe
+from sqshforge.build import base_image
+from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.mirrors import Mirrors
@@ -187,10 +188,10 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
         update={"base": lock.LockedImage(image=what.base.image, digest=None)}
     )
     with pytest.raises(MissingError, match="localhost:1/no/such:1"):
-        base.prepare(
+        base_image.prepare(
             what,
             locked,
-            base.Foundry(
+            base_image.Foundry(
                 engine=buildah,
                 cache=tmp_path,
                 keys=tmp_path,

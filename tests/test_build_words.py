@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import build, lock, recipe
+from sqshforge import lock, recipe
+from sqshforge.build import build
 from sqshforge.errors import WorkError
 from tests.commands import sqshforge
 

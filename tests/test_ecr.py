@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import ecr
+from sqshforge.build import ecr
 from sqshforge.errors import RequestError
 from tests.amazon import HOST, SMP
 

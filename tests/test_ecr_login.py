@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import ecr
+from sqshforge.build import ecr
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.host.programs import Programs
 from tests.amazon import HOST, ROLE, SMP, Server

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import ecr
+from sqshforge.build import ecr
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
 from sqshforge.host.programs import Programs
 from tests.amazon import HOST, NAME, ROLE, SMP, Server

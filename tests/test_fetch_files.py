@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.build import wheels as files
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.fetch import files
 from sqshforge.host.download import download
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import lock, recipe, render
+from sqshforge import lock, recipe
+from sqshforge.build import dockerfile
 from sqshforge.errors import WorkError
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
@@ -206,14 +207,14 @@ def test_the_real_recipe_binds_every_name_of_neurons(root: Path) -> None:
 def test_the_image_gets_them_from_that_index_alone(root: Path) -> None:
     what = recipe.find("neuron-mamba2", root / "recipes")
     locked = lock.load(what, root / "recipes")
-    text = render.dockerfile(what, locked, root / "images")
+    text = dockerfile.dockerfile(what, locked, root / "images")
     (install,) = (one for one in text.split("\nRUN ") if "requirements/neuron.txt" in one)
     assert "/pip --isolated install" in install
     assert "PIP_CONFIG_FILE=/dev/null" in install
     assert install.count("index-url") == 1
     assert what.python.indexes["neuron"].url in install
     assert "id=pip" not in install  # the secret with the host's own indexes
-    others = render.requirement_files(what, locked)
+    others = dockerfile.requirement_files(what, locked)
     assert set(others.pop("neuron.txt").split()) >= set(what.python.indexes["neuron"].pins())
     assert not [name for name in BOUND if f"\n{name}==" in "\n".join(others.values())]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge import lock, recipe
-from sqshforge.build import name_of
+from sqshforge.build.build import name_of
 from sqshforge.engine import Engine
 from sqshforge.host.programs import Result
 from tests import checkouts, engines

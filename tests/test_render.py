@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import lock, recipe, render, zipapp
-from sqshforge.context import Context
+from sqshforge import lock, recipe, zipapp
+from sqshforge.build import dockerfile
+from sqshforge.build.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from tests.engines import CLIENT
@@ -35,7 +36,7 @@ def loaded(root: Path, target: str) -> tuple[recipe.Recipe, lock.Lock]:
 @pytest.mark.parametrize("target", TARGETS)
 def test_dockerfile_is_the_golden_one(root: Path, target: str) -> None:
     golden = root / "tests" / "golden" / f"{target}.Dockerfile"
-    assert render.dockerfile(*loaded(root, target), root / "images") == golden.read_text(), (
+    assert dockerfile.dockerfile(*loaded(root, target), root / "images") == golden.read_text(), (
         f"the Dockerfile changed; look at the difference, then: "
         f"sqshforge render {target} -o DIR && cp DIR/Dockerfile {golden}"
     )
@@ -54,7 +55,7 @@ def test_hadolint_finds_nothing(root: Path, target: str) -> None:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_it_opens_with_its_stage_graph(root: Path, target: str) -> None:
-    text = render.dockerfile(*loaded(root, target), root / "images")
+    text = dockerfile.dockerfile(*loaded(root, target), root / "images")
     opening = text[: text.index("\nARG ")]
     assert "# Stages:" in opening
     stages = [line.split()[-1] for line in text.splitlines() if line.startswith("FROM")]
@@ -65,28 +66,28 @@ def test_the_base_is_named_by_digest_where_the_lock_has_one(root: Path) -> None:
     what, locked = loaded(root, "cpu-mamba")
     digest = "sha256:" + "0" * 64
     pinned = locked.model_copy(update={"base": lock.LockedImage(image="debian:x", digest=digest)})
-    assert f"ARG BASE=debian:x@{digest}\n" in render.dockerfile(what, pinned, root / "images")
+    assert f"ARG BASE=debian:x@{digest}\n" in dockerfile.dockerfile(what, pinned, root / "images")
 
 
 def test_values_are_quoted_so_that_nothing_in_them_is_expanded() -> None:
-    assert render.dockerfile_quote('a "b" $HOME \\') == '"a \\"b\\" \\$HOME \\\\"'
+    assert dockerfile.dockerfile_quote('a "b" $HOME \\') == '"a \\"b\\" \\$HOME \\\\"'
 
 
 def test_a_template_that_is_not_there_or_broken_is_told(root: Path, tmp_path: Path) -> None:
     what, locked = loaded(root, "cpu-mamba")
     with pytest.raises(RequestError, match="does not exist"):
-        render.dockerfile(what, locked, tmp_path)
+        dockerfile.dockerfile(what, locked, tmp_path)
     (tmp_path / "cpu-mamba.Dockerfile.j2").write_text("FROM x\n{{ recipe.nothing }}\n")
     with pytest.raises(RequestError, match="nothing"):
-        render.dockerfile(what, locked, tmp_path)
+        dockerfile.dockerfile(what, locked, tmp_path)
     (tmp_path / "cpu-mamba.Dockerfile.j2").write_text("FROM x\n{% if %}\n")
     with pytest.raises(RequestError) as caught:
-        render.dockerfile(what, locked, tmp_path)
+        dockerfile.dockerfile(what, locked, tmp_path)
     assert caught.value.where.endswith("line 2")
 
 
 def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
-    context = render.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
+    context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
     for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "inside/sbom.py"):
         assert name in context.files
     assert context.files["launch/sqshforge-run.pyz"] == zipapp.runtime()
@@ -97,9 +98,9 @@ def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
 
 
 def test_its_digest_follows_the_content_and_nothing_else(root: Path, tmp_path: Path) -> None:
-    context = render.context(*loaded(root, "cpu-mamba"), root, {})
+    context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {})
     changed = Context(files={**context.files, "training/new.py": b""})
-    again = render.context(*loaded(root, "cpu-mamba"), root, {"commit": "of another build"})
+    again = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "of another build"})
     assert context.digest() == again.digest()
     assert context.digest() != changed.digest()
 

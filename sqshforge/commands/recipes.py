@@ -53,7 +53,7 @@ def show(target: str) -> None:
 def render(target: str, output: Path) -> None:
     """Write a target's Dockerfile and build context to DIR."""
     from sqshforge import lock, project, recipe
-    from sqshforge import render as rendering
+    from sqshforge.build import dockerfile as rendering
     from sqshforge.host import invocation
 
     home = project.find()

@@ -15,10 +15,13 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import __version__, base, doctor, epoch, render, supply
+from sqshforge import __version__, doctor, epoch
+from sqshforge.build import base_image, dockerfile
+from sqshforge.build import inputs as supply
+from sqshforge.build import wheels as files
+from sqshforge.build.inputs import Outside, Supply
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
-from sqshforge.fetch import files
 from sqshforge.host import network
 from sqshforge.host.disk import require_space
 from sqshforge.host.lockfile import alone
@@ -29,7 +32,6 @@ from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
-from sqshforge.supply import Outside, Supply
 
 INPUTS = "io.sqshforge.inputs"  # a label: digest of all that an image was built from
 JOB = 4 << 30  # bytes of memory that one compile job of CUDA's takes at most
@@ -80,7 +82,7 @@ def build(
     busy = f"waiting for another build of {what.target}"
     with alone(project.build / f".{what.target}.lock", busy, reporter):
         made_at = epoch.asked()
-        context = render.context(what, locked, root, {})
+        context = dockerfile.context(what, locked, root, {})
         digest = context.digest()
         inputs = digest if made_at is None else f"{digest} at {made_at}"
         image = engine.image(name)
@@ -124,14 +126,16 @@ def _build(
     outside = Outside(bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter)
     if offline:
         held = supply.bundled(locked, bundle)
-        started_from = base.restored(held, engine)
+        started_from = base_image.restored(held, engine)
         supplies = list(held.supplies)
     else:
         with supply.gathering(outside):
             supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
         wheels = network.local_wheels(pip, locked.sums())
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
-        started_from = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
+        started_from = base_image.prepare(
+            what, locked, base_image.Foundry.of(project, engine, outside)
+        )
     made_at = epoch.asked()
     revision = _revision(project.root, programs, reporter)
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
@@ -144,7 +148,7 @@ def _build(
         "fetched": {one.place: f"sha256:{one.sha256}" for one in supplies if one.argument},
         "offline": offline,
     }
-    context = render.context(what, locked, project.root, known)
+    context = dockerfile.context(what, locked, project.root, known)
     folder = project.build / what.target / "context"
     context.holding({one.place: one.path for one in supplies if one.place}).write(folder)
     place = project.build / what.target / "secrets"

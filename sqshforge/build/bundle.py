@@ -12,11 +12,11 @@ from pathlib import Path
 
 import jinja2
 
-from sqshforge import base, build, supply
-from sqshforge.context import Context
+from sqshforge.build import base_image, build, inputs, wheels
+from sqshforge.build.context import Context
+from sqshforge.build.inputs import Bundle, Outside, Supply
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
-from sqshforge.fetch import files
 from sqshforge.host import network
 from sqshforge.host.mirrors import read as read_mirrors
 from sqshforge.host.programs import Programs
@@ -24,7 +24,6 @@ from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
-from sqshforge.supply import Bundle, Outside, Supply
 
 
 def gather(
@@ -53,35 +52,35 @@ def gather(
         programs=programs,
         reporter=reporter,
     )
-    with supply.gathering(outside):
-        supplies = [*supply.fetched(what, locked, outside), build.installer(locked, outside)]
+    with inputs.gathering(outside):
+        supplies = [*inputs.fetched(what, locked, outside), build.installer(locked, outside)]
         supplies += _wheels(what, locked, outside)
-        images = base.prepare(what, locked, base.Foundry.of(project, engine, outside))
+        images = base_image.prepare(what, locked, base_image.Foundry.of(project, engine, outside))
         supplies += _images(images, engine, outside)
         supplies += _apt(what, images, supplies, engine, project, outside)
         bundle = Bundle(supplies=tuple(supplies), images=images)
-        supply.record(locked, bundle, folder)
+        inputs.record(locked, bundle, folder)
     return folder, bundle
 
 
 def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
-    found = files.files(
+    found = wheels.files(
         [*python.packages, *python.builders], python.version, outside.pip, outside.programs
     )
     for index in python.bound:
         alone = network.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
-        found += files.files(index.packages, python.version, alone, outside.programs)
+        found += wheels.files(index.packages, python.version, alone, outside.programs)
     for number, file in enumerate(found, 1):
         outside.reporter.say(f"package {number} of {len(found)}: {file.name}")
-        yield supply.taken(file, f"wheels/{file.name}", outside)
+        yield inputs.taken(file, f"wheels/{file.name}", outside)
 
 
 def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iterator[Supply]:
     """The images that the build starts from; they are loaded and do not go into the context."""
     for name in dict.fromkeys(images.values()):
-        tar = outside.bundle / base.file_of(name)
+        tar = outside.bundle / base_image.file_of(name)
         if not tar.is_file():
             outside.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
@@ -118,7 +117,7 @@ def _apt(
             note.write_text(made_of)
         for path in sorted(place.rglob("*")):
             if path.is_file():
-                yield supply.of(path, str(path.relative_to(outside.bundle)))
+                yield inputs.of(path, str(path.relative_to(outside.bundle)))
 
 
 def _download(

@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from sqshforge import __version__, recipe, zipapp
-from sqshforge.context import Context
+from sqshforge.build.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.lock import Lock, LockedImage, LockedPackage, requirements
 from sqshforge.lock.model import LockedPatch

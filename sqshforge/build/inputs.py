@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from sqshforge.build import wheels as listing
+from sqshforge.build.dockerfile import argument
+from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.fetch import files as listing
-from sqshforge.fetch.files import File
 from sqshforge.host.download import download
 from sqshforge.host.lockfile import alone
 from sqshforge.host.mirrors import Mirrors
@@ -24,7 +25,6 @@ from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
 from sqshforge.lock.git import snapshot
 from sqshforge.recipe import Recipe, normalize
-from sqshforge.render import argument
 
 VARIABLE = "OFFLINE"
 MANIFEST = "bundle.json"

@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import ecr, epoch
+from sqshforge import epoch
+from sqshforge.build import ecr
+from sqshforge.build.dockerfile import base_reference
+from sqshforge.build.inputs import Bundle, Outside
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
 from sqshforge.host.mirrors import Mirrors
@@ -22,8 +25,6 @@ from sqshforge.host.progress import Reporter
 from sqshforge.lock import Lock
 from sqshforge.project import Project
 from sqshforge.recipe import Bootstrap, Recipe
-from sqshforge.render import base_reference
-from sqshforge.supply import Bundle, Outside
 
 REPOSITORY = "localhost/sqshforge-base"
 TRUSTED = Path("/etc/apt/trusted.gpg.d")  # the keys that this machine's apt trusts

@@ -1,1 +1,0 @@
-"""What a build takes from outside, fetched once: verified, resumable, by way of the mirrors."""
