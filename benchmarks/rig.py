@@ -20,7 +20,7 @@ from benchmarks import image
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.progress import Tracker
-from sqshforge.mksquashfs import PROFILES, Options, Squasher
+from sqshforge.squash.mksquashfs import PROFILES, Options, Squasher
 from tests import footprint
 from tests.engines import CLIENT
 

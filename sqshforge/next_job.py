@@ -5,12 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from sqshforge import recipe, record
+from sqshforge import recipe
 from sqshforge.engine.buildah import OURS
 from sqshforge.errors import SqshforgeError
 from sqshforge.host import invocation
 from sqshforge.host.programs import Programs
 from sqshforge.project import find
+from sqshforge.squash import request
 
 
 def launch(image: Path, programs: Programs) -> str:
@@ -34,10 +35,10 @@ def _nodes(programs: Programs) -> int:
 
 def _launcher(image: Path) -> Path | None:
     """The launcher of this checkout that is made for what a sqsh was packed from, if one is."""
-    facts = record.read(image)
+    facts = request.read(image)
     try:
         home = find()
-        target = dict(record.image(facts).labels).get(OURS, "") if facts else ""
+        target = dict(request.image(facts).labels).get(OURS, "") if facts else ""
         names = recipe.find(target, home.recipes).launchers
     except SqshforgeError:
         return None

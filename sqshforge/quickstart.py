@@ -7,11 +7,12 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from sqshforge import next_job, squash
-from sqshforge.cache import Cache
+from sqshforge import next_job
 from sqshforge.host import invocation
 from sqshforge.host.units import duration, human
 from sqshforge.smoke import Outcome
+from sqshforge.squash import pack
+from sqshforge.squash.cache import Cache
 from sqshforge.steps import Steps
 
 DONE_BEFORE = "already done"
@@ -59,7 +60,7 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
     )
     packed = steps.pack(
-        built, steps.project.sqsh(target), squash.Options.of("shared"), Cache.of_user()
+        built, steps.project.sqsh(target), pack.Options.of("shared"), Cache.of_user()
     )
     rows.append(
         Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))

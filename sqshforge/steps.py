@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge import engine, lock, recipe, smoke, squash
+from sqshforge import engine, lock, recipe, smoke
 from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
-from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host import userns
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import address as source
 from sqshforge.project import Project
+from sqshforge.squash import pack as squash
+from sqshforge.squash.cache import Cache
 
 
 @dataclass(frozen=True)

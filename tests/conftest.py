@@ -52,11 +52,12 @@ def overlays() -> None:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import engine, recipe, squash
+    from sqshforge import engine, recipe
     from sqshforge import lock as locks
     from sqshforge.build import build
     from sqshforge.host import userns
     from sqshforge.image import address
+    from sqshforge.squash import pack
 
     path = ROOT / "build" / "cpu-mamba.sqsh"
     path.parent.mkdir(exist_ok=True)
@@ -67,9 +68,9 @@ def packed_image() -> Iterator[Path]:
         locked = locks.load(what, ROOT / "recipes")
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
-        image, options = address.parse(built.source, programs), squash.Options.of("shared")
+        image, options = address.parse(built.source, programs), pack.Options.of("shared")
         userns.call(
-            lambda: squash.pack(image, path, options, programs, reporter), built.source, programs
+            lambda: pack.pack(image, path, options, programs, reporter), built.source, programs
         )
     yield path
 

@@ -133,8 +133,8 @@ def test_what_is_not_as_it_was(desk: Desk, spoil: Callable[[Desk], object], fail
 
 def test_a_record_of_another_image(desk: Desk) -> None:
     """Its key may be right: what it says of the image is not what the file has."""
-    from sqshforge import record
-    from sqshforge.order import content_key
+    from sqshforge.squash import request as record
+    from sqshforge.squash.order import content_key
 
     facts = json.loads(desk.record.read_text())
     facts["image"]["env"] = ["PATH=/other"]

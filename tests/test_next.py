@@ -16,10 +16,11 @@ from pathlib import Path
 import click
 import pytest
 
-from sqshforge import cli, next_job, record
+from sqshforge import cli, next_job
 from sqshforge.host import invocation
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
+from sqshforge.squash import request
 from tests import tinyroot
 from tests.commands import SCRIPT
 from tests.conftest import ROOT
@@ -187,7 +188,7 @@ def test_a_job_is_next_where_a_cluster_answers(
     shutil.copy(tiny, image)
     config = asdict(ImageConfig(reference="t", labels=LABELS))
     facts = {"key": "k", "size": 1, "image": config, "settings": {}}
-    record.beside(image).write_text(json.dumps(facts))
+    request.beside(image).write_text(json.dumps(facts))
     line = next_job.launch(image, Programs())
     if expected is None:
         assert line.endswith(f"run {image} -- bash")

@@ -11,13 +11,14 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge import record, squash
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest, userns
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import address as source
 from sqshforge.image import enroot
+from sqshforge.squash import pack as squash
+from sqshforge.squash import request
 from tests import oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
@@ -212,7 +213,7 @@ def test_the_same_image_gives_the_same_bytes(
     again = pack(odd.addresses[name], tmp_path / "again.sqsh", **options)
     assert not again.up_to_date
     assert again.path.read_bytes() == packed[name].read_bytes()
-    first = record.read(packed[name])
+    first = request.read(packed[name])
     assert first is not None and again.key == first["key"]
 
 
@@ -239,7 +240,7 @@ def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
 
 def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
     other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
-    first = record.read(packed["buildah"])
+    first = request.read(packed["buildah"])
     assert first is not None and other.key != first["key"]
     assert other.path.read_bytes() != packed["buildah"].read_bytes()
 

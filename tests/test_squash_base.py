@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import record, squash
-from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs, Result
 from sqshforge.host.progress import Reporter
 from sqshforge.host.units import size
 from sqshforge.image import address
+from sqshforge.squash import pack as squash
+from sqshforge.squash import request as record
+from sqshforge.squash.cache import Cache
 from sqshforge.squashfs.superblock import Tables
 from tests import oddroot
 from tests.commands import sqshforge

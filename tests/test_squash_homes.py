@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import squash
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import address as source
+from sqshforge.squash import pack
 from tests import archives, oddroot
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
@@ -21,9 +21,9 @@ LOST = {"a relative link", "an absolute link", "a link to a link", "a link throu
 
 
 def tree(image: source.Source, place: Path) -> dict[str, oddroot.Entry]:
-    options = squash.Options.of("fast")
+    options = pack.Options.of("fast")
     output = place.with_suffix(".sqsh")
-    squash.pack(image, output, options, Programs(), Reporter(quiet=True))
+    pack.pack(image, output, options, Programs(), Reporter(quiet=True))
     return oddroot.unpacked(output, place)
 
 

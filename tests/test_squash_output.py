@@ -16,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import squash
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host import userns
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
+from sqshforge.squash import pack as squash
 from tests import containers, oddroot, processes
 
 QUIET = Reporter(quiet=True)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import squash
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image.address import parse
+from sqshforge.squash import pack as squash
 from tests import checkouts, containers, oddroot, processes
 from tests.conftest import ROOT
 

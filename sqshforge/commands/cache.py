@@ -15,9 +15,9 @@ def cache_ls() -> None:
     """List the kept bases, the last used first."""
     from datetime import datetime
 
-    from sqshforge.cache import Cache
     from sqshforge.host import invocation
     from sqshforge.host.units import human
+    from sqshforge.squash.cache import Cache
 
     ours = Cache.of_user()
     bases = ours.bases()
@@ -33,9 +33,9 @@ def cache_ls() -> None:
 @click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
 def cache_prune(keep: str) -> None:
     """Remove bases, the least recently used first, until SIZE holds the rest."""
-    from sqshforge.cache import Cache
     from sqshforge.host import invocation
     from sqshforge.host.units import human, size
+    from sqshforge.squash.cache import Cache
 
     gone = Cache.of_user().prune(size(keep))
     click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")

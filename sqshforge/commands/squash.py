@@ -41,13 +41,14 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
-    from sqshforge import squash, steps
-    from sqshforge.cache import Cache
+    from sqshforge import steps
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.units import duration, human
     from sqshforge.image import address as sources
+    from sqshforge.squash import pack as squash
+    from sqshforge.squash.cache import Cache
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
@@ -78,11 +79,12 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge import next_job, smoke, squash
-    from sqshforge.cache import Cache
+    from sqshforge import next_job, smoke
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.terminal import show_table
+    from sqshforge.squash import pack as squash
+    from sqshforge.squash.cache import Cache
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
@@ -154,10 +156,10 @@ def stage(
 
     The path is all that it prints, as launchers read it.
     """
-    from sqshforge import stage as staging
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.units import size
+    from sqshforge.squash import stage as staging
 
     file, folder, most = file.absolute(), folder.absolute(), size(limit)
     if look:

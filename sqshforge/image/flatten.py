@@ -1,6 +1,6 @@
 """What enroot adds to an image, put among the names of a merged tree.
 
-The same as `sqshforge.dress` does to a mounted one.
+The same as `sqshforge.squash.enroot_layer` does to a mounted one.
 """
 
 from __future__ import annotations

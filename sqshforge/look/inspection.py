@@ -14,7 +14,6 @@ from typing import Any
 
 from rich.table import Table
 
-from sqshforge import record
 from sqshforge.errors import WorkError
 from sqshforge.host.units import human
 from sqshforge.image.enroot import CARRIED
@@ -22,6 +21,7 @@ from sqshforge.look import packages, shares
 from sqshforge.look.packages import Package
 from sqshforge.look.shares import Share
 from sqshforge.look.signature import beside as signature_beside
+from sqshforge.squash import request as record
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image

@@ -12,10 +12,10 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqshforge import record
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.files import publish
 from sqshforge.host.programs import Programs
+from sqshforge.squash import request
 
 NAMESPACE = "sqshforge"  # a signature for other uses of the key is none for this one
 FORMAT = 1
@@ -142,5 +142,5 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
 
 def statement(file: Path, digest: str) -> Statement:
     """What is to be signed of a file with this digest."""
-    facts = record.read(file)
+    facts = request.read(file)
     return Statement(file.stat().st_size, digest, facts["key"] if facts else None)

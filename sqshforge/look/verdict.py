@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.table import Table
 
-from sqshforge import record
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import enroot
 from sqshforge.look import signature
+from sqshforge.squash import request
 from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import BrokenError
@@ -65,13 +65,13 @@ def verify(
             where=str(signers),
             mend="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
         )
-    facts = record.read(file)
+    facts = request.read(file)
     with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:
         structure, files = _structure(file, jobs, bar.advance)
         found = digest.of(file, jobs)
     checks = [structure]
     if facts is None:
-        checks.append(Check("record", ABSENT, f"there is no {record.beside(file).name} of ours"))
+        checks.append(Check("record", ABSENT, f"there is no {request.beside(file).name} of ours"))
     else:
         checks += _record(file, facts, found, files)
     checks.append(_signature(file, found, facts, signers, programs))
@@ -115,7 +115,7 @@ def _record(
     else:
         yield Check("record", "ok", found)
     try:
-        image, key = record.image(facts), record.key(facts)
+        image, key = request.image(facts), request.key(facts)
     except WorkError as error:
         yield Check("content key", "FAILED", error.what)
         return

@@ -14,8 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import assemble, mksquashfs, record
-from sqshforge.cache import Cache
 from sqshforge.errors import RequestError
 from sqshforge.host.disk import require_space
 from sqshforge.host.files import partial, remove_leftovers, sync
@@ -24,8 +22,10 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import enroot
 from sqshforge.image.address import Source
-from sqshforge.mksquashfs import Options, Squasher
-from sqshforge.order import Order
+from sqshforge.squash import assemble, mksquashfs, request
+from sqshforge.squash.cache import Cache
+from sqshforge.squash.mksquashfs import Options, Squasher
+from sqshforge.squash.order import Order
 
 __all__ = ["Options", "Packed", "pack"]
 
@@ -74,7 +74,7 @@ def pack(
     lock = output.with_name(f".{output.name}.lock")
     with alone(lock, f"waiting for another packer of {output}", reporter):
         remove_leftovers(output)
-        known = config.digest is not None and not options.force and record.fits(output, order)
+        known = config.digest is not None and not options.force and request.fits(output, order)
         if not known:
             _may_replace(output, options)
             # Compressed it takes a third or so; what it takes is not known before.
@@ -151,7 +151,7 @@ class _Pack:
                 if made is not None:
                     self.reporter.say("all but /sqshforge comes from the cache of bases")
                     return made
-                before = record.read(self.output)
+                before = request.read(self.output)
                 if before is not None and before.get("base") not in (None, base):
                     self.reporter.say(
                         "the image has changed outside of /sqshforge: all is packed anew"
@@ -164,7 +164,7 @@ class _Pack:
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
-        record.write(output, order, base, pieces, written)
+        request.write(output, order, base, pieces, written)
         written.rename(output)
         sync(output.parent)
         if base is not None and self.cache is not None:
@@ -175,13 +175,13 @@ class _Pack:
                     self.cache.keep(base)
             except OSError as error:
                 self._without_base(error)
-        record.write(output, order, base, pieces, output)
+        request.write(output, order, base, pieces, output)
 
 
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
         raise RequestError("the output is a folder", where=str(output), mend="name a file")
-    if os.path.lexists(output) and record.read(output) is None and not options.force:
+    if os.path.lexists(output) and request.read(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
             where=str(output),

@@ -11,7 +11,7 @@ from typing import Any
 from sqshforge import epoch
 from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
-from sqshforge.mksquashfs import Options
+from sqshforge.squash.mksquashfs import Options
 
 FORMAT = 3  # part of every key: raised when equal inputs come to give other bytes
 

@@ -14,16 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sqshforge import dress, tail
-from sqshforge.cache import Base, Cache
 from sqshforge.host import digest
 from sqshforge.host.files import sync
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay
 from sqshforge.image.address import Content, Folder
 from sqshforge.image.enroot import CARRIED
-from sqshforge.mksquashfs import Squasher
-from sqshforge.order import Order
+from sqshforge.squash import enroot_layer
+from sqshforge.squash import payload as tail
+from sqshforge.squash.cache import Base, Cache
+from sqshforge.squash.mksquashfs import Squasher
+from sqshforge.squash.order import Order
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")
@@ -92,7 +93,7 @@ def whole(image: Opened, order: Order, squasher: Squasher, target: Path, side: E
     split = image.tail is not None
     epoch = order.base_epoch if split else order.epoch
     if image.stack is not None:
-        dress.fill(image.stack.top, image.stack.image, order.files, epoch)
+        enroot_layer.fill(image.stack.top, image.stack.image, order.files, epoch)
         squasher.folder(image.stack.merge(), target, epoch, split=split)
         image.stack.unmerge()
     else:

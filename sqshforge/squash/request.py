@@ -12,7 +12,7 @@ from sqshforge.errors import WorkError
 from sqshforge.host import digest
 from sqshforge.host.files import publish
 from sqshforge.image.enroot import ImageConfig
-from sqshforge.order import Order, content_key
+from sqshforge.squash.order import Order, content_key
 
 
 def write(output: Path, order: Order, base: str | None, pieces: Sequence[str], file: Path) -> None:

@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import record
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host import digest
 from sqshforge.host.clone import copy
@@ -27,6 +26,7 @@ from sqshforge.host.progress import Reporter
 from sqshforge.host.resources import processors
 from sqshforge.host.units import human
 from sqshforge.runtime.start import require_sqsh
+from sqshforge.squash import request
 
 IN_USE = 900
 """Seconds after its last use in which a copy is not removed: a job may be about to start it."""
@@ -48,7 +48,7 @@ class Identity:
     def of(cls, file: Path) -> Identity:
         """Identify a file by its record; one without is read. `RequestError` for no sqsh."""
         require_sqsh(file)
-        size, facts = file.stat().st_size, record.read(file)
+        size, facts = file.stat().st_size, request.read(file)
         if facts is not None and facts["size"] == size and "digest" in facts:
             return cls(_plain(facts["key"]), size, str(facts["digest"]))
         found = digest.of(file, processors())
@@ -143,9 +143,9 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
                 mend=f"sqshforge verify {file} tells whether the file is whole",
             )
         written.chmod(0o644)
-        facts = record.beside(file)
+        facts = request.beside(file)
         if facts.is_file():
-            publish(facts.read_bytes(), record.beside(place))
+            publish(facts.read_bytes(), request.beside(place))
         written.rename(place)
         sync(place.parent)
     finally:
@@ -162,7 +162,7 @@ def _make_room(folder: Path, needed: int, limit: int) -> None:
             return
         found = one.stat()
         if now - found.st_mtime > IN_USE:
-            record.beside(one).unlink(missing_ok=True)
+            request.beside(one).unlink(missing_ok=True)
             one.unlink()
             taken -= found.st_size
     if taken + needed > limit:
