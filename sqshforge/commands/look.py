@@ -22,11 +22,11 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
     from sqshforge.host import invocation
     from sqshforge.host.terminal import show_table
-    from sqshforge.look import inspection
+    from sqshforge.inspect import inspect as inspection
 
     found = inspection.inspect(file)
     if plot is not None:
-        from sqshforge.look.plot import draw
+        from sqshforge.inspect.plot import draw
 
         draw(found, plot)
     if as_json:
@@ -50,7 +50,7 @@ def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     """Show what is added, removed and changed from A.sqsh to B.sqsh."""
     from sqshforge.host import invocation
     from sqshforge.host.progress import Reporter
-    from sqshforge.look import changes
+    from sqshforge.inspect import diff as changes
 
     found = changes.compare(before, after, Reporter())
     if as_json:
@@ -77,7 +77,7 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     from sqshforge.host.progress import Reporter
     from sqshforge.host.resources import processors
     from sqshforge.host.terminal import show_table
-    from sqshforge.look import verdict
+    from sqshforge.inspect import verify as verdict
 
     found = verdict.verify(file, signers, processors(), Programs(), Reporter())
     if as_json:
@@ -101,7 +101,8 @@ def sign(file: Path, key: Path) -> None:
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.resources import processors
-    from sqshforge.look import signature, verdict
+    from sqshforge.inspect import signature
+    from sqshforge.inspect import verify as verdict
 
     programs = Programs()
     using = signature.Key.of(key, programs)

@@ -14,7 +14,7 @@ from sqshforge.host import digest
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import enroot
-from sqshforge.look import signature
+from sqshforge.inspect import signature
 from sqshforge.squash import request
 from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content

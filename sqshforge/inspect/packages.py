@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sqshforge.look.shares import Share
+from sqshforge.inspect.shares import Share
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.image import Image
 from sqshforge.squashfs.inode import FILE, FOLDER, Entry

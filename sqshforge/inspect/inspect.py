@@ -17,10 +17,10 @@ from rich.table import Table
 from sqshforge.errors import WorkError
 from sqshforge.host.units import human
 from sqshforge.image.enroot import CARRIED
-from sqshforge.look import packages, shares
-from sqshforge.look.packages import Package
-from sqshforge.look.shares import Share
-from sqshforge.look.signature import beside as signature_beside
+from sqshforge.inspect import packages, shares
+from sqshforge.inspect.packages import Package
+from sqshforge.inspect.shares import Share
+from sqshforge.inspect.signature import beside as signature_beside
 from sqshforge.squash import request as record
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.faults import shown

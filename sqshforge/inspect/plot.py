@@ -6,7 +6,7 @@ from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.units import human
-from sqshforge.look.inspection import Inspection
+from sqshforge.inspect.inspect import Inspection
 from sqshforge.squashfs.faults import shown
 
 BARS = 15  # of each kind

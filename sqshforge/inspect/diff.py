@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sqshforge.host.progress import Reporter
 from sqshforge.host.units import human
-from sqshforge.look import packages, shares
-from sqshforge.look.inspection import environment
+from sqshforge.inspect import packages, shares
+from sqshforge.inspect.inspect import environment
 from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment
 from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image
