@@ -10,7 +10,7 @@ from rich.table import Table
 from sqshforge import next_job
 from sqshforge.host import invocation
 from sqshforge.host.units import duration, human
-from sqshforge.smoke import Outcome
+from sqshforge.run.smoke_test import Outcome
 from sqshforge.squash import pack
 from sqshforge.squash.cache import Cache
 from sqshforge.steps import Steps

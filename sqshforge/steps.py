@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge import engine, lock, recipe, smoke
+from sqshforge import engine, lock, recipe
 from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
@@ -16,6 +16,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image import address as source
 from sqshforge.project import Project
+from sqshforge.run import smoke_test
 from sqshforge.squash import pack as squash
 from sqshforge.squash.cache import Cache
 
@@ -67,14 +68,14 @@ class Steps:
         """Pack a target's image; `way` is how docker's are read."""
         return pack(built.source, output, options, self.programs, self.reporter, cache, way)
 
-    def prove(self, packed: squash.Packed) -> smoke.Outcome:
+    def prove(self, packed: squash.Packed) -> smoke_test.Outcome:
         """The smoke test's outcome for a sqsh: remembered where it passed, else run now."""
-        known = smoke.recall(packed.path, packed.key)
+        known = smoke_test.recall(packed.path, packed.key)
         if known is not None:
             return known
-        outcome = smoke.run(packed.path, self.programs, self.reporter)
+        outcome = smoke_test.run(packed.path, self.programs, self.reporter)
         if outcome.ok:
-            smoke.remember(packed.path, packed.key, outcome)
+            smoke_test.remember(packed.path, packed.key, outcome)
         return outcome
 
 

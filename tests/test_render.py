@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import lock, recipe, zipapp
+from sqshforge import lock, recipe
 from sqshforge.build import dockerfile
 from sqshforge.build.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
+from sqshforge.run import zipapp
 from tests.engines import CLIENT
 from tests.engines import docker_fixture as docker_fixture
 from tests.engines import docker_host_fixture as docker_host_fixture

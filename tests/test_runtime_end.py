@@ -12,8 +12,8 @@ import pytest
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.runtime.mount import Mount
-from sqshforge.runtime.start import enroot_command, run
+from sqshforge.run.mount import Mount
+from sqshforge.run.start import enroot_command, run
 from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import zipapp
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
+from sqshforge.run import zipapp
 from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import zipapp
 from sqshforge.host.programs import Programs, Result
+from sqshforge.run import zipapp
 from tests import containers, tinyroot
 
 OLDEST = (3, 9)

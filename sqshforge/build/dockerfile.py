@@ -11,12 +11,13 @@ from typing import Any
 
 import jinja2
 
-from sqshforge import __version__, recipe, zipapp
+from sqshforge import __version__, recipe
 from sqshforge.build.context import Context
 from sqshforge.errors import RequestError
 from sqshforge.lock import Lock, LockedImage, LockedPackage, requirements
 from sqshforge.lock.model import LockedPatch
 from sqshforge.recipe import Recipe, normalize
+from sqshforge.run import zipapp
 
 LEFT_OUT = ("__pycache__",)
 PROVENANCE = "meta/provenance.json"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sqshforge.runtime.environment import pairs_of
+from sqshforge.run.environment import pairs_of
 
 if TYPE_CHECKING:
     from sqshforge.steps import Steps

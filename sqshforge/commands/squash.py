@@ -79,10 +79,11 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge import next_job, smoke
+    from sqshforge import next_job
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.terminal import show_table
+    from sqshforge.run import smoke_test as smoke
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
 
@@ -114,9 +115,9 @@ def run(
 ) -> NoReturn:
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
     from sqshforge.host.programs import Programs
-    from sqshforge.runtime import start
-    from sqshforge.runtime.environment import pairs_of
-    from sqshforge.runtime.mount import Mount
+    from sqshforge.run import start
+    from sqshforge.run.environment import pairs_of
+    from sqshforge.run.mount import Mount
 
     start.run(
         image,

@@ -25,7 +25,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.host.resources import processors
 from sqshforge.host.units import human
-from sqshforge.runtime.start import require_sqsh
+from sqshforge.run.start import require_sqsh
 from sqshforge.squash import request
 
 IN_USE = 900

@@ -21,10 +21,10 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.host import syscalls
-from sqshforge.runtime import keeper
-from sqshforge.runtime.environment import merge
-from sqshforge.runtime.layers import make_read_only, mount, mount_root
-from sqshforge.runtime.paths import folder, inside, text, unescape
+from sqshforge.run import supervisor
+from sqshforge.run.environment import merge
+from sqshforge.run.layers import make_read_only, mount, mount_root
+from sqshforge.run.rootpath import folder, inside, text, unescape
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
 
@@ -60,7 +60,7 @@ def _failure(error: OSError | SqshforgeError, plan: Plan) -> WorkError:
 
 def _become_command(plan: Plan) -> NoReturn:
     umask = os.umask(0o022)  # what is made here is for all users of the container
-    beside = keeper.start()
+    beside = supervisor.start()
     root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse)
     # Up to here and in all programs that are called for the set-up, the host's environment holds:
     # the image's PATH or LD_LIBRARY_PATH is not for them.

@@ -12,8 +12,8 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.runtime.inside import Plan
-from sqshforge.runtime.mount import Mount
+from sqshforge.run.container import Plan
+from sqshforge.run.mount import Mount
 
 MAGIC = b"hsqs"  # the first bytes of every squash file
 SIZE_AT = 40  # where its superblock says how many bytes it has, a 64-bit number
@@ -113,7 +113,7 @@ def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     package = str(Path(__file__).resolve().parent.parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {package!r}); "
-        "from sqshforge.runtime.inside import main; main(sys.argv[1])"
+        "from sqshforge.run.container import main; main(sys.argv[1])"
     )
     return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(plan.__dict__)]
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
-from sqshforge.runtime.keeper import Keeper
-from sqshforge.runtime.paths import unescape
+from sqshforge.run.rootpath import unescape
+from sqshforge.run.supervisor import Keeper
 
 PROGRAMS = Programs()
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from sqshforge.errors import SqshforgeError
-from sqshforge.runtime import start
-from sqshforge.runtime.environment import pairs_of
-from sqshforge.runtime.mount import Mount
+from sqshforge.run import start
+from sqshforge.run.environment import pairs_of
+from sqshforge.run.mount import Mount
 
 
 def main(words: Sequence[str]) -> NoReturn:

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
-# What sqshforge.runtime.standalone imports, and nothing outside the standard library.
+# What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = ("__init__.py", "errors.py", "install.py", "programs.py", "syscalls.py", "runtime/*.py")
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold

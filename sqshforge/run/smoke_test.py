@@ -17,7 +17,7 @@ from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.host.units import duration
-from sqshforge.runtime.start import require_sqsh
+from sqshforge.run.start import require_sqsh
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 
