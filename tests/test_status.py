@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host import invocation
-from sqshforge.status import checkpoints, jobs, progress
+from sqshforge.status import checkpoints, jobs, metrics
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts
 from tests.training.runs import ROOT, kill_tree, wait_for, write_text
@@ -210,7 +210,7 @@ def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) 
 
 
 def test_both_sides_agree_about_names(life: Path) -> None:
-    assert jobs.FOLDER == record.FOLDER and progress.FILE == jsonl.FILE
+    assert jobs.FOLDER == record.FOLDER and metrics.FILE == jsonl.FILE
     assert jobs.AGAIN == errors.SAVED
     assert manifest.checkpoints("x") == Path("x") / checkpoints.FOLDER
     assert checkpoints.MANIFEST == manifest.NAME

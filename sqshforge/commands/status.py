@@ -78,7 +78,7 @@ def status(
         documents = [one.document() for one in told]
         click.echo(json.dumps(documents[0] if found else {"runs": documents}, indent=2))
         return
-    from sqshforge.status.show import lines, table
+    from sqshforge.status.report import lines, table
 
     if found:
         click.echo("\n".join(lines(told[0], job)))

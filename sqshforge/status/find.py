@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import RequestError
-from sqshforge.status import jobs, progress
+from sqshforge.status import jobs, metrics
 from sqshforge.status.run import is_run
 
 VARIABLE = "SQSHFORGE_RUNS"
@@ -74,7 +74,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
 
 def _home(folder: Path) -> Path:
     """The run that a folder's last job trains: its flags may name another folder to save to."""
-    if (folder / progress.FILE).is_file():
+    if (folder / metrics.FILE).is_file():
         return folder
     named = next((Path(job.last.run) for job in jobs.read(folder) if job.last.run), folder)
     return named if named != folder.absolute() and is_run(named) else folder

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sqshforge.status import checkpoints, hang, jobs, progress, settings
+from sqshforge.status import checkpoints, hang, jobs, metrics, records
 from sqshforge.status.clock import Clock
 from sqshforge.status.state import Facts, State, judge
 
-FILES = (progress.FILE, settings.FILE, jobs.FOLDER, checkpoints.FOLDER, hang.FILE)
+FILES = (metrics.FILE, records.FILE, jobs.FOLDER, checkpoints.FOLDER, hang.FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,22 +66,22 @@ class Status:
 
 def is_run(folder: Path) -> bool:
     """Whether a folder is a run's: it tells of steps or jobs, or has a run's config.json."""
-    if (folder / progress.FILE).is_file():
+    if (folder / metrics.FILE).is_file():
         return True
     if next((folder / jobs.FOLDER).glob("*.jsonl"), None) is not None:
         return True
-    return settings.there(folder)
+    return records.there(folder)
 
 
 def look(folder: Path, clock: Clock) -> Status:
     """Read a run's files; nothing is written, and none is read that grows, but for its end."""
-    told = settings.read(folder)
+    told = records.read(folder)
     times = {
         name: time
-        for name, file in (("metrics", progress.FILE), ("config", settings.FILE))
+        for name, file in (("metrics", metrics.FILE), ("config", records.FILE))
         if (time := _written(folder / file)) is not None
     }
-    how_far = progress.read(folder, told)
+    how_far = metrics.read(folder, told)
     kept = checkpoints.read(folder)
     times["checkpoint"] = kept.changed
     known = jobs.read(folder)

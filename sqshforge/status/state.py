@@ -9,8 +9,8 @@ from enum import Enum
 from sqshforge.status.checkpoints import Checkpoints
 from sqshforge.status.hang import Hang
 from sqshforge.status.jobs import AGAIN, FINAL, OUTSIDE, End, Job
-from sqshforge.status.progress import Progress
-from sqshforge.status.settings import Settings
+from sqshforge.status.metrics import Progress
+from sqshforge.status.records import Settings
 
 LEAST = 300.0  # seconds in which a run that trains may be quiet
 INTERVALS = 4  # times as long as a report interval

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from sqshforge.status.report import lines, row, table
 from sqshforge.status.run import Status
-from sqshforge.status.show import lines, row, table
 
 Look = Callable[[], Sequence[Status]]
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.status.settings import Settings
+from sqshforge.status.records import Settings
 from sqshforge.status.tail import Record, blocks, number, parse, whole
 
 FILE = "metrics.jsonl"
