@@ -286,7 +286,7 @@ def expect_user(rig: Rig, data: Path) -> None:
     """See that the ordinary user can do what the row needs, and not more than that."""
     if rig.group == 0:
         raise MissingError("there is no group docker", mend="apt-get install docker.io")
-    code = f"import os, sys, sqshforge.cli; sys.exit(os.access({str(data)!r}, os.X_OK))"
+    code = f"import os, sys, sqshforge.cli.main; sys.exit(os.access({str(data)!r}, os.X_OK))"
     asked = rig.programs.attempt([*rig.as_user(), sys.executable, "-c", code])
     if asked.code != 0:
         raise WorkError(

@@ -1,5 +1,5 @@
 """`python -m sqshforge`: the same as the command `sqshforge`."""
 
-from sqshforge.cli import main
+from sqshforge.cli.main import main
 
 main()

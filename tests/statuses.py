@@ -10,7 +10,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from sqshforge.cli import cli
+from sqshforge.cli.main import cli
 from training.job import record
 from training.job.plan import Job, Node, Plan, make_plan
 

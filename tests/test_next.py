@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sqshforge import cli, next_job
+from sqshforge.cli import main, next_command
 from sqshforge.host import invocation
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
@@ -75,7 +75,7 @@ def require_runs(line: str, cwd: Path) -> None:
 
 
 def require_parses(words: Sequence[str]) -> None:
-    command: click.Command = cli.cli
+    command: click.Command = main.cli
     rest = list(words)
     while isinstance(command, click.Group):
         name = rest.pop(0)
@@ -189,7 +189,7 @@ def test_a_job_is_next_where_a_cluster_answers(
     config = asdict(ImageConfig(reference="t", labels=LABELS))
     facts = {"key": "k", "size": 1, "image": config, "settings": {}}
     request.beside(image).write_text(json.dumps(facts))
-    line = next_job.launch(image, Programs())
+    line = next_command.launch(image, Programs())
     if expected is None:
         assert line.endswith(f"run {image} -- bash")
     else:

@@ -249,7 +249,7 @@ def test_both_sides_agree_which_checkpoints_are_complete(life: Path, tmp_path: P
 
 def test_it_starts_fast_and_without_torch(life: Path) -> None:
     code = (
-        "import sys; from sqshforge.cli import cli\n"
+        "import sys; from sqshforge.cli.main import cli\n"
         "try: cli.main(['status', sys.argv[1]], standalone_mode=False)\n"
         "finally: print([one for one in ('torch', 'training') if one in sys.modules])\n"
     )

@@ -8,7 +8,7 @@ from typing import NoReturn
 
 import click
 
-from sqshforge.commands.options import engine_option, set_option, steps_of
+from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError
 
 
@@ -41,7 +41,7 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
-    from sqshforge import steps
+    from sqshforge.cli import workflow as steps
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
@@ -79,7 +79,7 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge import next_job
+    from sqshforge.cli import next_command
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
     from sqshforge.host.terminal import show_table
@@ -101,7 +101,7 @@ def smoke_test(
         show_table(outcome.table())
         click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
         if outcome.ok:
-            click.echo(f"next: {next_job.launch(image, Programs())}")
+            click.echo(f"next: {next_command.launch(image, Programs())}")
     sys.exit(0 if outcome.ok else 1)
 
 

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import click
 
-from sqshforge.commands.options import engine_option, steps_of
+from sqshforge.cli.options import engine_option, steps_of
 
 
 @click.command()
@@ -26,7 +26,7 @@ def doctor() -> NoReturn:
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
     """Build, pack and smoke-test a target; end with a table of the steps."""
     from sqshforge import doctor as examination
-    from sqshforge import quickstart as whole
+    from sqshforge.cli import quickstart as whole
     from sqshforge.host.terminal import show_table
 
     steps = steps_of(engine)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from sqshforge import __version__
-from sqshforge.commands import COMMANDS
+from sqshforge.cli.commands import COMMANDS
 from sqshforge.errors import RequestError, SqshforgeError
 
 

@@ -4,14 +4,14 @@ Commands import the modules that they use when they are called, so that `sqshfor
 stands between Slurm and a training process, starts fast.
 """
 
-from sqshforge.commands import cache, images, look, recipes, squash, start, status
+from sqshforge.cli import cache, images, inspect, squash, start, status, targets
 
 COMMANDS = (
-    *recipes.COMMANDS,
+    *targets.COMMANDS,
     *images.COMMANDS,
     *squash.COMMANDS,
     *cache.COMMANDS,
-    *look.COMMANDS,
+    *inspect.COMMANDS,
     *start.COMMANDS,
     *status.COMMANDS,
 )

@@ -9,7 +9,7 @@ import click
 from sqshforge.run.environment import pairs_of
 
 if TYPE_CHECKING:
-    from sqshforge.steps import Steps
+    from sqshforge.cli.workflow import Steps
 
 engine_option = click.option(
     "--engine",
@@ -26,9 +26,9 @@ set_option = click.option(
 def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     """The steps of this checkout with what a command was given."""
     from sqshforge import project
+    from sqshforge.cli.workflow import Steps
     from sqshforge.host.programs import Programs
     from sqshforge.host.progress import Reporter
-    from sqshforge.steps import Steps
 
     parameters = pairs_of(settings, "--set")
     home = project.find()

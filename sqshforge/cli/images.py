@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from sqshforge.commands.options import engine_option, set_option, steps_of
+from sqshforge.cli.options import engine_option, set_option, steps_of
 
 
 @click.command()
