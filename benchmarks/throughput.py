@@ -32,7 +32,7 @@ from training.config import ParallelConfig
 from training.metrics import name_of
 from training.models import LlamaConfig, Sizes, preset
 from training.parallel import fsdp
-from training.parallel.group import Group, start, stop
+from training.process_group import Group, start, stop
 
 LENGTH = 4096
 SKIPPED = 3  # first steps, which compile and tune

@@ -32,7 +32,7 @@ from training.assemble import assemble
 from training.loop import Trainer
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.optim import clip_gradients
-from training.parallel.group import start, stop
+from training.process_group import start, stop
 
 STEPS = 10
 GOAL = 1.03

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 from training.config import Config
 from training.configfile import load
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 from training.errors import RequestError
 
 

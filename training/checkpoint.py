@@ -20,7 +20,7 @@ from training import manifest
 from training.claim.claim import Claim
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
-from training.parallel.group import Group
+from training.process_group import Group
 
 STATE_BYTES = 12
 """Of a parameter in a checkpoint: its value and AdamW's two moments, float32."""

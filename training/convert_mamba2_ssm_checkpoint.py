@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.convert.arguments import Parser, enter
+from training.arguments import Parser, enter
 from training.errors import RequestError
 from training.models import Mamba2Config, Sizes
 

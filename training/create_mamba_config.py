@@ -16,7 +16,7 @@ from typing import Any
 from training.composer import file
 from training.composer.config import ComposerConfig
 from training.composer.sections import HeldOut, Part
-from training.door import told
+from training.entrypoint import told
 from training.errors import RequestError
 from training.flags import Flag, parse
 from training.setting import settings

@@ -10,7 +10,7 @@ from torch import nn
 
 from training.data.feed import Feed
 from training.ops.loss import counted
-from training.parallel.group import Group
+from training.process_group import Group
 
 
 @torch.no_grad()

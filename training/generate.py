@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from training.convert.arguments import Parser, enter
+from training.arguments import Parser, enter
 from training.errors import RequestError, TrainingError
 
 if TYPE_CHECKING:

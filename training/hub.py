@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from training.errors import RequestError
 
 if TYPE_CHECKING:  # it takes torch
-    from training.parallel.group import Group
+    from training.process_group import Group
 
 CONFIG = "config.json"
 _SMALL = (CONFIG, "generation_config.json", "*.index.json", "tokenizer*", "*tokens*.json")

@@ -15,7 +15,7 @@ from training import checkpoint, hub
 from training.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
-from training.parallel.group import Group
+from training.process_group import Group
 
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training import stdio
+from training import cli
 from training.errors import RequestError, TrainingError, writing
 from training.job import agent, kernels, limits, nsys, port, preflight, record
 from training.job.decision import GIVEN
@@ -131,5 +131,5 @@ def _tell(text: str) -> None:
 
 
 if __name__ == "__main__":
-    stdio.outlive()  # a full log disk ends no job
+    cli.outlive()  # a full log disk ends no job
     sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ from typing import Any
 from training import llama_sizes
 from training.assemble import assemble
 from training.config import Config
-from training.door import enter, leave, renamed
+from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import Flag, parse
 from training.known import Known, names_of, settings_of, with_ours, wrong_choices

@@ -19,7 +19,7 @@ from typing import Any
 
 from training.assemble import assemble
 from training.config import Config
-from training.door import enter, leave, renamed
+from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.flags import parse
 from training.known import settings_of, wrong_choices

@@ -24,7 +24,7 @@ from training.manifest import Manifest
 from training.metrics import Metrics
 from training.mirror import Mirror
 from training.parallel import backend, degrees
-from training.parallel.group import Group, stop
+from training.process_group import Group, stop
 from training.resolved import write_resolved
 from training.resume import identity, resume, settings
 from training.saver import Saver

@@ -18,7 +18,7 @@ from typing import Any
 from training import mamba2_sizes
 from training.assemble import assemble
 from training.config import Config
-from training.door import enter, leave, renamed
+from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.faults import FSDP_ONLY
 from training.flags import Flag, parse

@@ -17,10 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.arguments import Parser
 from training.composer import file
 from training.composer.config import ComposerConfig
-from training.convert.arguments import Parser
-from training.door import leave, told
+from training.entrypoint import leave, told
 from training.errors import RequestError, TrainingError
 
 FILE = Path("config.yaml")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from training.assemble import assemble, flags
 from training.config import Config
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 from training.flags import Flag, parse
 from training.models import preset
 

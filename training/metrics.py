@@ -31,7 +31,7 @@ from training import flops
 from training.errors import TrainingError
 from training.outlets import Outlet
 from training.outlets.outlet import Record
-from training.parallel.group import Group
+from training.process_group import Group
 
 
 class Metrics:

@@ -15,7 +15,7 @@ from training import manifest
 from training.config import RunConfig
 from training.errors import RequestError, TrainingError
 from training.outlets.jsonl import FILE as METRICS
-from training.parallel.group import Group
+from training.process_group import Group
 from training.remote import open_url, told
 
 

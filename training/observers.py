@@ -9,8 +9,8 @@ from training import memory_tracker, nsight
 from training.claim.claim import Claim
 from training.config import RunConfig
 from training.console import Console
-from training.parallel.group import Group
 from training.phases import Observer, Phases
+from training.process_group import Group
 from training.profile import Profiler
 from training.watch.marks import Marks
 from training.watch.watch import Watch

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from training.parallel.group import Group
 from training.phases import Observer
+from training.process_group import Group
 
 
 class Profiler(Observer):

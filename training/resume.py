@@ -15,7 +15,7 @@ from training.config import Config
 from training.data.ahead import Ahead
 from training.errors import RequestError, TrainingError
 from training.parallel.backend import Backend
-from training.parallel.group import Group
+from training.process_group import Group
 
 
 def resume(

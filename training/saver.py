@@ -20,7 +20,7 @@ from training.errors import TrainingError
 from training.manifest import Manifest
 from training.mirror import Mirror
 from training.parallel.backend import Backend
-from training.parallel.group import Group
+from training.process_group import Group
 
 
 @dataclass(frozen=True)

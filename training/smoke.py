@@ -23,7 +23,7 @@ from typing import Any
 
 from training import smoke_triton
 from training.errors import TrainingError
-from training.smoke_train import Rehearsal
+from training.smoke_checks import Rehearsal
 
 META = Path("/sqshforge/meta")
 RUNTIME = "sqshforge-run.pyz"  # by which a launcher starts the image where nothing else can

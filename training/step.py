@@ -17,8 +17,8 @@ from training.errors import TrainingError
 from training.ops.loss import counted
 from training.optim import set_learning_rate
 from training.parallel.backend import Backend
-from training.parallel.group import Group
 from training.phases import Phases
+from training.process_group import Group
 from training.trace import look_at_gradients, trace
 
 MOST_SKIPPED = 10

@@ -21,10 +21,10 @@ from torch import nn
 from tests.training.runs import ENGINES
 from training import compat, models
 from training.config import ParallelConfig
-from training.door import leave
+from training.entrypoint import leave
 from training.models import preset
 from training.parallel import fsdp
-from training.parallel.group import Group, start, stop
+from training.process_group import Group, start, stop
 
 CASES: dict[str, dict[str, Any]] = {
     "plain": {},

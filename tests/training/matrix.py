@@ -16,9 +16,9 @@ from typing import Any
 from tests.training.curves import FAMILIES, GOLDEN
 from tests.training.runs import ENGINES
 from training.configfile import load
-from training.door import leave
+from training.entrypoint import leave
 from training.loop import Trainer
-from training.parallel.group import Group, start, stop
+from training.process_group import Group, start, stop
 
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")

@@ -14,7 +14,7 @@ import torch
 
 from training import models
 from training.config import Config, DataConfig, ModelConfig, ParallelConfig, RunConfig
-from training.door import leave
+from training.entrypoint import leave
 from training.models import Mamba2Config
 from training.parallel.backend import find
 from training.parallel.neuron import device, nxd

@@ -15,7 +15,7 @@ import torch
 from tests.training.test_offload import LEAST, OtherMemory
 from training import llama_smp
 from training.config import Config
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 from training.parallel import fsdp, memory, offload
 
 memories: list[OtherMemory] = []

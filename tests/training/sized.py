@@ -7,7 +7,7 @@ import os
 import sys
 
 from training import models
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 from training.mamba_fsdp import configure
 
 CLASSES = {

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.runs import ROOT
 from training import models
+from training.arguments import enter
 from training.convert import hf, state_spaces, target
 from training.convert.__main__ import convert
-from training.convert.arguments import enter
 from training.errors import RequestError, TrainingError
 
 SIZES = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)

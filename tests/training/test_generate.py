@@ -16,9 +16,9 @@ from torch import Tensor
 from tests.training.runs import ROOT, train, write_text
 from training import generate as door
 from training import models
+from training.arguments import enter
 from training.convert import native
 from training.convert.__main__ import convert
-from training.convert.arguments import enter
 from training.errors import RequestError, TrainingError
 from training.models.language import LanguageModel
 

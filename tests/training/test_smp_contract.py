@@ -19,8 +19,8 @@ from tests.training.runs import losses, run, steps
 from training.errors import RequestError
 from training.llama_smp import configure
 from training.parallel import sagemaker
-from training.parallel.group import Group
 from training.parallel.sagemaker import limits
+from training.process_group import Group
 
 PROGRAM = ("-m", "tests.training.smp_contract.run")
 MODEL = (

@@ -16,8 +16,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from training.arguments import Parser, enter
 from training.convert import SOURCES, TARGETS
-from training.convert.arguments import Parser, enter
 from training.setting import boolean
 
 DTYPES = ("float32", "bfloat16", "float16")

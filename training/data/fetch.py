@@ -11,7 +11,7 @@ from pathlib import Path
 
 from training.config import Config
 from training.errors import RequestError
-from training.parallel.group import Group
+from training.process_group import Group
 from training.remote import is_url, open_url, told
 from training.sections import STREAM
 

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 
 from training import compat
 from training.config import Config
-from training.parallel.group import Group
+from training.process_group import Group
 
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source

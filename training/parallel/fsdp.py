@@ -26,8 +26,8 @@ from training.parallel import degrees, experts, float8, fsdp1, memory, recompute
 from training.parallel.auto import compute_dtype, uses_fsdp2
 from training.parallel.backend import Backend
 from training.parallel.compiled import compile_blocks
-from training.parallel.group import Group, start
 from training.parallel.offload import HostMemory, Offload
+from training.process_group import Group, start
 
 if TYPE_CHECKING:
     from training.convert.source import Source

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.convert.arguments import Parser, enter
+from training.arguments import Parser, enter
 from training.errors import RequestError, writing
 from training.report.history import read_runs
 from training.report.page import page

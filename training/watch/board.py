@@ -10,7 +10,7 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from training.errors import TrainingError
-from training.parallel.group import Group
+from training.process_group import Group
 from training.watch.report import Answer
 
 TIMEOUT = timedelta(seconds=10)

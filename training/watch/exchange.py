@@ -7,7 +7,7 @@ import time
 
 import torch.distributed as dist
 
-from training.parallel.group import Group
+from training.process_group import Group
 from training.watch.board import Board
 from training.watch.marks import Mark, Marks
 from training.watch.process import Process, present_itself

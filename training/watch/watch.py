@@ -17,8 +17,8 @@ from training.claim.claim import Claim
 from training.config import RunConfig
 from training.console import Console
 from training.errors import HUNG
-from training.parallel.group import Group
 from training.phases import Observer
+from training.process_group import Group
 from training.watch.exchange import Exchange
 from training.watch.marks import Marks
 from training.watch.stacks import WATCHING

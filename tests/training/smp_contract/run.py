@@ -19,7 +19,7 @@ _init_utils._check_module_states_for_sync_module_states = lambda module_states: 
 torch.__path__.append(str(Path(__file__).parent))
 
 from training import llama_smp  # noqa: E402
-from training.door import enter, leave  # noqa: E402
+from training.entrypoint import enter, leave  # noqa: E402
 
 
 def main() -> int:

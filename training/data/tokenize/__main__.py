@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.convert.arguments import enter
+from training.arguments import enter
 from training.data.tokenize.encoder import open_tokenizer
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
 from training.data.tokenize.work import Job, run, was_placed

@@ -17,13 +17,13 @@ from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
 from training.ops.nki.torch_ops import NKI
 from training.parallel import degrees, recompute
 from training.parallel.backend import Backend
-from training.parallel.group import Group
 from training.parallel.neuron import device, nxd
 from training.parallel.neuron.layers import Layers
 from training.parallel.neuron.model import NeuronMamba2
 from training.parallel.neuron.optimizer import MasterAdamW, copied
 from training.parallel.neuron.places import Place, place
 from training.parallel.share import Share
+from training.process_group import Group
 
 if TYPE_CHECKING:
     from training.convert.source import Source

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training import process_group
 from training.errors import RequestError
-from training.parallel import group
-from training.parallel.group import Group
 from training.parallel.neuron import nxd
 from training.parallel.share import Share
+from training.process_group import Group
 
 
 def start(device: str, tensor_parallel: int) -> Group:
@@ -22,7 +22,7 @@ def start(device: str, tensor_parallel: int) -> Group:
     Raises RequestError where torch-xla, or its device, is not there.
     """
     if device != "xla":
-        return group.start(device, tensor_parallel)
+        return process_group.start(device, tensor_parallel)
     xla = _xla()
     if "RANK" in os.environ:
         dist.init_process_group("xla")

@@ -18,8 +18,8 @@ from training.config import Config
 from training.errors import RequestError
 from training.optim import make_optimizer
 from training.parallel.backend import Backend
-from training.parallel.group import Group, start
 from training.parallel.sagemaker import limits, wrap
+from training.process_group import Group, start
 
 if TYPE_CHECKING:
     from training.convert.source import Source

@@ -10,7 +10,7 @@ from training.config import Config
 from training.errors import RequestError
 from training.parallel import float8
 from training.parallel.auto import compute_dtype
-from training.parallel.group import Group
+from training.process_group import Group
 
 FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox")
 

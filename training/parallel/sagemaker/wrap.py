@@ -23,9 +23,9 @@ from training.config import Config, ParallelConfig
 from training.ops.loss import IGNORED, counted
 from training.parallel.auto import compute_dtype
 from training.parallel.fsdp1 import BACKWARD, STRATEGIES, reduce_dtype
-from training.parallel.group import Group
 from training.parallel.sagemaker import limits
 from training.parallel.sagemaker.model import fill, make
+from training.process_group import Group
 
 if TYPE_CHECKING:
     from training.convert.source import Source

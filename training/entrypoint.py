@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from training.cli import outlive
 from training.config import Config
 from training.errors import TrainingError
-from training.stdio import outlive
 
 NOTHING: Mapping[str, str] = {}
 
@@ -38,7 +38,7 @@ def enter(
 def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
     """Do the work of a door; its exit code, or that of its error, which is told once.
 
-    Nothing that is printed from here on fails (training.stdio).
+    Nothing that is printed from here on fails (training.cli).
     """
     outlive()
     if os.environ.get("RANK", "0") == "0":
