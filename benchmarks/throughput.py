@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from training import flops
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.metrics import name_of
 from training.models import LlamaConfig, Sizes, preset
 from training.parallel import fsdp

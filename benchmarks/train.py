@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import RESULTS, machine
-from training.assemble import assemble
+from training.config.assemble import assemble
 from training.loop import Trainer
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.optim import clip_gradients

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from benchmarks.scale import facts, failing, page, study
+from training.config.sections import DataConfig, RunConfig
 from training.data.packed import WORD
 from training.job.plan import PATIENCE
-from training.sections import DataConfig, RunConfig
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "scale.json"

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from training.config import Config
-from training.configfile import load
+from training.config.config import Config
+from training.config.yaml import load
 from training.entrypoint import enter, leave
 from training.errors import RequestError
 

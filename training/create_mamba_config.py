@@ -16,10 +16,10 @@ from typing import Any
 from training.composer import file
 from training.composer.config import ComposerConfig
 from training.composer.sections import HeldOut, Part
+from training.config.flags import Flag, parse
+from training.config.setting import settings
 from training.entrypoint import told
 from training.errors import RequestError
-from training.flags import Flag, parse
-from training.setting import settings
 
 _DATA = ("text_paths", "code_paths", "eval_paths")
 _COUNTED = "n_total_tokens"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
 from training.cli import outlive
-from training.config import Config
+from training.config.config import Config
 from training.errors import TrainingError
 
 NOTHING: Mapping[str, str] = {}

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError, writing
 
 NEW = ".new"

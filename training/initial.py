@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training import checkpoint, hub
-from training.config import Config, ModelConfig
+from training.config.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
 from training.process_group import Group

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.known import Known
+from training.config.known import Known
 
 STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
 

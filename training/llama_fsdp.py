@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from training import llama_sizes
-from training.assemble import assemble
-from training.config import Config
+from training.config.assemble import assemble
+from training.config.config import Config
+from training.config.flags import Flag, parse
+from training.config.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.config.sections import STREAM
+from training.config.setting import boolean
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.flags import Flag, parse
-from training.known import Known, names_of, settings_of, with_ours, wrong_choices
 from training.llama_flags import COMMON, STYLES
-from training.sections import STREAM
-from training.setting import boolean
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from training.config.flags import Flag
+from training.config.setting import integer, number
 from training.errors import RequestError
-from training.flags import Flag
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
-from training.setting import integer, number
 
 FLAGS = (
     Flag("model_type", str, "gpt_neox", "llama_v2, llama_v3, mistral, mixtral or gpt_neox"),

@@ -17,12 +17,12 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from training.assemble import assemble
-from training.config import Config
+from training.config.assemble import assemble
+from training.config.config import Config
+from training.config.flags import parse
+from training.config.known import settings_of, wrong_choices
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.flags import parse
-from training.known import settings_of, wrong_choices
 from training.remote import is_url
 from training.smp import data, library, sharding, start
 from training.smp import model as models

@@ -9,10 +9,11 @@ from types import FrameType
 
 import torch
 
-from training import final, flops, initial, manifest, mirror, models, observers, outlets, schedule
+from training import final, flops, initial, manifest, mirror, models, observers, outlets
 from training.checkpoint import STATE_BYTES
 from training.claim.claim import NOBODY, Claim, Own
-from training.config import Config
+from training.config import degrees, lr_schedule
+from training.config.config import Config
 from training.console import Console
 from training.data.ahead import Ahead
 from training.data.feed import Feed
@@ -23,7 +24,7 @@ from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
 from training.mirror import Mirror
-from training.parallel import backend, degrees
+from training.parallel import backend
 from training.process_group import Group, stop
 from training.resolved import write_resolved
 from training.resume import identity, resume, settings
@@ -87,7 +88,7 @@ class Trainer:
         group.together(lambda: _require_same(self.data, first))
         samples = self.data.feed.global_batch * config.data.gradient_accumulation
         self.tokens_per_step = samples * config.data.seq_length
-        schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
+        lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         if run.mirror_url:
             Mirror(run).pull(group, self._say)
         weights = initial.weights(config, group, self._say)

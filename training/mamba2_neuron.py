@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from training import mamba2_sizes
-from training.assemble import assemble
-from training.config import Config
+from training.config.assemble import assemble
+from training.config.config import Config
+from training.config.faults import FSDP_ONLY
+from training.config.flags import Flag, parse
+from training.config.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.config.setting import boolean, integer
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.faults import FSDP_ONLY
-from training.flags import Flag, parse
-from training.known import Known, names_of, settings_of, with_ours, wrong_choices
 from training.models import Mamba2Config
 from training.parallel.neuron import environment
-from training.setting import boolean, integer
 
 DEVICES = {"xla": "xla", "nccl": "cuda", "gloo": "cpu"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}

@@ -10,10 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from training.assemble import assemble, flags
-from training.config import Config
+from training.config.assemble import assemble, flags
+from training.config.config import Config
+from training.config.flags import Flag, parse
 from training.entrypoint import enter, leave
-from training.flags import Flag, parse
 from training.models import preset
 
 ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_path",)}

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from training import manifest
-from training.config import RunConfig
+from training.config.config import RunConfig
 from training.errors import RequestError, TrainingError
 from training.outlets.jsonl import FILE as METRICS
 from training.process_group import Group

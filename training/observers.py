@@ -7,7 +7,7 @@ from torch import nn
 
 from training import memory_tracker, nsight
 from training.claim.claim import Claim
-from training.config import RunConfig
+from training.config.config import RunConfig
 from training.console import Console
 from training.phases import Observer, Phases
 from training.process_group import Group

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from training import compat
-from training.config import OptimConfig
+from training.config.config import OptimConfig
 
 
 def make_optimizer(

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from training.config import Config
+from training.config.config import Config
 from training.errors import writing
 
 PACKAGES = (

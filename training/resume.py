@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from training import checkpoint, manifest
-from training.config import Config
+from training.config.config import Config
 from training.data.ahead import Ahead
 from training.errors import RequestError, TrainingError
 from training.parallel.backend import Backend

@@ -15,7 +15,7 @@ from torch import nn
 
 from training import checkpoint
 from training.claim.claim import Claim
-from training.config import Config
+from training.config.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest
 from training.mirror import Mirror

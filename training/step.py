@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from training import schedule
-from training.config import Config
+from training.config import lr_schedule
+from training.config.config import Config
 from training.data.ahead import Ahead
 from training.errors import TrainingError
 from training.ops.loss import counted
@@ -60,7 +60,7 @@ class Stepper:
     def take(self, step: int) -> Taken:
         """Take this step, the first of which is 1. Raises TrainingError."""
         optim, self.step = self.config.optim, step
-        rate = schedule.learning_rate(
+        rate = lr_schedule.learning_rate(
             optim.schedule,
             step,
             self.config.run.num_steps,

@@ -13,8 +13,8 @@ from training.composer import file
 from training.composer.data import open_mixture
 from training.composer.metrics import TOPS, measure
 from training.composer.model import MambaModel
+from training.config.lr_schedule import learning_rate
 from training.data.samples import stacked
-from training.schedule import learning_rate
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from torch import nn
 
 from tests.training.runs import ENGINES
 from training import compat, models
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.entrypoint import leave
 from training.models import preset
 from training.parallel import fsdp

@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.training.curves import FAMILIES, GOLDEN
 from tests.training.runs import ENGINES
-from training.configfile import load
+from training.config.yaml import load
 from training.entrypoint import leave
 from training.loop import Trainer
 from training.process_group import Group, start, stop

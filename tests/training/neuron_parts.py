@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from training import models
-from training.config import Config, DataConfig, ModelConfig, ParallelConfig, RunConfig
+from training.config.config import Config, DataConfig, ModelConfig, ParallelConfig, RunConfig
+from training.config.setting import READ
 from training.entrypoint import leave
 from training.models import Mamba2Config
 from training.parallel.backend import find
 from training.parallel.neuron import device, nxd
 from training.parallel.neuron.places import place
-from training.setting import READ
 
 TINY = {"d_model": 32, "n_layer": 2, "vocab_size": 64, "head_dim": 8, "d_state": 16}
 

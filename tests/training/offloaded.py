@@ -14,7 +14,7 @@ import torch
 
 from tests.training.test_offload import LEAST, OtherMemory
 from training import llama_smp
-from training.config import Config
+from training.config.config import Config
 from training.entrypoint import enter, leave
 from training.parallel import fsdp, memory, offload
 

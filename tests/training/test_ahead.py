@@ -16,7 +16,7 @@ import torch
 from tests.processes import descendants
 from tests.training.runs import TINY, run, started, steps, wait_for, write_text
 from tests.training.test_stream import config, feed, write
-from training.config import DataConfig
+from training.config.config import DataConfig
 from training.data.ahead import Ahead
 from training.data.feed import Feed
 from training.data.packed import PackedWriter

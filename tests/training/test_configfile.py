@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.runs import ROOT, losses, run, train, write_text
 from training.__main__ import configure
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))

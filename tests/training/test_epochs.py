@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.runs import TINY, losses, run, steps, write_text
 from tests.training.test_stream import config, write
-from training.config import DataConfig
+from training.config.config import DataConfig
 from training.data.packed import PackedWriter
 from training.data.sources import open_feed
 from training.errors import RequestError

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.training.runs import ENGINES, TINY, losses, run, train, write_text
-from training.config import ModelConfig
+from training.config.config import ModelConfig
 from training.convert.__main__ import convert
 from training.convert.source import Source, load
 from training.data.sources import open_feed

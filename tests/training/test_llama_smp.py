@@ -13,7 +13,7 @@ import torch
 
 from tests.training.runs import ROOT
 from training import models
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.errors import RequestError
 from training.llama_smp import configure
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.training.families import filled
 from tests.training.runs import ENGINES, TINY, run, train, write_text
 from training import compat
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.errors import RequestError
 from training.mamba_fsdp import configure
 from training.models import preset

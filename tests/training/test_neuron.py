@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.training.runs import run, steps, write_text
-from training.config import Config, DataConfig, ModelConfig, ParallelConfig, RunConfig
+from training.config.config import Config, DataConfig, ModelConfig, ParallelConfig, RunConfig
 from training.errors import RequestError
 from training.models import Mamba2Config, preset
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from training.config import OptimConfig
+from training.config.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
 from training.optim import clip_gradients, decays, make_optimizer

@@ -18,7 +18,7 @@ import pytest
 from tests.training.events import curves
 from tests.training.runs import ROOT, TINY, command, run, steps, write_text
 from training import outlets
-from training.config import RunConfig
+from training.config.config import RunConfig
 from training.console import Console
 from training.errors import RequestError
 from training.outlets.average import Average

@@ -11,8 +11,15 @@ from typing import Any
 import pytest
 
 from tests.training.runs import ROOT
+from training.config.lr_schedule import (
+    TAKES,
+    ScheduleConfig,
+    check,
+    duration,
+    learning_rate,
+    tokens,
+)
 from training.errors import RequestError
-from training.schedule import TAKES, ScheduleConfig, check, duration, learning_rate, tokens
 
 PEAK = 3e-4
 STYLES = ("cosine", "linear", "constant", "exponential", "plateau")
@@ -247,5 +254,5 @@ def test_settings_come_back_from_what_config_json_holds() -> None:
 
 
 def test_schedules_are_light() -> None:
-    code = "import sys, training.schedule; sys.exit('torch' in sys.modules)"
+    code = "import sys, training.config.lr_schedule; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -9,9 +9,9 @@ import pytest
 
 from tests.training import runs
 from tests.training.runs import TINY, run, steps, train, write_text
+from training.config import degrees
 from training.errors import RequestError
 from training.mamba_fsdp import configure
-from training.parallel import degrees
 
 pytestmark = pytest.mark.fsdp2
 

@@ -14,8 +14,8 @@ from composer.utils import dist
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from training import schedule
 from training.composer.config import ComposerConfig
+from training.config import lr_schedule
 from training.models import Sizes
 from training.optim import clip_gradients, set_learning_rate
 
@@ -33,7 +33,7 @@ class LearningRate(Callback):
     def batch_start(self, state: State, logger: Logger) -> None:
         config = self.config
         tokens = int(state.timestamp.token) + config.tokens_per_step
-        self.rate = config.optimizer.lr * schedule.share(
+        self.rate = config.optimizer.lr * lr_schedule.share(
             config.schedule, tokens, config.num_steps, config.tokens_per_step
         )
         set_learning_rate(state.optimizers[0], self.rate)

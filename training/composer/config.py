@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from training import schedule
 from training.composer.sections import (
     SCHEDULES,
     DataSection,
@@ -22,9 +21,10 @@ from training.composer.sections import (
     SchedulerSection,
     TrainerSection,
 )
+from training.config import lr_schedule as schedule
+from training.config.lr_schedule import ScheduleConfig
+from training.config.setting import faults as own_faults
 from training.errors import RequestError
-from training.schedule import ScheduleConfig
-from training.setting import faults as own_faults
 
 IDS = 1 << 16
 """Token ids that the words of packed files hold."""

@@ -16,9 +16,9 @@ from typing import Any
 
 from training.composer.config import ComposerConfig
 from training.composer.sections import DataSection, HeldOut, Part
-from training.configfile import near, value_of
+from training.config.setting import named
+from training.config.yaml import near, value_of
 from training.errors import RequestError, writing
-from training.setting import named
 
 SECTIONS: dict[str, type] = {
     field.name: field.default_factory  # type: ignore[misc]

@@ -14,7 +14,7 @@ from composer import Trainer
 from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
-from training import flops, models, schedule
+from training import flops, models
 from training.claim.claim import NOBODY, Claim, Own
 from training.composer import folder as folders
 from training.composer import sharding
@@ -23,6 +23,7 @@ from training.composer.config import SEED, ComposerConfig, check_ranks
 from training.composer.data import held_out, training_data
 from training.composer.model import MambaModel
 from training.composer.records import Records
+from training.config import lr_schedule
 from training.console import Console
 from training.errors import SAVED, RequestError, TrainingError
 from training.metrics import name_of
@@ -159,7 +160,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
 
 def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
     """Say when the run ends, and what happens on the way, as Trainer takes it."""
-    value, unit = schedule.duration(config.scheduler.t_max)
+    value, unit = lr_schedule.duration(config.scheduler.t_max)
     asked = config.trainer
     found: dict[str, Any] = {
         "max_duration": f"{int(value)}{unit}",

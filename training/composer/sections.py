@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.config.setting import setting
 from training.models import MambaConfig
-from training.setting import setting
 
 _INTERVAL = "1006878720tok"
 SCHEDULES = {"wsd": "wsd", "cosine": "cosine-tokens"}

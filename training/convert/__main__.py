@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.arguments import Parser, enter
+from training.config.setting import boolean
 from training.convert import SOURCES, TARGETS
-from training.setting import boolean
 
 DTYPES = ("float32", "bfloat16", "float16")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

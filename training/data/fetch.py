@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from training.config import Config
+from training.config.config import Config
+from training.config.sections import STREAM
 from training.errors import RequestError
 from training.process_group import Group
 from training.remote import is_url, open_url, told
-from training.sections import STREAM
 
 LINES = "lines:"
 

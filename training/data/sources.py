@@ -8,7 +8,8 @@ from pathlib import Path
 
 import torch
 
-from training.config import Config
+from training.config.config import Config
+from training.config.sections import STREAM
 from training.data.ahead import Ahead
 from training.data.arrow import Arrow
 from training.data.feed import Feed
@@ -21,7 +22,6 @@ from training.data.stream.feed import open_stream
 from training.data.synthetic import Synthetic
 from training.data.text import Text
 from training.errors import RequestError
-from training.sections import STREAM
 
 _LAYOUTS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 _ENTRY = {"path", "weight", "order"}

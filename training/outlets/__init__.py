@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from training.config import Config, RunConfig
+from training.config.config import Config, RunConfig
 from training.console import Console
 from training.errors import RequestError
 from training.outlets.average import Average

@@ -9,7 +9,7 @@ from typing import Any
 
 from wandb import Error, init
 
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError, writing
 from training.outlets.outlet import Outlet, Record
 

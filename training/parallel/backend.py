@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from training import compat
-from training.config import Config
+from training.config.config import Config
 from training.process_group import Group
 
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from training import compat
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 
 LEAST = (8, 9)
 """Compute capability of the first GPUs that multiply in float8 (Ada; Hopper has 9.0)."""

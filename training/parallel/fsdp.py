@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from training import compat, models
-from training.config import Config, ParallelConfig
+from training.config import degrees
+from training.config.config import Config, ParallelConfig
 from training.errors import RequestError
 from training.models import Sizes
 from training.models.language import LanguageModel
 from training.optim import clip_gradients, make_optimizer
-from training.parallel import degrees, experts, float8, fsdp1, memory, recompute, tensor
+from training.parallel import experts, float8, fsdp1, memory, recompute, tensor
 from training.parallel.auto import compute_dtype, uses_fsdp2
 from training.parallel.backend import Backend
 from training.parallel.compiled import compile_blocks

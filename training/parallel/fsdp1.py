@@ -14,7 +14,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.models.language import Block, LanguageModel
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from training import compat
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError
 from training.parallel.auto import compute_dtype, uses_fsdp2
 

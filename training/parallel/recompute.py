@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from training import compat
-from training.config import ParallelConfig
+from training.config.config import ParallelConfig
 from training.models.language import Block
 
 _KEPT = (

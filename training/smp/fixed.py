@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from training.flags import Flag
-from training.setting import boolean
+from training.config.flags import Flag
+from training.config.setting import boolean
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from training import llama_sizes
-from training.flags import Flag
-from training.known import Known, names_of, with_ours
+from training.config.flags import Flag
+from training.config.known import Known, names_of, with_ours
+from training.config.sections import BACKENDS
+from training.config.setting import boolean, integer
 from training.llama_flags import COMMON, STYLES
-from training.sections import BACKENDS
-from training.setting import boolean, integer
 from training.smp.fixed import FIXED
 
 SHARDING: dict[str, dict[str, Any]] = {

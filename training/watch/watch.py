@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from training.claim.claim import Claim
-from training.config import RunConfig
+from training.config.config import RunConfig
 from training.console import Console
 from training.errors import HUNG
 from training.phases import Observer

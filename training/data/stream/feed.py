@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.config import Config, DataConfig
+from training.config.config import Config, DataConfig
+from training.config.sections import STREAM
 from training.data.feed import Gather, Part
 from training.data.reader import OTHER_DATA
 from training.data.samples import Sample, stacked
@@ -28,7 +29,6 @@ from training.data.stream.shards import Shards
 from training.data.tokenize.encoder import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError
 from training.ops.loss import IGNORED
-from training.sections import STREAM
 
 
 def open_stream(

@@ -38,7 +38,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Reading:
-    """What all lanes have in common; the settings are those of training.config."""
+    """What all lanes have in common; the settings are those of training.config.config."""
 
     shards: Shards
     encoder: Encoder

@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from training import compat, models
-from training.config import Config
+from training.config import degrees
+from training.config.config import Config
 from training.errors import RequestError
 from training.models.sizes import Mamba2Config
 from training.ops.choice import absent
 from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
 from training.ops.nki.torch_ops import NKI
-from training.parallel import degrees, recompute
+from training.parallel import recompute
 from training.parallel.backend import Backend
 from training.parallel.neuron import device, nxd
 from training.parallel.neuron.layers import Layers

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from training import compat
-from training.config import OptimConfig
+from training.config.config import OptimConfig
 from training.optim import decays
 from training.parallel.neuron.boxes import Box, Boxes
 from training.parallel.neuron.places import Place

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError
 from training.optim import make_optimizer
 from training.parallel.backend import Backend

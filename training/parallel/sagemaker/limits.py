@@ -6,7 +6,7 @@ import importlib.util
 
 import torch
 
-from training.config import Config
+from training.config.config import Config
 from training.errors import RequestError
 from training.parallel import float8
 from training.parallel.auto import compute_dtype

@@ -19,7 +19,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from training.config import Config, ParallelConfig
+from training.config.config import Config, ParallelConfig
 from training.ops.loss import IGNORED, counted
 from training.parallel.auto import compute_dtype
 from training.parallel.fsdp1 import BACKWARD, STRATEGIES, reduce_dtype

@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.assemble import flags
-from training.flags import Flag
+from training.config.assemble import flags
+from training.config.flags import Flag
 
 
 @dataclass(frozen=True)

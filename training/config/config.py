@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.config.faults import faults
+from training.config.sections import DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig
 from training.errors import RequestError
-from training.faults import faults
-from training.sections import DataConfig, ModelConfig, OptimConfig, ParallelConfig, RunConfig
 
 __all__ = ["Config", "DataConfig", "ModelConfig", "OptimConfig", "ParallelConfig", "RunConfig"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from training.config import (
+from training.config.config import (
     Config,
     DataConfig,
     ModelConfig,
@@ -17,9 +17,9 @@ from training.config import (
     ParallelConfig,
     RunConfig,
 )
-from training.flags import Flag
-from training.schedule import TAKES, ScheduleConfig
-from training.setting import settings
+from training.config.flags import Flag
+from training.config.lr_schedule import TAKES, ScheduleConfig
+from training.config.setting import settings
 
 SECTIONS: dict[str, type] = {
     "model": ModelConfig,

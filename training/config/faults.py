@@ -5,9 +5,8 @@ Light: no torch here, so that a request that cannot be is refused before any ran
 
 from __future__ import annotations
 
-from training.models import Sizes
-from training.parallel import degrees
-from training.sections import (
+from training.config import degrees
+from training.config.sections import (
     STREAM,
     DataConfig,
     ModelConfig,
@@ -15,7 +14,8 @@ from training.sections import (
     ParallelConfig,
     RunConfig,
 )
-from training.setting import faults as own_faults
+from training.config.setting import faults as own_faults
+from training.models import Sizes
 
 
 def faults(

@@ -16,8 +16,8 @@ import math
 import re
 from dataclasses import dataclass
 
+from training.config.setting import setting
 from training.errors import RequestError
-from training.setting import setting
 
 _ANNEALING = ("min_lr", "lr_decay_iters", "warmup")
 TAKES: dict[str, tuple[str, ...]] = {

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from training.config.setting import Setting, boolean
 from training.errors import RequestError
-from training.setting import Setting, boolean
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,15 @@
 """The sections of a configuration: every setting with its default and what it means.
 
-From these come flags, keys of files, help and checks (training.setting). Light: no torch here.
+From these come flags, keys of files, help and checks (training.config.setting). Light: no torch here.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from training.config.lr_schedule import ScheduleConfig
+from training.config.setting import setting
 from training.models import Sizes
-from training.schedule import ScheduleConfig
-from training.setting import setting
 
 BACKENDS = ("fsdp", "neuron", "smp")
 """The ways of training.parallel.backend."""

@@ -17,11 +17,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from training.assemble import SECTIONS, assemble
-from training.config import Config
+from training.config.assemble import SECTIONS, assemble
+from training.config.config import Config
+from training.config.setting import READ, Setting, named
 from training.errors import RequestError
 from training.models import FAMILIES, RopeScaling, Sizes, preset
-from training.setting import READ, Setting, named
 
 _ROPE = "rope_scaling"
 
