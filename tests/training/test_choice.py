@@ -15,7 +15,7 @@ from tests.training.runs import TINY, run, write_text
 from training import ops
 from training.errors import RequestError
 from training.ops import scan
-from training.ops.choice import NAMES, VARIABLE, Choice, Implementation, on_gpu
+from training.ops.dispatch import NAMES, VARIABLE, Choice, Implementation, on_gpu
 
 X = torch.ones(2)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from training.models import build, preset
 from training.ops.attention import attention
-from training.ops.choice import VARIABLE
 from training.ops.conv import causal_conv1d
+from training.ops.dispatch import VARIABLE
 from training.ops.gated_norm import gated_rms_norm
 from training.ops.norm import rms_norm
 from training.ops.route import experts, route

@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.errors import RequestError
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, on_gpu
 
 BLOCK = 128
 """Queries, and keys, of one block."""

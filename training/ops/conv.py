@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu, on_neuron
+from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
 from training.ops.nki import torch_ops
 
 

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, on_gpu
 
 Mean = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, on_gpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

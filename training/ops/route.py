@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation
+from training.ops.dispatch import Choice, Implementation
 
 
 def route(x: Tensor, gate_weight: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.choice import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, on_gpu
 
 CUT = {"cpu": (32, 32), "cuda": (256, 16)}
 """(c, K) by device. On a CPU a chunk's states fit the cache, and a step of one segment is work

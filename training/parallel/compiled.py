@@ -10,7 +10,7 @@ import torch
 
 from training.errors import RequestError
 from training.models.language import Block
-from training.ops.choice import hide_from_compiler
+from training.ops.dispatch import hide_from_compiler
 
 
 def compile_blocks(blocks: Iterable[Block]) -> None:

@@ -13,7 +13,7 @@ from training.config import degrees
 from training.config.config import Config
 from training.errors import RequestError
 from training.models.sizes import Mamba2Config
-from training.ops.choice import absent
+from training.ops.dispatch import absent
 from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
 from training.ops.nki.torch_ops import NKI
 from training.parallel import recompute
