@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import manifest
-from training.convert import codestral, composer, hf, native, neuron, ranks, state_spaces
+from training.convert import codestral, composer, formats, hf, native, neuron, ranks
 from training.convert.rank_sizes import Told, open_ranks
 from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
 from training.errors import RequestError
@@ -18,7 +18,7 @@ CONFIG = "config.json"
 
 _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
     "hf": hf.read,
-    "state-spaces": state_spaces.read,
+    "state-spaces": formats.read,
     "ours": native.read,
     "neuron": neuron.read,
 }

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.convert import hf, native, neuron, state_spaces
+from training.convert import formats, hf, native, neuron
 from training.convert.folders import CONFIG
 from training.convert.names import Stored, doubles, layout
 from training.convert.source import Source
@@ -41,7 +41,7 @@ TOKENIZER = (
 
 _WRITE = {
     "hf": hf.write,
-    "state-spaces": state_spaces.write,
+    "state-spaces": formats.write,
     "ours": native.write,
     "neuron": neuron.write,
     "neuron-fused": neuron.write,
