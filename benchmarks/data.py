@@ -24,10 +24,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from training.data.base import Samples
 from training.data.lines import Lines
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, PackedWriter
-from training.data.samples import Samples
 from training.data.synthetic import Synthetic
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -33,8 +33,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from training.data.arrow import Arrow
-from training.data.tokenize.encoder import open_tokenizer
 from training.data.tokenize.texts import Texts, open_texts
+from training.data.tokenize.tokenizer import open_tokenizer
 from training.data.tokenize.work import Job, run
 
 RESULTS = Path(__file__).resolve().parent / "results"

@@ -21,9 +21,9 @@ from training.config.assemble import assemble
 from training.config.config import Config
 from training.config.flags import parse
 from training.config.known import settings_of, wrong_choices
+from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.remote import is_url
 from training.smp import data, library, sharding, start
 from training.smp import model as models
 from training.smp.fixed import refused

@@ -15,9 +15,9 @@ from training.claim.claim import NOBODY, Claim, Own
 from training.config import degrees, lr_schedule
 from training.config.config import Config
 from training.console import Console
-from training.data.ahead import Ahead
 from training.data.feed import Feed
 from training.data.fetch import fetched
+from training.data.loader import Ahead
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate

@@ -13,10 +13,10 @@ from pathlib import Path
 
 from training import manifest
 from training.config.config import RunConfig
+from training.data.remote import open_url, told
 from training.errors import RequestError, TrainingError
 from training.outlets.jsonl import FILE as METRICS
 from training.process_group import Group
-from training.remote import open_url, told
 
 
 class Mirror:

@@ -12,7 +12,7 @@ from torch import nn
 
 from training import checkpoint, manifest
 from training.config.config import Config
-from training.data.ahead import Ahead
+from training.data.loader import Ahead
 from training.errors import RequestError, TrainingError
 from training.parallel.backend import Backend
 from training.process_group import Group

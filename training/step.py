@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import lr_schedule
 from training.config.config import Config
-from training.data.ahead import Ahead
+from training.data.loader import Ahead
 from training.errors import TrainingError
 from training.ops.loss import counted
 from training.optim import set_learning_rate

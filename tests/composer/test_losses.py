@@ -14,7 +14,7 @@ from training.composer.data import open_mixture
 from training.composer.metrics import TOPS, measure
 from training.composer.model import MambaModel
 from training.config.lr_schedule import learning_rate
-from training.data.samples import stacked
+from training.data.base import stacked
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,8 @@ from tests.processes import descendants
 from tests.training.runs import TINY, run, started, steps, wait_for, write_text
 from tests.training.test_stream import config, feed, write
 from training.config.config import DataConfig
-from training.data.ahead import Ahead
 from training.data.feed import Feed
+from training.data.loader import Ahead
 from training.data.packed import PackedWriter
 from training.data.sources import open_feed
 from training.errors import RequestError, TrainingError

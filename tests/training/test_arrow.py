@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from training.data.arrow import Arrow
-from training.data.reader import Reader
+from training.data.sampler import Reader
 from training.errors import RequestError
 
 datasets = pytest.importorskip("datasets")

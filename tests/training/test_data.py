@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.data.order import shuffled
-from training.data.reader import Reader
+from training.data.sampler import Reader
 from training.data.text import Text
 from training.errors import RequestError, TrainingError
 

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from training.data.base import Sample
 from training.data.mixture import Mixture, Source, apportioned
-from training.data.reader import Reader
-from training.data.samples import Sample
+from training.data.sampler import Reader
 from training.errors import RequestError
 
 LENGTH = 2

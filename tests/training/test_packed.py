@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data import packed
+from training.data.base import Sample
 from training.data.packed import LAYOUTS, Layout, Packed, PackedWriter
-from training.data.reader import Reader
-from training.data.samples import Sample
+from training.data.sampler import Reader
 from training.data.synthetic import Synthetic
 from training.errors import RequestError, TrainingError
 

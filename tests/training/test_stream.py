@@ -12,9 +12,9 @@ import pytest
 from tests.servers import serving
 from tests.training.runs import TINY, kill_tree, run, started, steps, train, wait_for
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
+from training.data import faults
 from training.data.feed import Feed
 from training.data.sources import open_evaluation, open_feed
-from training.data.stream import faults
 from training.errors import RequestError, TrainingError
 from training.models import preset
 

@@ -21,9 +21,10 @@ import pytest
 from tests.processes import descendants
 from tests.training.runs import ROOT, wait_for
 from training.data.arrow import Arrow
-from training.data.tokenize import blocks, encoder
+from training.data.tokenize import blocks
+from training.data.tokenize import tokenizer as encoder
 from training.data.tokenize.__main__ import tokenize
-from training.data.tokenize.encoder import Encoder, open_tokenizer
+from training.data.tokenize.tokenizer import Encoder, open_tokenizer
 from training.errors import RequestError
 
 datasets = pytest.importorskip("datasets")

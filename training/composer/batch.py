@@ -13,7 +13,7 @@ import torch
 from composer.utils import dist
 from torch import Tensor
 
-from training.data.samples import Sample, stacked
+from training.data.base import Sample, stacked
 from training.ops.loss import counted
 
 Batch = dict[str, Tensor]

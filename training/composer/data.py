@@ -22,10 +22,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from training.composer.batch import collate, cut, micro_batches, samples_in, tokens_in
 from training.composer.config import SEED, ComposerConfig
+from training.data.base import Sample, Samples
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, count_tokens
-from training.data.reader import OTHER_DATA
-from training.data.samples import Sample, Samples
+from training.data.sampler import OTHER_DATA
 from training.errors import RequestError
 
 Say = Callable[[str], None]

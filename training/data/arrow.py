@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.data.base import Sample
 from training.data.columns import IDS, LABELS, METADATA
-from training.data.samples import Sample
 from training.errors import RequestError
 from training.ops.loss import IGNORED
 
@@ -29,7 +29,7 @@ Parts = list[np.ndarray[Any, np.dtype[Any]]]
 
 
 class Arrow:
-    """The rows of a set on disk, as samples (see training.data.samples).
+    """The rows of a set on disk, as samples (see training.data.base).
 
     A target is the label after each token, as models that are given labels shift them; the last
     position of a sample has none. Raises RequestError if the set is not there or not complete, its

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from training.data.samples import Sample
+from training.data.base import Sample
 
 Gather = Callable[[Any], list[Any]]
 """Gives every rank the values of all, in the ranks' order (a collective call)."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from training.config.config import Config
 from training.config.sections import STREAM
+from training.data.remote import is_url, open_url, told
 from training.errors import RequestError
 from training.process_group import Group
-from training.remote import is_url, open_url, told
 
 LINES = "lines:"
 

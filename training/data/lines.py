@@ -38,8 +38,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from training.data.base import Sample
 from training.data.packed import Maps, partial, publish
-from training.data.samples import Sample
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
 
@@ -74,7 +74,7 @@ class Converted:
 
 
 class Lines:
-    """The lines of a folder's files, sorted by name, as samples (see training.data.samples).
+    """The lines of a folder's files, sorted by name, as samples (see training.data.base).
 
     Targets are the tokens that follow, -100 where nothing follows and where padding follows or
     goes before. A line with more than l + 1 tokens is cropped to l + 1 in a row, from a place that

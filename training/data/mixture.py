@@ -16,8 +16,8 @@ from fractions import Fraction
 
 import torch
 
+from training.data.base import Sample, Samples
 from training.data.order import shuffled
-from training.data.samples import Sample, Samples
 from training.errors import RequestError
 
 SLOTS = 1000
@@ -36,7 +36,7 @@ class Source:
 
 
 class Mixture:
-    """A mixture, as samples (see training.data.samples); sources of weight 0 are left out.
+    """A mixture, as samples (see training.data.base); sources of weight 0 are left out.
 
     A source that comes to its end begins again with its sample 0. The length is what it takes
     until every source has been read through once: one pass over the one that is largest for its

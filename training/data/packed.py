@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from training.data.samples import Sample
+from training.data.base import Sample
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
 
@@ -61,7 +61,7 @@ LAYOUTS = {"16/14": Layout(16, 14), "17/13": Layout(17, 13)}
 
 
 class Packed:
-    """The windows of packed files, as samples (see training.data.samples).
+    """The windows of packed files, as samples (see training.data.base).
 
     `paths` is a file name, a pattern, or several of them; the files are read in sorted order. Each
     is cut into windows of l + 1 tokens that share none and do not go on in the next file; what is

@@ -10,15 +10,15 @@ import torch
 
 from training.config.config import Config
 from training.config.sections import STREAM
-from training.data.ahead import Ahead
 from training.data.arrow import Arrow
+from training.data.base import Samples
 from training.data.feed import Feed
 from training.data.lines import Lines
+from training.data.loader import Ahead
 from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Layout, Packed
-from training.data.reader import Reader
-from training.data.samples import Samples
-from training.data.stream.feed import open_stream
+from training.data.sampler import Reader
+from training.data.stream import open_stream
 from training.data.synthetic import Synthetic
 from training.data.text import Text
 from training.errors import RequestError

@@ -6,7 +6,7 @@ import hashlib
 
 import torch
 
-from training.data.samples import Sample
+from training.data.base import Sample
 from training.errors import RequestError
 
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from training.data.samples import Sample
+from training.data.base import Sample
 from training.errors import RequestError, TrainingError
 
 VOCABULARY = 256
 
 
 class Text:
-    """The windows of a text, as samples (see training.data.samples).
+    """The windows of a text, as samples (see training.data.base).
 
     Raises RequestError if nothing matches or a file cannot be read.
     """

@@ -8,7 +8,7 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from training.remote import is_url
+from training.data.remote import is_url
 
 LINES = "lines:"
 SYNTHETIC = "synthetic:"

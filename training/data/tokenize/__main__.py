@@ -18,8 +18,8 @@ from typing import Any
 from training.arguments import enter
 from training.config.flags import Flag, parse
 from training.config.setting import boolean, integer
-from training.data.tokenize.encoder import open_tokenizer
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
+from training.data.tokenize.tokenizer import open_tokenizer
 from training.data.tokenize.work import Job, run, was_placed
 from training.errors import RequestError
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from training.data.columns import IDS, LABELS, METADATA
-from training.data.tokenize.encoder import Ids
+from training.data.tokenize.tokenizer import Ids
 from training.errors import writing
 
 FILE_TOKENS, BATCH_TOKENS = 2**26, 2**20

@@ -25,9 +25,9 @@ from typing import Any
 
 from training.data.child import leave_with_parent
 from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
-from training.data.tokenize.encoder import Encoder, Tokenizer
 from training.data.tokenize.progress import Progress
 from training.data.tokenize.texts import Texts
+from training.data.tokenize.tokenizer import Encoder, Tokenizer
 from training.errors import RequestError, TrainingError, writing
 
 JOURNAL, JOB, SET, PLACED = "journal.json", "job.pickle", "set", "placed"

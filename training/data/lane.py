@@ -15,8 +15,8 @@ from itertools import count, islice
 import numpy as np
 
 from training.data.order import shuffled
-from training.data.stream.shards import Shards
-from training.data.tokenize.encoder import Encoder, Ids
+from training.data.stream_shards import Shards
+from training.data.tokenize.tokenizer import Encoder, Ids
 from training.errors import TrainingError
 
 

@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from training.data.base import Sample
 from training.data.child import leave_with_parent
 from training.data.feed import Feed, Gather, Part
-from training.data.samples import Sample
 from training.errors import TrainingError
 
 Arrays = tuple[np.ndarray[Any, np.dtype[Any]] | None, ...]

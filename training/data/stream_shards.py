@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+from training.data.faults import Patience
 from training.data.files import builder_of, find_files, is_local
-from training.data.stream.faults import Patience
 from training.errors import RequestError, TrainingError
 
 T = TypeVar("T")

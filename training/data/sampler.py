@@ -11,9 +11,9 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from training.data.base import Sample, Samples, stacked
 from training.data.feed import Gather, Part
 from training.data.order import shuffled
-from training.data.samples import Sample, Samples, stacked
 from training.errors import RequestError
 
 OTHER_DATA = "it was trained on other data; this data is read from its beginning"

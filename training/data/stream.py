@@ -21,12 +21,12 @@ import torch
 
 from training.config.config import Config, DataConfig
 from training.config.sections import STREAM
+from training.data.base import Sample, stacked
 from training.data.feed import Gather, Part
-from training.data.reader import OTHER_DATA
-from training.data.samples import Sample, stacked
-from training.data.stream.lane import Lane, Place, Reading
-from training.data.stream.shards import Shards
-from training.data.tokenize.encoder import Encoder, Ids, Tokenizer, open_tokenizer
+from training.data.lane import Lane, Place, Reading
+from training.data.sampler import OTHER_DATA
+from training.data.stream_shards import Shards
+from training.data.tokenize.tokenizer import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError
 from training.ops.loss import IGNORED
 

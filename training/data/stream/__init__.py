@@ -1,1 +1,0 @@
-"""Texts that are tokenized as they are read; see training.data.stream.feed."""
