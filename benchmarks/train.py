@@ -31,7 +31,7 @@ from benchmarks.models import RESULTS, machine
 from training.config.assemble import assemble
 from training.loop import Trainer
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
-from training.optim import clip_gradients
+from training.parallel.optimizer import clip_gradients
 from training.process_group import start, stop
 
 STEPS = 10

@@ -15,8 +15,8 @@ from training.config.config import Config
 from training.data.loader import Ahead
 from training.errors import TrainingError
 from training.ops.loss import counted
-from training.optim import set_learning_rate
 from training.parallel.backend import Backend
+from training.parallel.optimizer import set_learning_rate
 from training.phases import Phases
 from training.process_group import Group
 from training.trace import look_at_gradients, trace

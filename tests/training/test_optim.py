@@ -6,7 +6,7 @@ import torch
 from training.config.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
-from training.optim import clip_gradients, decays, make_optimizer
+from training.parallel.optimizer import clip_gradients, decays, make_optimizer
 
 
 def test_decay_spares_what_it_should() -> None:

@@ -17,7 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from training.composer.config import ComposerConfig
 from training.config import lr_schedule
 from training.models import Sizes
-from training.optim import clip_gradients, set_learning_rate
+from training.parallel.optimizer import clip_gradients, set_learning_rate
 
 
 class LearningRate(Callback):

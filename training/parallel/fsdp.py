@@ -22,12 +22,12 @@ from training.config.config import Config, ParallelConfig
 from training.errors import RequestError
 from training.models import Sizes
 from training.models.language import LanguageModel
-from training.optim import clip_gradients, make_optimizer
 from training.parallel import experts, float8, fsdp1, memory, recompute, tensor
 from training.parallel.auto import compute_dtype, uses_fsdp2
 from training.parallel.backend import Backend
 from training.parallel.compiled import compile_blocks
 from training.parallel.offload import HostMemory, Offload
+from training.parallel.optimizer import clip_gradients, make_optimizer
 from training.process_group import Group, start
 
 if TYPE_CHECKING:

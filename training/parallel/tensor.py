@@ -18,8 +18,8 @@ from training.models.llama import MLP, Attention
 from training.models.mamba2 import Mamba2Mixer
 from training.models.mixtral import Experts
 from training.parallel.layers import RowLinear, SharedAttention, SharedExperts, SharedMLP
-from training.parallel.mixer import GatheredLinear, SharedMixer
 from training.parallel.share import Share, Shared
+from training.parallel.tensor_mixer import GatheredLinear, SharedMixer
 
 _COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 _ROW = ("o_proj", "down_proj", "out_proj")

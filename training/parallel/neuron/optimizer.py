@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from training import compat
 from training.config.config import OptimConfig
-from training.optim import decays
 from training.parallel.neuron.boxes import Box, Boxes
 from training.parallel.neuron.places import Place
+from training.parallel.optimizer import decays
 from training.parallel.share import Share
 
 MOMENTS = ("exp_avg", "exp_avg_sq")

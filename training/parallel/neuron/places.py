@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from training.models.sizes import Mamba2Config
-from training.parallel.mixer import Rows
 from training.parallel.share import Share
+from training.parallel.tensor_mixer import Rows
 
 _PER_HEAD = ("dt_bias", "A_log", "D")
 _VOCABULARY = ("embeddings", "lm_head")

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from training.config.config import Config
 from training.errors import RequestError
-from training.optim import make_optimizer
 from training.parallel.backend import Backend
+from training.parallel.optimizer import make_optimizer
 from training.parallel.sagemaker import limits, wrap
 from training.process_group import Group, start
 
