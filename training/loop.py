@@ -9,9 +9,13 @@ from types import FrameType
 
 import torch
 
-from training import final, flops, initial, manifest, mirror, models, observers, outlets
-from training.checkpoint import STATE_BYTES
-from training.claim.claim import NOBODY, Claim, Own
+from training import flops, manifest, models, observers, outlets
+from training.checkpoint import export, initial_weights, mirror
+from training.checkpoint.dcp import STATE_BYTES
+from training.checkpoint.lease import NOBODY, Claim, Own
+from training.checkpoint.manager import Saver
+from training.checkpoint.mirror import Mirror
+from training.checkpoint.resume import identity, resume, settings
 from training.config import degrees, lr_schedule
 from training.config.config import Config
 from training.console import Console
@@ -23,12 +27,9 @@ from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate
 from training.manifest import Manifest
 from training.metrics import Metrics
-from training.mirror import Mirror
 from training.parallel import backend
 from training.process_group import Group, stop
 from training.resolved import write_resolved
-from training.resume import identity, resume, settings
-from training.saver import Saver
 from training.step import Stepper
 
 COMPILED = 4
@@ -48,7 +49,9 @@ def run(config: Config) -> int:
         group.barrier()
         stop()  # not after an error: it may wait for ranks that wait for this one
         if code == 0 and first:
-            final.write(config, trainer.console.say)  # takes minutes, which no other rank waits for
+            export.write(
+                config, trainer.console.say
+            )  # takes minutes, which no other rank waits for
     return code
 
 
@@ -91,7 +94,7 @@ class Trainer:
         lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, self.tokens_per_step)
         if run.mirror_url:
             Mirror(run).pull(group, self._say)
-        weights = initial.weights(config, group, self._say)
+        weights = initial_weights.weights(config, group, self._say)
         torch.manual_seed(run.seed + (0 if run.same_seed else group.rank))
         self.model = group.together(lambda: self.backend.build(config, group, weights))
         self.optimizer = self.backend.optimizer(self.model, config, group)
@@ -179,7 +182,7 @@ class Trainer:
 
         def alone() -> None:
             outlets.check(run)
-            final.check(config)
+            export.check(config)
             self.claim.take(self._say)
             manifest.prepare(run.save_ckpt_path, STATE_BYTES * self.parameters)
 

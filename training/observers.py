@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from training import memory_tracker, nsight
-from training.claim.claim import Claim
+from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
 from training.console import Console
 from training.phases import Observer, Phases

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.training.runs import ENGINES, TINY, losses, run, train, write_text
+from training.checkpoint.initial_weights import open_weights
 from training.config.config import ModelConfig
 from training.convert.__main__ import convert
 from training.convert.source import Source, load
 from training.data.sources import open_feed
 from training.errors import RequestError
-from training.initial import open_weights
 from training.mamba_fsdp import configure
 from training.models import preset
 

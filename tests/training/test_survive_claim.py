@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from tests.training.runs import ROOT, TINY, kill_tree, losses, run, started, wait_for, write_text
-from training.claim import chain, claim
-from training.claim.chain import FILE
-from training.claim.claim import Own
-from training.claim.holder import Holder
+from training.checkpoint import chain, lease
+from training.checkpoint.chain import FILE
+from training.checkpoint.holder import Holder
+from training.checkpoint.lease import Own
 from training.errors import RequestError, TrainingError
 
 HOLD = """
@@ -91,8 +91,8 @@ def take(folder: Path, tell: Any) -> Own:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claim, "BEAT", 0.2)
-    monkeypatch.setattr(claim, "SILENCE", 1.0)
+    monkeypatch.setattr(lease, "BEAT", 0.2)
+    monkeypatch.setattr(lease, "SILENCE", 1.0)
 
 
 def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
 from training import flops, models
-from training.claim.claim import Claim
+from training.checkpoint.lease import Claim
 from training.composer.callbacks import Clipping, LearningRate
 from training.composer.config import ComposerConfig
 from training.console import Console

@@ -15,7 +15,7 @@ from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
 from training import flops, models
-from training.claim.claim import NOBODY, Claim, Own
+from training.checkpoint.lease import NOBODY, Claim, Own
 from training.composer import folder as folders
 from training.composer import sharding
 from training.composer.callbacks import Clipping, Described, LearningRate, Stopping

@@ -22,7 +22,7 @@ from training.errors import RequestError
 from training.models import Sizes
 
 _PREFIX = "model."
-"""Before the names of parameters, in what training.checkpoint saves."""
+"""Before the names of parameters, in what training.checkpoint.dcp saves."""
 
 
 def read(settings: dict[str, Any], where: Path) -> Sizes:

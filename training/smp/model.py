@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training import hub, llama_sizes
+from training import llama_sizes
+from training.checkpoint import hub
 from training.errors import RequestError
 from training.models import Sizes
 

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 from types import FrameType
 
-from training.claim.claim import THREAD
+from training.checkpoint.lease import THREAD
 
 WATCHING = "watch"
 """How the names of the watch's own threads begin."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.claim.claim import Claim
+from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
 from training.console import Console
 from training.errors import HUNG

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import checkpoint, manifest
+from training import manifest
+from training.checkpoint import dcp
 from training.config.config import Config
 from training.data.loader import Ahead
 from training.errors import RequestError, TrainingError
@@ -35,7 +36,7 @@ def resume(
     checkpoints and none is sound.
     """
     run = config.run
-    found, broken = checkpoint.find(run.checkpoint_folders, group, say)
+    found, broken = dcp.find(run.checkpoint_folders, group, say)
     if found is None and broken:
         raise TrainingError(
             f"none of the {len(broken)} checkpoints of {' and '.join(run.checkpoint_folders)} is "
@@ -50,7 +51,7 @@ def resume(
             f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
         )
     state = backend.state(model, optimizer)
-    checkpoint.load(path, told, state, group, identity(config))
+    dcp.load(path, told, state, group, identity(config))
     backend.restore(model, optimizer, state)
     say(f"resumed from {path} at step {told.step}")
     if group.rank == 0:  # else they would count among the newest, which are kept

@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.claim.holder import Holder
+from training.checkpoint.holder import Holder
 
 FILE = ".running"
 _COUNT = 20  # digits of the counter, so that it can be written over in place

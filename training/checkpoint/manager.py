@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training import checkpoint
-from training.claim.claim import Claim
+from training.checkpoint import dcp
+from training.checkpoint.lease import Claim
+from training.checkpoint.mirror import Mirror
 from training.config.config import Config
 from training.errors import TrainingError
 from training.manifest import Manifest
-from training.mirror import Mirror
 from training.parallel.backend import Backend
 from training.process_group import Group
 
@@ -76,7 +76,7 @@ class Saver:
         """Save the model and the optimizer as they are now, with what is told of them."""
         self.end()
         since = time.perf_counter()
-        state = checkpoint.with_random(self.backend.state(self.model, self.optimizer), self.group)
+        state = dcp.with_random(self.backend.state(self.model, self.optimizer), self.group)
         if self._copy_to_host is None:
             path, complete = self._write(state, told, self.group)
             self._tell(path, complete - since, complete - since)
@@ -120,7 +120,7 @@ class Saver:
 
     def _write(self, state: dict[str, Any], told: Manifest, group: Group) -> tuple[Path, float]:
         run = self.run
-        path = checkpoint.write(
+        path = dcp.write(
             run.save_ckpt_path,
             state,
             told,

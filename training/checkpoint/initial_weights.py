@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training import checkpoint, hub
+from training.checkpoint import dcp, hub
 from training.config.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
@@ -36,7 +36,7 @@ def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source 
     model = config.model
     if not model.init_weights and not model.init_hub:
         return None
-    if checkpoint.find(config.run.checkpoint_folders, group, lambda told: None)[0]:
+    if dcp.find(config.run.checkpoint_folders, group, lambda told: None)[0]:
         name = "init_weights" if model.init_weights else "init_hub"
         say(f"{name}: not read, for there is a checkpoint to go on from")
         return None

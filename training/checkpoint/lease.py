@@ -20,8 +20,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from training.claim.chain import FILE, Found, chain, make, renew
-from training.claim.holder import Holder
+from training.checkpoint.chain import FILE, Found, chain, make, renew
+from training.checkpoint.holder import Holder
 from training.errors import RequestError, TrainingError
 
 THREAD = "claim"

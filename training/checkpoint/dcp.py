@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from training import manifest
-from training.claim.claim import Claim
+from training.checkpoint.lease import Claim
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
 from training.process_group import Group

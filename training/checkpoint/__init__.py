@@ -1,0 +1,1 @@
+"""What a run keeps: checkpoints, whose folder it is, where they are copied, its first weights."""

@@ -1,1 +1,0 @@
-"""One run a folder; see training.claim.claim."""
