@@ -22,7 +22,7 @@ from tests.statuses import HOUR, age, facts
 from tests.training.runs import ROOT, kill_tree, wait_for, write_text
 from training import errors, manifest
 from training.job import record
-from training.outlets import jsonl
+from training.loggers import jsonl
 
 STARTED = """\
 import os, sys

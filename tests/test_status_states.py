@@ -18,7 +18,7 @@ from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, report, step, write
 from training.composer.config import ComposerConfig
 from training.composer.sections import DataSection, HeldOut, Part, SchedulerSection
-from training.console import Console
+from training.loggers.console import Console
 from training.watch.report import Answer
 from training.watch.report import report as hang_report
 from training.watch.tell import Tell

@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-from training import flops, manifest, models, observers, outlets
+from training import flops, loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
 from training.checkpoint.lease import NOBODY, Claim, Own
@@ -18,13 +18,13 @@ from training.checkpoint.mirror import Mirror
 from training.checkpoint.resume import identity, resume, settings
 from training.config import degrees, lr_schedule
 from training.config.config import Config
-from training.console import Console
 from training.data.feed import Feed
 from training.data.fetch import fetched
 from training.data.loader import Ahead
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
 from training.evaluation import evaluate
+from training.loggers.console import Console
 from training.manifest import Manifest
 from training.metrics import Metrics
 from training.parallel import backend
@@ -108,7 +108,7 @@ class Trainer:
         self.phase = observers.observe(run, group, self.model, self.step, self.console, claim)
         self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
-            lambda: outlets.open_outlets(config, self.step, self.console) if group.rank == 0 else []
+            lambda: loggers.open_outlets(config, self.step, self.console) if group.rank == 0 else []
         )
         self.metrics = Metrics(
             opened,
@@ -181,7 +181,7 @@ class Trainer:
         self.parameters = models.parameters(config.model.sizes)
 
         def alone() -> None:
-            outlets.check(run)
+            loggers.check(run)
             export.check(config)
             self.claim.take(self._say)
             manifest.prepare(run.save_ckpt_path, STATE_BYTES * self.parameters)

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import torch
 
-from training.console import Console
 from training.errors import RequestError
-from training.outlets.jsonl import JsonLines
-from training.outlets.lenient import Lenient
-from training.outlets.outlet import Record
+from training.loggers.base import Lenient
+from training.loggers.console import Console
+from training.loggers.jsonl import JsonLines
+from training.loggers.outlet import Record
 from training.phases import Observer
 
 FILE = "memory.jsonl"

@@ -1,4 +1,4 @@
-"""What a run tells of itself; training.outlets brings it to the log, to files and to servers.
+"""What a run tells of itself; training.loggers brings it to the log, to files and to servers.
 
 Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
@@ -29,8 +29,8 @@ from torch import Tensor
 
 from training import flops
 from training.errors import TrainingError
-from training.outlets import Outlet
-from training.outlets.outlet import Record
+from training.loggers import Outlet
+from training.loggers.outlet import Record
 from training.process_group import Group
 
 

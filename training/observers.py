@@ -8,7 +8,7 @@ from torch import nn
 from training import memory_tracker, nsight
 from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
-from training.console import Console
+from training.loggers.console import Console
 from training.phases import Observer, Phases
 from training.process_group import Group
 from training.profile import Profiler

@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
-from training.outlets.jsonl import truncate
-from training.outlets.log import readable
+from training.loggers.jsonl import truncate
+from training.loggers.text import readable
 
 
 def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ import pytest
 
 from tests.training.events import curves
 from tests.training.runs import ROOT, TINY, command, run, steps, write_text
-from training import outlets
+from training import loggers
 from training.config.config import RunConfig
-from training.console import Console
 from training.errors import RequestError
-from training.outlets.average import Average
+from training.loggers.average import Average
+from training.loggers.console import Console
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -99,7 +99,7 @@ class Sent:
 
 
 def test_wandb_gets_the_known_keys_and_no_step_twice() -> None:
-    from training.outlets.weights_biases import WeightsBiases
+    from training.loggers.wandb import WeightsBiases
 
     sent = Sent(step=11)
     outlet = WeightsBiases(sent)
@@ -144,12 +144,12 @@ def test_a_package_that_is_missing_is_told_before_anything_is_done(
     given: dict[str, Any], package: str, hidden: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):
-        if name.startswith((hidden, "torch.utils.tensorboard", "training.outlets.")):
+        if name.startswith((hidden, "torch.utils.tensorboard", "training.loggers.")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, hidden, None)  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=f"{next(iter(given))}: pip install {package}"):
-        outlets.check(RunConfig(save_ckpt_path="/x", **given))
-    outlets.check(RunConfig(save_ckpt_path="/x"))
+        loggers.check(RunConfig(save_ckpt_path="/x", **given))
+    loggers.check(RunConfig(save_ckpt_path="/x"))
 
 
 def on_a_terminal(argv: list[str]) -> tuple[int, str]:

@@ -11,9 +11,9 @@ from tests.training.disks import small_disk
 from tests.training.events import curves
 from tests.training.runs import TINY, command, losses, steps, train, write_text
 from training import manifest
-from training.console import Console
-from training.outlets.lenient import Lenient
-from training.outlets.outlet import Outlet
+from training.loggers.base import Lenient
+from training.loggers.console import Console
+from training.loggers.outlet import Outlet
 
 STEPS = 14
 PROGRAM = """

@@ -15,7 +15,7 @@ from training import manifest
 from training.config.config import RunConfig
 from training.data.remote import open_url, told
 from training.errors import RequestError, TrainingError
-from training.outlets.jsonl import FILE as METRICS
+from training.loggers.jsonl import FILE as METRICS
 from training.process_group import Group
 
 

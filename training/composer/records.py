@@ -24,13 +24,13 @@ from training import flops, models
 from training.checkpoint.lease import Claim
 from training.composer.callbacks import Clipping, LearningRate
 from training.composer.config import ComposerConfig
-from training.console import Console
 from training.errors import TrainingError, writing
+from training.loggers.base import Lenient
+from training.loggers.console import Console
+from training.loggers.jsonl import FILE, JsonLines
+from training.loggers.outlet import Outlet, Record
+from training.loggers.text import Log
 from training.metrics import memory, name_of
-from training.outlets.jsonl import FILE, JsonLines
-from training.outlets.lenient import Lenient
-from training.outlets.log import Log
-from training.outlets.outlet import Outlet, Record
 
 SETTINGS = "hparams.json"
 

@@ -24,11 +24,11 @@ from training.composer.data import held_out, training_data
 from training.composer.model import MambaModel
 from training.composer.records import Records
 from training.config import lr_schedule
-from training.console import Console
 from training.errors import SAVED, RequestError, TrainingError
+from training.loggers import Outlet
+from training.loggers.base import Lenient
+from training.loggers.console import Console
 from training.metrics import name_of
-from training.outlets import Outlet
-from training.outlets.lenient import Lenient
 from training.parallel.fsdp import compute_dtype
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) ->
     if dist.get_global_rank() or mode == "disabled" or not (mode or "WANDB_API_KEY" in os.environ):
         return []
     try:
-        from training.outlets.weights_biases import begin
+        from training.loggers.wandb import begin
     except ImportError as error:
         raise RequestError(
             f"WANDB_MODE, WANDB_API_KEY: pip install wandb, which is missing here ({error}), or "

@@ -8,7 +8,7 @@ from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 
-from training.console import Console
+from training.loggers.console import Console
 
 
 class Tell:

@@ -15,8 +15,8 @@ from typing import Any
 
 from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
-from training.console import Console
 from training.errors import HUNG
+from training.loggers.console import Console
 from training.phases import Observer
 from training.process_group import Group
 from training.watch.exchange import Exchange

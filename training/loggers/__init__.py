@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from training.config.config import Config, RunConfig
-from training.console import Console
 from training.errors import RequestError
-from training.outlets.average import Average
-from training.outlets.jsonl import FILE, JsonLines
-from training.outlets.lenient import Lenient
-from training.outlets.log import Bar, Log
-from training.outlets.outlet import Outlet
+from training.loggers.average import Average
+from training.loggers.base import Lenient
+from training.loggers.console import Console
+from training.loggers.jsonl import FILE, JsonLines
+from training.loggers.outlet import Outlet
+from training.loggers.text import Bar, Log
 
 __all__ = ["Outlet", "check", "open_outlets"]
 
@@ -65,4 +65,4 @@ def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
 
 def _load(module: str) -> Any:
     """Import an outlet that takes a package which not every image has."""
-    return importlib.import_module(f"training.outlets.{module}")
+    return importlib.import_module(f"training.loggers.{module}")

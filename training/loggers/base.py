@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from training.console import Console
-from training.outlets.outlet import Outlet, Record
+from training.loggers.console import Console
+from training.loggers.outlet import Outlet, Record
 
 STEADY = 5
 """Calls that must succeed before a fault counts as over: a full disk still takes a line or so."""

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 from training.errors import writing
-from training.outlets.append import append
-from training.outlets.outlet import Outlet, Record
+from training.loggers.append import append
+from training.loggers.outlet import Outlet, Record
 
 FILE = "metrics.jsonl"
 

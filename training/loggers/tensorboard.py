@@ -13,8 +13,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from training.errors import RequestError, TrainingError, writing
-from training.outlets.append import append
-from training.outlets.outlet import Outlet, Record
+from training.loggers.append import append
+from training.loggers.outlet import Outlet, Record
 
 VERSION = "brain.Event:2"
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.console import Console
-from training.outlets.outlet import Outlet, Record
+from training.loggers.console import Console
+from training.loggers.outlet import Outlet, Record
 
 
 class Log(Outlet):

@@ -11,7 +11,7 @@ from wandb import Error, init
 
 from training.config.config import Config
 from training.errors import RequestError, writing
-from training.outlets.outlet import Outlet, Record
+from training.loggers.outlet import Outlet, Record
 
 FILE = "wandb.json"
 KEYS = {
