@@ -19,9 +19,9 @@ from tests.statuses import HOUR, age, facts, history, noted, report, step, write
 from training.composer.config import ComposerConfig
 from training.composer.sections import DataSection, HeldOut, Part, SchedulerSection
 from training.loggers.console import Console
-from training.watch.report import Answer
-from training.watch.report import report as hang_report
-from training.watch.tell import Tell
+from training.observers.hang_report import Answer
+from training.observers.hang_report import report as hang_report
+from training.observers.tell import Tell
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ from training.config import lr_schedule
 from training.config.config import Config
 from training.data.loader import Ahead
 from training.errors import TrainingError
+from training.observers.phases import Phases
+from training.observers.trace import look_at_gradients, trace
 from training.ops.loss import counted
 from training.parallel.backend import Backend
 from training.parallel.optimizer import set_learning_rate
-from training.phases import Phases
 from training.process_group import Group
-from training.trace import look_at_gradients, trace
 
 MOST_SKIPPED = 10
 """Steps in a row that may be left out because their gradients are no numbers."""

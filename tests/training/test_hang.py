@@ -13,8 +13,8 @@ import pytest
 
 from tests.processes import descendants
 from tests.training.runs import ROOT, TINY, kill_tree, wait_for, write_text
-from training.watch.report import Answer, Silence, report
-from training.watch.watch import Limits
+from training.observers.hang_report import Answer, Silence, report
+from training.observers.watchdog import Limits
 
 PROGRAM = """
 import os, re, sys, time

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.training.runs import TINY, run, write_text
-from training.nsight import Nsight
-from training.phases import Observer, Phases
-from training.watch.marks import Marks
+from training.observers.heartbeat import Marks
+from training.observers.nsight import Nsight
+from training.observers.phases import Observer, Phases
 
 
 class Fake:

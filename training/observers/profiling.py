@@ -19,7 +19,7 @@ from training.loggers.base import Lenient
 from training.loggers.console import Console
 from training.loggers.jsonl import JsonLines
 from training.loggers.outlet import Record
-from training.phases import Observer
+from training.observers.phases import Observer
 
 FILE = "memory.jsonl"
 OF_FIRST_STEP = ("forward", "backward", "clip", "optimizer")

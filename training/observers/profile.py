@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from training.phases import Observer
+from training.observers.phases import Observer
 from training.process_group import Group
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training import memory_tracker, nsight
 from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
 from training.loggers.console import Console
-from training.phases import Observer, Phases
+from training.observers import nsight, profiling
+from training.observers.heartbeat import Marks
+from training.observers.phases import Observer, Phases
+from training.observers.profile import Profiler
+from training.observers.watchdog import Watch
 from training.process_group import Group
-from training.profile import Profiler
-from training.watch.marks import Marks
-from training.watch.watch import Watch
 
 
 def check(run: RunConfig, device: torch.device) -> None:
@@ -21,7 +21,7 @@ def check(run: RunConfig, device: torch.device) -> None:
     if run.use_nsight:
         nsight.require_gpu(device)
     if run.clean_cache:
-        memory_tracker.require_gpu(device)
+        profiling.require_gpu(device)
 
 
 def observe(
@@ -38,8 +38,8 @@ def observe(
     if run.use_profiler:
         found.append(Profiler(run.save_ckpt_path, group))
     if run.clean_cache:
-        found.append(memory_tracker.CleanCache())
+        found.append(profiling.CleanCache())
     if run.track_memory and group.rank == 0:
-        tracker = memory_tracker.MemoryTracker(run.save_ckpt_path, group.device, start, console)
+        tracker = profiling.MemoryTracker(run.save_ckpt_path, group.device, start, console)
         found.append(tracker)
     return Phases(found)

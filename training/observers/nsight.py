@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from training.errors import RequestError
-from training.phases import Observer
+from training.observers.phases import Observer
 
 FIRST = 4
 """The step of a start that is recorded first."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from training.watch.stacks import WATCHING
+from training.observers.stacks import WATCHING
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from uuid import uuid4
 import torch.distributed as dist
 
 from training.errors import TrainingError
+from training.observers.hang_report import Answer
 from training.process_group import Group
-from training.watch.report import Answer
 
 TIMEOUT = timedelta(seconds=10)
 """How long the store may take; the process that holds it may be the one that hangs."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from training.models.language import Block
-from training.phases import Observer
+from training.observers.phases import Observer
 
 REMEMBERED = 100
 """Steps whose durations are remembered."""

@@ -7,13 +7,13 @@ import time
 
 import torch.distributed as dist
 
+from training.observers.board import Board
+from training.observers.hang_report import Answer, Silence, report, verdict
+from training.observers.heartbeat import Mark, Marks
+from training.observers.process import Process, present_itself
+from training.observers.stacks import WATCHING, own_stacks
+from training.observers.tell import Tell
 from training.process_group import Group
-from training.watch.board import Board
-from training.watch.marks import Mark, Marks
-from training.watch.process import Process, present_itself
-from training.watch.report import Answer, Silence, report, verdict
-from training.watch.stacks import WATCHING, own_stacks
-from training.watch.tell import Tell
 
 LAST = 1.0
 """Seconds that a call of the store gets to end, when the run is over."""

@@ -17,13 +17,13 @@ from training.checkpoint.lease import Claim
 from training.config.config import RunConfig
 from training.errors import HUNG
 from training.loggers.console import Console
-from training.phases import Observer
+from training.observers.exchange import Exchange
+from training.observers.heartbeat import Marks
+from training.observers.phases import Observer
+from training.observers.stacks import WATCHING
+from training.observers.tell import Tell
+from training.observers.within import within
 from training.process_group import Group
-from training.watch.exchange import Exchange
-from training.watch.marks import Marks
-from training.watch.stacks import WATCHING
-from training.watch.tell import Tell
-from training.watch.within import within
 
 SLOW = {"evaluation", "save"}
 """Parts that may take long without a mark; so may the first step, which compiles."""
