@@ -7,7 +7,7 @@ sizes, data, optimizer (fused AdamW) and precision (bfloat16 with float32 master
 autocast for the reference): mamba-ssm's own model class for Mamba and Mamba-2, transformers'
 for Llama. Every pair runs in the same process, one after the other, ours first; the first steps do
 not count; a step's time is the median. The loss curves stand beside each other in the result.
-MFU is by training.flops; recomputation counts for nothing.
+MFU is by training.trainer.flops; recomputation counts for nothing.
 
 Without a GPU the tiny models run on the CPU, to try the benchmark itself: that is no result.
 """
@@ -27,12 +27,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from training import flops
 from training.config.config import ParallelConfig
-from training.metrics import name_of
 from training.models import LlamaConfig, Sizes, preset
 from training.parallel import fsdp
 from training.process_group import Group, start, stop
+from training.trainer import flops
+from training.trainer.metrics import name_of
 
 LENGTH = 4096
 SKIPPED = 3  # first steps, which compile and tune

@@ -29,10 +29,10 @@ from typing import Any
 
 from benchmarks.models import RESULTS, machine
 from training.config.assemble import assemble
-from training.loop import Trainer
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.parallel.optimizer import clip_gradients
 from training.process_group import start, stop
+from training.trainer.trainer import Trainer
 
 STEPS = 10
 GOAL = 1.03

@@ -97,7 +97,9 @@ def test_the_image_carries_what_it_should(case: Case) -> None:
         "from pathlib import Path\n"
         "for path in sorted(Path('/sqshforge').rglob('*')): print(path.relative_to('/sqshforge'))"
     ).split()
-    assert {"training/loop.py", "launch/mamba_fsdp.sbatch", "meta/recipe.yaml"} <= set(found)
+    assert {"training/trainer/trainer.py", "launch/mamba_fsdp.sbatch", "meta/recipe.yaml"} <= set(
+        found
+    )
     assert {f"meta/{n}.json" for n in ("lock", "provenance", "sbom.spdx")} <= set(found)
     ours = {
         str(path.relative_to(case.root))
@@ -110,7 +112,7 @@ def test_the_image_carries_what_it_should(case: Case) -> None:
 
 
 def test_torch_and_the_training_code_are_imported(case: Case) -> None:
-    code = "import training.loop, torch; print(torch.__version__, torch.ones(3).sum().item())"
+    code = "import training.trainer.trainer, torch; print(torch.__version__, torch.ones(3).sum().item())"
     assert case.run(code) == "2.13.0+cpu 3.0\n"
 
 

@@ -17,8 +17,8 @@ from tests.training.curves import FAMILIES, GOLDEN
 from tests.training.runs import ENGINES
 from training.config.yaml import load
 from training.entrypoint import leave
-from training.loop import Trainer
 from training.process_group import Group, start, stop
+from training.trainer.trainer import Trainer
 
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from training import flops
 from training.models import MistralConfig, MixtralConfig, NeoXConfig, build, preset
+from training.trainer import flops
 
 NEOX = NeoXConfig(d_model=64, n_layer=3, vocab_size=100, n_head=4, d_ff=256)
 

@@ -122,8 +122,11 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
         assert "ranks 0, 2: in step 3," in text
         stuck, waiting = text.split("stacks of rank 1:")[1].split("stacks of ranks 0, 2:")
         assert stuck.splitlines()[-1].endswith("time.sleep(float(kind))")
-        assert "training/loop.py" in stuck and "training/models/language.py" in stuck
-        assert "training/loop.py" in waiting and "program.py" not in waiting.splitlines()[-1]
+        assert "training/trainer/trainer.py" in stuck and "training/models/language.py" in stuck
+        assert (
+            "training/trainer/trainer.py" in waiting
+            and "program.py" not in waiting.splitlines()[-1]
+        )
         assert process.wait(60) == 1
     assert "exitcode  : 86" in said(tmp_path), "torchrun tells the workers' code"
     assert not (tmp_path / "save" / ".running").exists(), "the next start would have to look at it"
@@ -154,7 +157,7 @@ def test_a_stopped_process_is_named(tmp_path: Path, store: str) -> None:
         text = wait_for_report(tmp_path, process)
     assert "hang: rank 0 hangs, without an answer; no progress for" in text
     assert f"rank 0: its process {pid} on" in text and "is stopped by a signal" in text
-    assert "training/loop.py" in text.split("stacks of rank 1:")[1]
+    assert "training/trainer/trainer.py" in text.split("stacks of rank 1:")[1]
 
 
 def test_a_process_that_keeps_the_lock_shows_its_stack(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from training.composer.config import ComposerConfig
 from training.errors import RequestError, writing
-from training.resolved import versions
+from training.trainer.resolved import versions
 
 CONFIG = "config.json"
 LINK = "latest-rank0.pt"

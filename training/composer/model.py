@@ -12,11 +12,12 @@ from composer.models import ComposerModel
 from torch import Tensor, nn
 from torchmetrics import Metric
 
-from training import flops, models
+from training import models
 from training.composer.batch import Batch
 from training.composer.config import SEED, ComposerConfig
 from training.composer.metrics import measure, metrics
 from training.models.language import LanguageModel
+from training.trainer import flops
 
 
 class Asked:

@@ -1,6 +1,6 @@
 """Composer's measurements as the records of metrics.jsonl, and a line a step for people.
 
-The kinds of records are those of training.metrics: a step and a report each step, an evaluation
+The kinds of records are those of training.trainer.metrics: a step and a report each step, an evaluation
 for each of the held-out sets, which also has its `label`, `top3` and `top10`. tokens_seen is
 Composer's count, one more a sample than there are targets. Composer's settings go to hparams.json.
 Only rank 0 writes.
@@ -20,7 +20,7 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
-from training import flops, models
+from training import models
 from training.checkpoint.lease import Claim
 from training.composer.callbacks import Clipping, LearningRate
 from training.composer.config import ComposerConfig
@@ -30,7 +30,8 @@ from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
 from training.loggers.outlet import Outlet, Record
 from training.loggers.text import Log
-from training.metrics import memory, name_of
+from training.trainer import flops
+from training.trainer.metrics import memory, name_of
 
 SETTINGS = "hparams.json"
 

@@ -14,7 +14,7 @@ from composer import Trainer
 from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
-from training import flops, models
+from training import models
 from training.checkpoint.lease import NOBODY, Claim, Own
 from training.composer import folder as folders
 from training.composer import sharding
@@ -28,8 +28,9 @@ from training.errors import SAVED, RequestError, TrainingError
 from training.loggers import Outlet
 from training.loggers.base import Lenient
 from training.loggers.console import Console
-from training.metrics import name_of
 from training.parallel.fsdp import compute_dtype
+from training.trainer import flops
+from training.trainer.metrics import name_of
 
 T = TypeVar("T")
 

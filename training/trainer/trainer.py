@@ -9,7 +9,7 @@ from types import FrameType
 
 import torch
 
-from training import flops, loggers, manifest, models, observers
+from training import loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
 from training.checkpoint.lease import NOBODY, Claim, Own
@@ -23,14 +23,15 @@ from training.data.fetch import fetched
 from training.data.loader import Ahead
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
-from training.evaluation import evaluate
 from training.loggers.console import Console
 from training.manifest import Manifest
-from training.metrics import Metrics
 from training.parallel import backend
 from training.process_group import Group, stop
-from training.resolved import write_resolved
-from training.step import Stepper
+from training.trainer import flops
+from training.trainer.evaluation import evaluate
+from training.trainer.metrics import Metrics
+from training.trainer.resolved import write_resolved
+from training.trainer.step import Stepper
 
 COMPILED = 4
 """Steps of a run that only compiles: from the second on, their graphs are the same."""

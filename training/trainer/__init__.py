@@ -1,0 +1,1 @@
+"""The training loop: its parts set up, a step, what is measured."""
