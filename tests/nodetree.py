@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from training import launch
-from training.job import limits
+from training.job import ulimits
 from training.job.instances import TYPES, Instance
-from training.job.limits import INFINITE, KINDS, Limit
+from training.job.ulimits import INFINITE, KINDS, Limit
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
 PROCESSORS = {  # threads, of two in a core
@@ -136,7 +136,7 @@ def printed(root: Path, cores: int, environment: dict[str, str], words: Sequence
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-        patch.setattr(limits, "look", lambda: LIMITS)
+        patch.setattr(ulimits, "look", lambda: LIMITS)
         assert launch.main(["--print-env", *words, "--"], root) == 0
     return out.getvalue()
 

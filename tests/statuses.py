@@ -11,7 +11,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from sqshforge.cli.main import cli
-from training.job import record
+from training.job import job_log
 from training.job.plan import Job, Node, Plan, make_plan
 
 HOUR = 3600.0
@@ -35,9 +35,9 @@ def noted(
     """Starts of a job, each with its exit code; None for one without an end."""
     told = {"NODES": "n1 n2", **(environment or {})}
     for restart, code in enumerate(codes):
-        record.begin(plan(run, job=job, restart=restart), told)
+        job_log.begin(plan(run, job=job, restart=restart), told)
         if code is not None:
-            record.end(plan(run, job=job, restart=restart), told, code)
+            job_log.end(plan(run, job=job, restart=restart), told, code)
 
 
 def step(number: int, loss: float | None = None) -> dict[str, Any]:

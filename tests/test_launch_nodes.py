@@ -19,7 +19,7 @@ from tests.nodetree import SLURM
 from training.errors import RequestError
 from training.job import identity
 from training.job.instances import TYPES
-from training.job.limits import Limit
+from training.job.ulimits import Limit
 
 P5 = TYPES["p5.48xlarge"]
 TRN1, TRN2 = TYPES["trn1.32xlarge"], TYPES["trn2.48xlarge"]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from training.job.plan import Job
-from training.job.preflight import judge, settings
+from training.job.preflight import fault_isolation, settings
 from training.job.preflight.blame import blame, further, levels, ring
-from training.job.preflight.conduct import WIDTH, Conductor
+from training.job.preflight.coordinator import WIDTH, Conductor
 from training.job.preflight.finding import Report
 from training.job.preflight.names import Names
 from training.job.preflight.wire import connect
@@ -86,11 +86,11 @@ def test_groups_are_a_tree() -> None:
 )
 def test_clocks(clocks: list[float], named: list[int | None]) -> None:
     offsets = {rank: (ahead, 0.05) for rank, ahead in enumerate(clocks)}
-    assert [fault.rank for fault in judge.clocks(offsets, NAMES)] == named
+    assert [fault.rank for fault in fault_isolation.clocks(offsets, NAMES)] == named
 
 
 def test_a_slow_answer_is_no_wrong_clock() -> None:
-    assert judge.clocks({0: (0.0, 0.0), 1: (8.0, 8.5), 2: (0.0, 0.0)}, NAMES) == []
+    assert fault_isolation.clocks({0: (0.0, 0.0), 1: (8.0, 8.5), 2: (0.0, 0.0)}, NAMES) == []
 
 
 def report(rank: int, **versions: str) -> Report:
@@ -101,9 +101,9 @@ def report(rank: int, **versions: str) -> Report:
 
 def test_versions() -> None:
     same = [report(0, torch="2.13"), report(1, torch="2.13"), report(2, torch="2.11")]
-    (fault,) = judge.versions(same, NAMES)
+    (fault,) = fault_isolation.versions(same, NAMES)
     assert (fault.rank, fault.text) == (2, "torch is 2.11, not 2.13 as on a, b")
-    (fault,) = judge.versions(same[1:], NAMES)
+    (fault,) = fault_isolation.versions(same[1:], NAMES)
     assert fault.rank is None
     assert fault.text == "torch: 2.13 on b; 2.11 on c: which is right cannot be told"
 

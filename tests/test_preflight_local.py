@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from training.job.plan import Job
-from training.job.preflight import crew as crew_module
-from training.job.preflight import efa, folder, neuron, nvidia, space, versions
-from training.job.preflight.crew import Crew
+from training.job.preflight import checks_accelerator, checks_network, efa, neuron, space, versions
+from training.job.preflight import workers as crew_module
+from training.job.preflight.checks_network import BadNodes, Shared
 from training.job.preflight.finding import check
-from training.job.preflight.folder import BadNodes, Shared
+from training.job.preflight.workers import Crew
 
 GPU = """\
 <gpu id="00000000:{bus}:00.0">
@@ -78,16 +78,19 @@ def smi(place: Path, document: str) -> dict[str, str]:
 )
 def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], told: str) -> None:
     environment = smi(tmp_path, gpus({}, change))
-    assert nvidia.look(environment) == ("2 GPUs asked", [f"GPU 1 (GPU-51aaaaaa-0000): {told}"])
+    assert checks_accelerator.look(environment) == (
+        "2 GPUs asked",
+        [f"GPU 1 (GPU-51aaaaaa-0000): {told}"],
+    )
     # One that this job does not use is no matter of it.
     for others in ("0", "GPU-50aaaa"):
-        assert nvidia.look({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
-    assert len(nvidia.look({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
+        assert checks_accelerator.look({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
+    assert len(checks_accelerator.look({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
 
 
 def test_gpus_that_are_well(tmp_path: Path) -> None:
     lacking = {"errors": "N/A", "action": "N/A", "pending": "N/A", "failure": "[N/A]"}
-    assert nvidia.look(smi(tmp_path, gpus({}, lacking))) == ("2 GPUs asked", [])
+    assert checks_accelerator.look(smi(tmp_path, gpus({}, lacking))) == ("2 GPUs asked", [])
 
 
 def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
@@ -97,7 +100,7 @@ def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
         "</volatile></ecc_errors><retired_pages><pending_retirement>Yes</pending_retirement>"
         "</retired_pages></gpu></nvidia_smi_log>"
     )
-    assert nvidia.look(smi(tmp_path, old))[1] == [
+    assert checks_accelerator.look(smi(tmp_path, old))[1] == [
         "GPU 0 (GPU-1): 1 memory errors that ECC could not correct (double_bit)",
         "GPU 0 (GPU-1): memory pages wait for a reset to be retired",
     ]
@@ -106,7 +109,9 @@ def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
 def test_a_driver_that_has_lost_a_gpu(tmp_path: Path) -> None:
     said = "Unable to determine the device handle for GPU 0000:53:00.0: Unknown Error"
     environment = stand_in(tmp_path, "nvidia-smi", f'echo "{said}"; exit 15')
-    assert nvidia.look(environment)[1] == [f"nvidia-smi ends with exit code 15 and says: {said}"]
+    assert checks_accelerator.look(environment)[1] == [
+        f"nvidia-smi ends with exit code 15 and says: {said}"
+    ]
 
 
 def efa_node(place: Path, *cards: str) -> Path:
@@ -196,7 +201,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_files_of_an_earlier_meeting_are_not_taken_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "PATIENCE", 0.3)
+    monkeypatch.setattr(checks_network, "PATIENCE", 0.3)
     first, second = (Shared(tmp_path, Job(id="7", nodes=2, node_rank=rank)) for rank in (0, 1))
     first.write("old")
     second.write("new")

@@ -21,7 +21,7 @@ from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts
 from tests.training.runs import ROOT, kill_tree, wait_for, write_text
 from training import errors, manifest
-from training.job import record
+from training.job import job_log
 from training.loggers import jsonl
 
 STARTED = """\
@@ -210,7 +210,7 @@ def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) 
 
 
 def test_both_sides_agree_about_names(life: Path) -> None:
-    assert jobs.FOLDER == record.FOLDER and metrics.FILE == jsonl.FILE
+    assert jobs.FOLDER == job_log.FOLDER and metrics.FILE == jsonl.FILE
     assert jobs.AGAIN == errors.SAVED
     assert manifest.checkpoints("x") == Path("x") / checkpoints.FOLDER
     assert checkpoints.MANIFEST == manifest.NAME

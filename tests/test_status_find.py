@@ -17,7 +17,7 @@ import pytest
 from sqshforge.host.programs import Programs
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, plan, write
-from training.job import record
+from training.job import job_log
 
 
 def test_all_runs_in_a_table(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_run_by_its_job_its_name_or_its_folder(tmp_path: Path, what: str) -> N
 def test_a_job_that_was_told_to_save_elsewhere(tmp_path: Path) -> None:
     """The launcher's folder, where one looks for the job, is not the run's."""
     run, usual = write(tmp_path / "elsewhere/run", history(5)), tmp_path / "checkpoints/usual"
-    record.begin(plan(run), {"CHECKPOINTS": str(usual)})
+    job_log.begin(plan(run), {"CHECKPOINTS": str(usual)})
     for what in ("4242", usual, run):
         assert facts(str(what), "--root", str(tmp_path / "checkpoints"))["folder"] == str(run)
     told = json.loads(sqshforge("status", "--json", "--root", tmp_path).out)
@@ -143,7 +143,7 @@ def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
         write(run, history(7))
         while b"step         7 of" not in seen:
             seen += os.read(master, 65536)
-        record.end(plan(run), {}, 0)
+        job_log.end(plan(run), {}, 0)
         with contextlib.suppress(OSError):  # Linux's end of a terminal
             while True:
                 seen += os.read(master, 65536)
@@ -165,7 +165,7 @@ def test_watching_without_a_terminal(tmp_path: Path) -> None:
             assert process.stdout is not None
             first = process.stdout.readline()
             time.sleep(0.5)
-            record.end(plan(run), {}, 0)
+            job_log.end(plan(run), {}, 0)
             rest = process.stdout.read()
             assert process.wait(timeout=30) == 0
         finally:

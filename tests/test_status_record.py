@@ -14,7 +14,7 @@ import pytest
 from tests.composer import runs as composer
 from tests.statuses import facts, noted, plan
 from tests.training.runs import ROOT
-from training.job import record
+from training.job import job_log
 from training.job.agent import ending
 from training.job.plan import Plan
 
@@ -27,8 +27,8 @@ def test_a_line_as_it_starts_and_one_as_it_ends(tmp_path: Path) -> None:
     about = tmp_path / "provenance.json"
     about.write_text('{"target": "cpu-mamba", "commit": "abc", "created": "2026-01-01", "x": 1}')
     told = {"NODES": "n1 n2", "IMAGE": "/fsx/a.sqsh", "REQUEUES": "5"}
-    record.begin(plan(tmp_path, restart=1), told, about)
-    record.end(plan(tmp_path, restart=1), told, 137)
+    job_log.begin(plan(tmp_path, restart=1), told, about)
+    job_log.end(plan(tmp_path, restart=1), told, 137)
     start, end = lines(tmp_path)
     assert abs(end.pop("time") - start.pop("time")) < 5 and start.pop("host")
     image = {"file": "/fsx/a.sqsh", "target": "cpu-mamba", "commit": "abc", "created": "2026-01-01"}
@@ -55,13 +55,13 @@ def test_a_line_as_it_starts_and_one_as_it_ends(tmp_path: Path) -> None:
 
 
 def test_only_the_first_node_writes(tmp_path: Path) -> None:
-    record.begin(plan(tmp_path, node=1), {})
-    record.end(plan(tmp_path, node=1), {}, 0)
+    job_log.begin(plan(tmp_path, node=1), {})
+    job_log.end(plan(tmp_path, node=1), {}, 0)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_both_folders_where_the_flags_name_another(tmp_path: Path) -> None:
-    record.begin(plan(tmp_path / "run"), {"CHECKPOINTS": str(tmp_path / "usual")})
+    job_log.begin(plan(tmp_path / "run"), {"CHECKPOINTS": str(tmp_path / "usual")})
     assert lines(tmp_path / "run") == lines(tmp_path / "usual")
     assert lines(tmp_path / "run")[0]["run"] == str(tmp_path / "run")
 
@@ -69,17 +69,17 @@ def test_both_folders_where_the_flags_name_another(tmp_path: Path) -> None:
 def test_flags_that_are_wrong_are_noted_where_the_launcher_looks(tmp_path: Path) -> None:
     noted(tmp_path / "run", job="1")
     wrong = plan(tmp_path / "run", nothing="x")
-    record.begin(wrong, {"CHECKPOINTS": str(tmp_path / "usual")})
-    record.end(wrong, {"CHECKPOINTS": str(tmp_path / "usual")}, 2)
+    job_log.begin(wrong, {"CHECKPOINTS": str(tmp_path / "usual")})
+    job_log.end(wrong, {"CHECKPOINTS": str(tmp_path / "usual")}, 2)
     assert not (tmp_path / "run").exists()
     assert facts(tmp_path / "usual")["state"] == "failed"
 
 
 @pytest.mark.parametrize("module", ["no.such.module", "training.errors"])
 def test_a_module_that_does_not_tell_its_folder(tmp_path: Path, module: str) -> None:
-    record.begin(replace(plan(tmp_path), module=module), {"CHECKPOINTS": str(tmp_path / "c")})
+    job_log.begin(replace(plan(tmp_path), module=module), {"CHECKPOINTS": str(tmp_path / "c")})
     assert lines(tmp_path / "c")[0]["run"] == str(tmp_path / "c")
-    record.begin(replace(plan(tmp_path), module=module), {})  # nowhere to note it
+    job_log.begin(replace(plan(tmp_path), module=module), {})  # nowhere to note it
     assert [one.name for one in tmp_path.iterdir()] == ["c"]
 
 
@@ -98,7 +98,7 @@ def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
         sys.modules["tests.door_of_composer"] = Door  # type: ignore[assignment]
         try:
             told: Plan = replace(plan(tmp_path), module="tests.door_of_composer")
-            record.begin(told, {})
+            job_log.begin(told, {})
         finally:
             del sys.modules["tests.door_of_composer"]
         assert lines(tmp_path / folder)[0]["run"] == str(tmp_path / folder)
@@ -109,8 +109,8 @@ def test_a_folder_that_cannot_be_written(
 ) -> None:
     (tmp_path / "file").write_text("")
     told = plan(tmp_path / "file")
-    record.begin(told, {})
-    record.end(told, {}, 0)
+    job_log.begin(told, {})
+    job_log.end(told, {}, 0)
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 2
     assert all(str(tmp_path / "file/jobs/4242.jsonl") in one for one in warnings)
@@ -144,5 +144,5 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 
 def test_meanings_agree_with_the_node_agents() -> None:
     for code in (-9, -15):
-        assert record.meaning(128 - code) in ending(code)
-    assert record.meaning(200) == record.meaning(1) == "it failed"
+        assert job_log.meaning(128 - code) in ending(code)
+    assert job_log.meaning(200) == job_log.meaning(1) == "it failed"

@@ -23,10 +23,10 @@ from pathlib import Path
 
 from training import cli
 from training.errors import RequestError, TrainingError, writing
-from training.job import agent, kernels, limits, nsys, port, preflight, record
-from training.job.decision import GIVEN
+from training.job import agent, job_log, nsys, port, preflight, triton_cache, ulimits
 from training.job.node import HERE, look
 from training.job.plan import Job, Plan, make_plan, read_job
+from training.job.types import GIVEN
 
 
 def main(arguments: Sequence[str], root: Path = HERE) -> int:
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
 
 def _recorded(plan: Plan) -> int:
     """Run, and note the start and the end in the run's folder; the exit code."""
-    record.begin(plan, os.environ)
+    job_log.begin(plan, os.environ)
     code = TrainingError.exit_code
     try:
         code = _run(plan)
@@ -80,7 +80,7 @@ def _recorded(plan: Plan) -> int:
         code = error.exit_code
         raise
     finally:
-        record.end(plan, os.environ, code)
+        job_log.end(plan, os.environ, code)
 
 
 def _check_flags(plan: Plan) -> None:
@@ -98,7 +98,7 @@ def _check_flags(plan: Plan) -> None:
 def _run(plan: Plan) -> int:
     """Check, then run the processes; their exit code. Raises TrainingError."""
     _check_flags(plan)
-    limits.apply(plan.limits)
+    ulimits.apply(plan.limits)
     if plan.job.node_rank == 0 and plan.job.port:
         port.require(plan.job.port)
     os.environ.update({one.name: one.value for one in plan.variables})
@@ -115,10 +115,10 @@ def _start(plan: Plan) -> int:
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     try:
         for folder in own:
-            _tell(kernels.begin(Path(folder), os.environ))
+            _tell(triton_cache.begin(Path(folder), os.environ))
         code = agent.run(plan.torchrun)
         for folder in own if plan.job.node_rank == 0 else ():
-            _tell(kernels.keep(Path(folder), os.environ))
+            _tell(triton_cache.keep(Path(folder), os.environ))
         return code
     finally:
         for folder in own:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.job.decision import Decision
 from training.job.software import Software, older
+from training.job.types import Decision
 from training.parallel.neuron.environment import CACHE, DEFAULTS
 
 NEURON_PORT = 62182

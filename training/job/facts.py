@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from training.job.instances import Instance
-from training.job.limits import Limit
 from training.job.software import Software
+from training.job.ulimits import Limit
 
 
 @dataclass(frozen=True, kw_only=True)

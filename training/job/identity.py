@@ -14,8 +14,8 @@ from http.client import HTTPException
 from pathlib import Path
 
 from training.errors import RequestError
-from training.job.decision import GIVEN
 from training.job.files import content
+from training.job.types import GIVEN
 
 GIVEN_TYPE = "INSTANCE_TYPE"
 SERVICE = "http://169.254.169.254"

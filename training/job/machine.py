@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from training.job.decision import Decision, count
 from training.job.facts import Node
+from training.job.types import Decision, count
 
 
 def told(node: Node, cards: int) -> list[Decision]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from training.job import cpus, devices, identity, instances, limits, network, software
+from training.job import affinity, devices, identity, instances, network, software, ulimits
 from training.job.facts import Accelerators, Job, Node
 
 HERE = Path("/")
@@ -34,8 +34,8 @@ def look(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HER
         instance=instances.find(type),
         accelerators=_accelerators(root, environment),
         efa=devices.efa(root),
-        domains=cpus.domains(root, allowed),
-        limits=limits.look(),
+        domains=affinity.domains(root, allowed),
+        limits=ulimits.look(),
         software=software.look(root, environment),
     )
 

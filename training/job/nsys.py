@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from training.errors import RequestError
-from training.job.decision import Decision
+from training.job.types import Decision
 
 PLACES = ("usr/local/cuda/bin", "opt/nvidia/nsight-systems*/bin", "opt/nvidia/nsight-systems/*/bin")
 OUTPUT = "report_job{run}_rank%q{{RANK}}_on_%h.nsys-rep"

@@ -8,15 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job import fabric, limits, machine, numa
-from training.job.cpus import listed
-from training.job.decision import GIVEN, Decision, count
+from training.job import fabric, machine, numa
+from training.job import ulimits as limits
+from training.job.accelerators import CORES as NEURON_CORES
+from training.job.accelerators import Usable, accelerators, efa
+from training.job.affinity import listed
 from training.job.facts import Job, Node
-from training.job.limits import Limit
 from training.job.nsys import Nsys
 from training.job.rank import CORES, NSYS
-from training.job.usable import CORES as NEURON_CORES
-from training.job.usable import Usable, accelerators, efa
+from training.job.types import GIVEN, Decision, count
+from training.job.ulimits import Limit
 from training.parallel.neuron.environment import COMPILER
 
 PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections

@@ -11,10 +11,10 @@ from pathlib import Path
 from training.errors import BadNode
 from training.job.plan import Plan
 from training.job.preflight import settings as settings_
-from training.job.preflight.attend import Attendee
-from training.job.preflight.conduct import Conductor
-from training.job.preflight.folder import Shared
+from training.job.preflight.checks_network import Shared
+from training.job.preflight.coordinator import Conductor
 from training.job.preflight.names import Names
+from training.job.preflight.participant import Attendee
 
 
 def run(

@@ -8,13 +8,13 @@ from typing import Any
 
 from training.errors import BadNode, TrainingError
 from training.job.plan import Plan
-from training.job.preflight import local, neuron
-from training.job.preflight.crew import Crew
-from training.job.preflight.folder import BadNodes, Shared
+from training.job.preflight import checks_local, neuron
+from training.job.preflight.checks_network import BadNodes, Shared
 from training.job.preflight.limited import within
 from training.job.preflight.names import Names
 from training.job.preflight.settings import Settings
 from training.job.preflight.wire import Wire, connect
+from training.job.preflight.workers import Crew
 
 WRITING = 20.0
 """Seconds for a few bytes in the shared folder."""
@@ -77,7 +77,7 @@ class Attendee:
             raise TrainingError(f"preflight: {address}:{port}: {welcome['refused']}", local=True)
         self._nonce = welcome["nonce"]
         # In nine tenths of the time that there is, so that even what hangs is told in time.
-        report = local.look(
+        report = checks_local.look(
             self._plan,
             self._environment,
             self._crew,

@@ -9,15 +9,15 @@ from itertools import zip_longest
 from typing import Any
 
 from training.job.plan import Job
-from training.job.preflight import judge
+from training.job.preflight import fault_isolation
 from training.job.preflight.blame import Pair, further, levels, ring
+from training.job.preflight.checks_network import PATIENCE as SEEING
 from training.job.preflight.finding import Fault, Report
-from training.job.preflight.folder import PATIENCE as SEEING
-from training.job.preflight.hub import Hub
 from training.job.preflight.names import Names
+from training.job.preflight.protocol import Hub
 from training.job.preflight.rendezvous import Rendezvous
+from training.job.preflight.report import Row, rows, table, wrong
 from training.job.preflight.settings import Settings
-from training.job.preflight.table import Row, rows, table, wrong
 
 WIDTH = 32
 """Nodes of a gloo group, each of which is connected with each."""
@@ -55,7 +55,7 @@ class Conductor:
             self._hear()
             self._look()
             self._compare_clocks()
-            self._faults += judge.versions(list(self._reports.values()), self._names)
+            self._faults += fault_isolation.versions(list(self._reports.values()), self._names)
             self._compute()
             self._send_home()
         finally:
@@ -90,7 +90,7 @@ class Conductor:
         told = f"{len(answers)} of {self._job.nodes} have come"
         self._rows.append(Row("node", time.monotonic() - self._began, told))
         self._rows += rows(list(self._reports.values()))
-        self._faults += judge.own(self._reports.values())
+        self._faults += fault_isolation.own(self._reports.values())
 
     def _look(self) -> None:
         """Let nodes read files of each other: all those of node 0 and of the next, node 0 all.
@@ -114,7 +114,7 @@ class Conductor:
             for other in ranks:
                 pair = (min(rank, other), max(rank, other))
                 seen[pair] = seen.get(pair, True) and other not in unseen
-        self._faults += judge.folder(nodes, seen, self._names)
+        self._faults += fault_isolation.folder(nodes, seen, self._names)
         self._add_seconds("folder", time.monotonic() - began)
 
     def _compare_clocks(self) -> None:
@@ -125,7 +125,7 @@ class Conductor:
         for rank, answer in self._hub.gather(self._reports, GRACE).items():
             half = (answer.at - began) / 2
             offsets[rank] = (float(answer.value["clock"]) - asked - half, half)
-        self._faults += judge.clocks(offsets, self._names)
+        self._faults += fault_isolation.clocks(offsets, self._names)
         most = max((abs(ahead) for ahead, _ in offsets.values()), default=0.0)
         self._rows.append(Row("clock", time.monotonic() - began, f"within {most:.2f} s"))
 
@@ -182,7 +182,7 @@ class Conductor:
         return [
             fault
             for group in groups
-            for fault in judge.network(group, _among(group, tried), reasons, self._names)
+            for fault in fault_isolation.network(group, _among(group, tried), reasons, self._names)
         ]
 
     def _reduce(self, groups: Sequence[Sequence[int]], name: str, seconds: float) -> dict[int, str]:

@@ -9,10 +9,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from training.job.plan import Plan
-from training.job.preflight import efa, neuron, nvidia, space, versions
-from training.job.preflight.crew import Crew
+from training.job.preflight import checks_accelerator, efa, neuron, space, versions
+from training.job.preflight.checks_network import Shared
 from training.job.preflight.finding import PATIENCE, Finding, Report, check
-from training.job.preflight.folder import Shared
+from training.job.preflight.workers import Crew
 
 Look = Callable[[], tuple[str, list[str]]]
 
@@ -47,7 +47,7 @@ def look(
 
     def use() -> tuple[str, list[str]]:
         probes[:] = crew.ask([{"do": "probe"}] * crew.size, left())
-        return _used(probes, nvidia.present(root, environment))
+        return _used(probes, checks_accelerator.present(root, environment))
 
     devices = check("devices", use, left() + PATIENCE)
     inside = Finding("inside", 0.0, "not tried")
@@ -78,8 +78,8 @@ def look(
 
 
 def _driver(plan: Plan, environment: Mapping[str, str], root: Path) -> tuple[str, list[str]]:
-    if nvidia.present(root, environment):
-        return nvidia.look(environment)
+    if checks_accelerator.present(root, environment):
+        return checks_accelerator.look(environment)
     if neuron.chips(root):
         return neuron.look(root, environment, plan.processes)
     return "no accelerator", []

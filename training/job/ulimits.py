@@ -6,7 +6,7 @@ import contextlib
 import resource
 from dataclasses import dataclass
 
-from training.job.decision import Decision
+from training.job.types import Decision
 
 INFINITE = resource.RLIM_INFINITY
 KINDS = {

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job.cpus import parse
-from training.job.decision import GIVEN, count
+from training.job.affinity import parse
 from training.job.facts import Node
+from training.job.types import GIVEN, count
 
 GPUS, CORES = "CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"
 CONTAINER = "NVIDIA_VISIBLE_DEVICES"  # the GPUs that a container was given
