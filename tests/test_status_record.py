@@ -89,9 +89,9 @@ def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
     class Door:
         @staticmethod
         def configure(flags: object) -> object:
-            from training.composer import file
+            from training.systems.composer import yaml
 
-            return file.read(tmp_path / "config.yaml")
+            return yaml.read(tmp_path / "config.yaml")
 
     for name, folder in (("save", "save"), ("{run_name}", "0.0B_tiny")):
         composer.write(tmp_path / "config.yaml", composer.settings(tmp_path, tmp_path / name))

@@ -16,12 +16,12 @@ import pytest
 from sqshforge.status import clock
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, report, step, write
-from training.composer.config import ComposerConfig
-from training.composer.sections import DataSection, HeldOut, Part, SchedulerSection
 from training.loggers.console import Console
 from training.observers.hang_report import Answer
 from training.observers.hang_report import report as hang_report
 from training.observers.tell import Tell
+from training.systems.composer.config import ComposerConfig
+from training.systems.composer.sections import DataSection, HeldOut, Part, SchedulerSection
 
 
 @pytest.mark.parametrize(

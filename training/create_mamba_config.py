@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.composer import file
-from training.composer.config import ComposerConfig
-from training.composer.sections import HeldOut, Part
 from training.config.flags import Flag, parse
 from training.config.setting import settings
 from training.entrypoint import told
 from training.errors import RequestError
+from training.systems.composer import yaml
+from training.systems.composer.config import ComposerConfig
+from training.systems.composer.sections import HeldOut, Part
 
 _DATA = ("text_paths", "code_paths", "eval_paths")
 _COUNTED = "n_total_tokens"
@@ -27,7 +27,7 @@ _COUNTED = "n_total_tokens"
 
 def _flags() -> dict[str, tuple[str, Flag]]:
     """Give for each flag the section of its key, and the flag."""
-    sections = {name: list(settings(kind)) for name, kind in file.SECTIONS.items()}
+    sections = {name: list(settings(kind)) for name, kind in yaml.SECTIONS.items()}
     times = Counter(one.name for those in sections.values() for one in those)
     found = {}
     for section, those in sections.items():
@@ -58,12 +58,12 @@ def main(arguments: Sequence[str]) -> int:
     output = Path(given["output"])
     if output.exists():
         raise RequestError(f"--output: {output} exists; remove it, or give another name")
-    sections: dict[str, dict[str, Any]] = {name: {} for name in file.SECTIONS}
+    sections: dict[str, dict[str, Any]] = {name: {} for name in yaml.SECTIONS}
     for name, (section, _) in flags.items():
         sections[section][name.rpartition(".")[2]] = given[name]
     sections["data"] |= _data({name: given[name] for name in _DATA})
-    config = ComposerConfig(**{n: file.SECTIONS[n](**values) for n, values in sections.items()})
-    file.write(config, output)
+    config = ComposerConfig(**{n: yaml.SECTIONS[n](**values) for n, values in sections.items()})
+    yaml.write(config, output)
     print(
         f"wrote {output}: {config.data.n_total_tokens:,} tokens, {config.num_steps:,} steps\n"
         f"train it: composer -n 8 -m training.mamba_composer {output}"
@@ -93,7 +93,7 @@ def _data(given: dict[str, str]) -> dict[str, Any]:
         name: tuple(Part(path=one, weight=tokens[one] / total) for one in paths[name])
         for name in ("text_paths", "code_paths")
     }
-    held = tuple(HeldOut(path=one, label=file.label_of(one)) for one in paths["eval_paths"])
+    held = tuple(HeldOut(path=one, label=yaml.label_of(one)) for one in paths["eval_paths"])
     shares = {
         f"{name}_percentage": sum(part.weight for part in parts[f"{name}_paths"])
         for name in ("text", "code")

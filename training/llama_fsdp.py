@@ -13,7 +13,6 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from training import llama_sizes
 from training.config.assemble import assemble
 from training.config.config import Config
 from training.config.flags import Flag, parse
@@ -22,7 +21,8 @@ from training.config.sections import STREAM
 from training.config.setting import boolean
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.llama_flags import COMMON, STYLES
+from training.systems import llama
+from training.systems.llama_flags import COMMON, STYLES
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}
@@ -42,7 +42,7 @@ NAMES = names_of(
     schedule="lr_decay_style",
     dataset_path="dataset",
     precision="bf16",
-    **llama_sizes.NAMES,
+    **llama.NAMES,
 )
 """What errors call by our names -> the flag that was meant."""
 
@@ -62,7 +62,7 @@ TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
 """Settings of ours that the system's own flags stand for."""
 
 
-FLAGS = with_ours((*llama_sizes.FLAGS, *OWN), KNOWN, TAKEN)
+FLAGS = with_ours((*llama.FLAGS, *OWN), KNOWN, TAKEN)
 
 
 def configure(arguments: Sequence[str]) -> Config:
@@ -71,7 +71,7 @@ def configure(arguments: Sequence[str]) -> Config:
     faults = wrong_choices(
         given,
         {
-            "model_type": llama_sizes.TYPES,
+            "model_type": llama.TYPES,
             "lr_decay_style": STYLES,
             "sharding_strategy": SHARDING,
         },
@@ -90,7 +90,7 @@ def configure(arguments: Sequence[str]) -> Config:
         settings["eval_dataset_path"] = source  # its eval_split
     _forget_defaults(settings)
     try:
-        return assemble(settings, {"name": given["model_type"], "sizes": llama_sizes.sizes(given)})
+        return assemble(settings, {"name": given["model_type"], "sizes": llama.sizes(given)})
     except RequestError as error:
         raise RequestError(renamed(str(error), NAMES)) from error
 

@@ -24,10 +24,11 @@ from training.config.known import settings_of, wrong_choices
 from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.smp import data, library, sharding, start
-from training.smp import model as models
-from training.smp.fixed import refused
-from training.smp.flags import CHOICES, FLAGS, KNOWN, NAMES
+from training.systems.smp import library, sharding, start
+from training.systems.smp import model as models
+from training.systems.smp import settings as data
+from training.systems.smp.fixed import refused
+from training.systems.smp.flags import CHOICES, FLAGS, KNOWN, NAMES
 
 NATIVE = "is not {}: torch's own FSDP and tensor parallelism run the models of training.models"
 

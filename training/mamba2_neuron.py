@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training import mamba2_sizes
 from training.config.assemble import assemble
 from training.config.config import Config
 from training.config.faults import FSDP_ONLY
@@ -26,6 +25,7 @@ from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.models import Mamba2Config
 from training.parallel.neuron import environment
+from training.systems import mamba2
 
 DEVICES = {"xla": "xla", "nccl": "cuda", "gloo": "cpu"}
 DTYPES = {"float32": "fp32", "bfloat16": "bf16"}
@@ -49,7 +49,7 @@ KNOWN = (
     Known("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
 )
 OWN = (
-    Flag("model", str, "Mamba130M", f"{', '.join(mamba2_sizes.MODELS)}"),
+    Flag("model", str, "Mamba130M", f"{', '.join(mamba2.MODELS)}"),
     Flag("vocab_size", integer, 50272, "ids of tokens"),
     Flag("backend", str, "xla", "what computes: xla (Neuron), nccl (GPUs) or gloo (CPUs)"),
     Flag("dtype", str, "float32", "float32 or bfloat16: of what is computed with"),
@@ -171,7 +171,7 @@ def _sizes(given: dict[str, Any]) -> Mamba2Config:
             "is another model, whose checkpoints this one cannot read",
             given["tp"],
         )
-    sizes = mamba2_sizes.sizes(
+    sizes = mamba2.sizes(
         given["model"], given["vocab_size"], norm_across_groups=given["rmsnorm_across_groups"]
     )
     if changes.keys() - {"n_groups"} and "n_groups" not in changes:

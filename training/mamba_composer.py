@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.arguments import Parser
-from training.composer import file
-from training.composer.config import ComposerConfig
 from training.entrypoint import leave, told
 from training.errors import RequestError, TrainingError
+from training.systems.composer import yaml
+from training.systems.composer.config import ComposerConfig
 
 FILE = Path("config.yaml")
 NAMES = {"save_ckpt_path": "trainer.save_folder"}
@@ -48,10 +48,10 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
     parser.add_argument("changes", nargs="*", metavar="SECTION.KEY=VALUE")
     asked = parser.parse_intermixed_args(list(arguments))
     if asked.trial:
-        from training.composer import trial  # which takes torch
+        from training.systems.composer import trial  # which takes torch
 
         trial.prepare(asked.file)
-    return file.read(asked.file, asked.changes)
+    return yaml.read(asked.file, asked.changes)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str]) -> int:
     except ImportError as error:
         raise RequestError(f"pip install mosaicml, which is missing here ({error})") from error
     # Neither torch nor Composer is needed to refuse a bad request.
-    from training.composer.run import run
+    from training.systems.composer.trainer import run
 
     return run(config)
 

@@ -13,20 +13,20 @@ from typing import Any
 import torch
 
 from training import mamba_composer
-from training.composer import run
+from training.systems.composer import trainer
 
 if os.environ.get("SHARDED"):
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment, return-value]
     torch.cuda.is_bf16_supported = lambda *args, **kwargs: False  # type: ignore[assignment]
-    ordinary = run.Trainer
+    ordinary = trainer.Trainer
 
     def on_cpu(**options: Any) -> Any:
         options |= {"save_folder": None, "autoresume": False, "device": "cpu"}
         return ordinary(**options)
 
-    run.Trainer = on_cpu
-    make = run._model
-    run._model = lambda config, device, say: make(config, torch.device("cuda"), say)
+    trainer.Trainer = on_cpu
+    make = trainer._model
+    trainer._model = lambda config, device, say: make(config, torch.device("cuda"), say)
 
 for file in sys.argv[1:]:
     mamba_composer.main([file])

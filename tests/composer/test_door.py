@@ -8,9 +8,9 @@ import torch
 
 from tests.composer.runs import run, settings, write, write_packed
 from tests.training.runs import losses, steps
-from training.composer.metrics import measure
 from training.convert.source import Source, load
 from training.data.packed import Packed
+from training.systems.composer.metrics import measure
 
 CREATE = (
     *("-m", "training.create_mamba_config", "--text_paths=text.npy", "--code_paths=code.npy"),

@@ -9,12 +9,12 @@ import torch
 
 from tests.composer.runs import PROGRAM, run, settings, write, write_packed
 from tests.training.runs import losses, steps
-from training.composer import file
-from training.composer.data import open_mixture
-from training.composer.metrics import TOPS, measure
-from training.composer.model import MambaModel
 from training.config.lr_schedule import learning_rate
 from training.data.base import stacked
+from training.systems.composer import yaml
+from training.systems.composer.data import open_mixture
+from training.systems.composer.metrics import TOPS, measure
+from training.systems.composer.model import MambaModel
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_run_of_two_ranks_goes_on_with_one(runs: Path) -> None:
 
 
 def test_the_first_loss_is_the_mean_over_the_targets_of_the_step(runs: Path) -> None:
-    config = file.read(runs / "1x8.yaml")
+    config = yaml.read(runs / "1x8.yaml")
     mixture = open_mixture(config)
     batch = stacked([mixture[number] for number in range(8)])
     logits = MambaModel(config, sharded=False).model(batch.inputs)  # (b, l, v)
@@ -77,7 +77,7 @@ def test_the_first_loss_is_the_mean_over_the_targets_of_the_step(runs: Path) -> 
 
 
 def test_the_rates_are_those_of_our_schedule(runs: Path) -> None:
-    config = file.read(runs / "1x8.yaml")
+    config = yaml.read(runs / "1x8.yaml")
     assert [one["learning_rate"] for one in steps(runs / "1x8")] == [
         learning_rate(config.schedule, step, 3, config.optimizer.lr, config.tokens_per_step)
         for step in (1, 2, 3)

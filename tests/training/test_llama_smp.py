@@ -18,7 +18,7 @@ from training.errors import RequestError
 from training.llama_smp import configure
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig
 from training.parallel import float8
-from training.smp.flags import FLAGS
+from training.systems.smp.flags import FLAGS
 
 LEAST = ("--use_synthetic_data=1", "--checkpoint_dir=/x")
 LAUNCHED = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from training.errors import RequestError
-from training.mamba2_sizes import MODELS, sizes
 from training.models import parameters
+from training.systems.mamba2 import MODELS, sizes
 
 
 def test_the_largest_has_the_known_number_of_parameters() -> None:

@@ -16,14 +16,15 @@ import yaml
 
 from tests.training.families import filled
 from training import models
-from training.composer import file, folder, sharding
-from training.composer.config import ComposerConfig, check_ranks
-from training.composer.sections import FsdpSection, HeldOut, Part
 from training.convert.folders import detect
 from training.convert.source import Source
 from training.create_mamba_config import main
 from training.data.packed import PackedWriter
 from training.errors import RequestError
+from training.systems.composer import checkpoints, sharding
+from training.systems.composer import yaml as file
+from training.systems.composer.config import ComposerConfig, check_ranks
+from training.systems.composer.sections import FsdpSection, HeldOut, Part
 
 WEIGHTS = {
     "text_paths": (0.19581, 0.24358, 0.06882, 0.06457, 0.01188, 0.00453),
@@ -256,25 +257,25 @@ def test_what_fsdp_is_told() -> None:
 def test_the_folder_of_a_run(tmp_path: Path) -> None:
     config, save = load(tmp_path), tmp_path / "save"
     said: list[str] = []
-    folder.prepare(config, save, 1000, 2, said.append)
-    assert not said and not (save / folder.LINK).is_symlink()
+    checkpoints.prepare(config, save, 1000, 2, said.append)
+    assert not said and not (save / checkpoints.LINK).is_symlink()
     for batch in (9, 10):
         torch.save({"batch": batch}, save / f"ep0-ba{batch}-rank0.pt")
     (save / "ep0-ba11-rank0.pt").write_bytes((save / "ep0-ba9-rank0.pt").read_bytes()[:-40])
-    (save / folder.LINK).symlink_to("ep0-ba11-rank0.pt")
-    folder.prepare(config, save, 1000, 2, said.append)
+    (save / checkpoints.LINK).symlink_to("ep0-ba11-rank0.pt")
+    checkpoints.prepare(config, save, 1000, 2, said.append)
     assert said == [f"resuming from {save}/ep0-ba10-rank0.pt"]
-    assert torch.load(save / folder.LINK)["batch"] == 10
+    assert torch.load(save / checkpoints.LINK)["batch"] == 10
 
     with pytest.raises(RequestError, match=r"has checkpoints, such as ep0-ba10-rank0.pt; let"):
-        folder.prepare(load(tmp_path, trainer__autoresume=False), save, 1000, 2, said.append)
+        checkpoints.prepare(load(tmp_path, trainer__autoresume=False), save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^2 faults\n  - model.d_model: is 64, and 2688 in the"):
         other = load(tmp_path, model__d_model=64, model__n_layer=2)
-        folder.prepare(other, save, 1000, 2, said.append)
+        checkpoints.prepare(other, save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^trainer.save_folder: /proc/x cannot be written"):
-        folder.prepare(config, Path("/proc/x"), 1000, 2, said.append)
+        checkpoints.prepare(config, Path("/proc/x"), 1000, 2, said.append)
     with pytest.raises(RequestError, match="bytes free, and a checkpoint takes 12,000,000,000,"):
-        folder.prepare(config, save, 10**15, 2, said.append)
+        checkpoints.prepare(config, save, 10**15, 2, said.append)
 
 
 class Evil:

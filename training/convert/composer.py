@@ -22,7 +22,7 @@ from training.models import Sizes
 
 LATEST = "latest-rank0.pt"
 _PREFIX = "model.language."
-"""Before the names of parameters, in what training.composer.model has."""
+"""Before the names of parameters, in what training.systems.composer.model has."""
 _MADE = {
     ("collections", "OrderedDict"),
     ("torch", "Size"),

@@ -14,10 +14,10 @@ from composer.utils import dist
 from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from training.composer.config import ComposerConfig
 from training.config import lr_schedule
 from training.models import Sizes
 from training.parallel.optimizer import clip_gradients, set_learning_rate
+from training.systems.composer.config import ComposerConfig
 
 
 class LearningRate(Callback):

@@ -16,8 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from training.composer.config import ComposerConfig
 from training.errors import RequestError, writing
+from training.systems.composer.config import ComposerConfig
 from training.trainer.resolved import versions
 
 CONFIG = "config.json"

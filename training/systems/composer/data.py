@@ -20,13 +20,13 @@ from composer.utils import dist
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
-from training.composer.batch import collate, cut, micro_batches, samples_in, tokens_in
-from training.composer.config import SEED, ComposerConfig
 from training.data.base import Sample, Samples
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, count_tokens
 from training.data.sampler import OTHER_DATA
 from training.errors import RequestError
+from training.systems.composer.batch import collate, cut, micro_batches, samples_in, tokens_in
+from training.systems.composer.config import SEED, ComposerConfig
 
 Say = Callable[[str], None]
 

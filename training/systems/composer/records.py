@@ -22,14 +22,14 @@ from composer.utils import dist
 
 from training import models
 from training.checkpoint.lease import Claim
-from training.composer.callbacks import Clipping, LearningRate
-from training.composer.config import ComposerConfig
 from training.errors import TrainingError, writing
 from training.loggers.base import Lenient
 from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
 from training.loggers.outlet import Outlet, Record
 from training.loggers.text import Log
+from training.systems.composer.callbacks import Clipping, LearningRate
+from training.systems.composer.config import ComposerConfig
 from training.trainer import flops
 from training.trainer.metrics import memory, name_of
 

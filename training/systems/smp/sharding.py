@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from training.smp.flags import PREFETCH, SHARDING
-from training.smp.model import SHARD_DEGREES
+from training.systems.smp.flags import PREFETCH, SHARDING
+from training.systems.smp.model import SHARD_DEGREES
 
 HYBRID = "hybrid_shard"
 

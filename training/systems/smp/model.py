@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from training import llama_sizes
 from training.checkpoint import hub
 from training.errors import RequestError
 from training.models import Sizes
+from training.systems import llama
 
 _LLAMA = {"vocab_size": 32000}
 MODEL_SIZES: dict[str, dict[str, dict[str, int]]] = {
@@ -53,7 +53,7 @@ _WIDE = ("mistral", "mixtral")
 """Model types whose MLPs are 14336 wide where nothing else is said."""
 
 _OURS = {
-    **{flag: ours for ours, flag in llama_sizes.NAMES.items()},
+    **{flag: ours for ours, flag in llama.NAMES.items()},
     **{"vocab_size": "vocab_size", "rotary_emb_base": "rope_theta", "rotary_pct": "rotary_pct"},
     **{"num_local_experts": "n_expert", "num_experts_per_tok": "top_k"},
     **{"resid_pdrop": "hidden_dropout", "attn_pdrop": "attention_dropout"},
@@ -79,7 +79,7 @@ def sizes(given: Mapping[str, Any]) -> Sizes:
     named = MODEL_SIZES.get(kind, {}).get(given["model_size"], {})
     wide = {"intermediate_size": 14336} if kind in _WIDE else {}
     asked = {name: value for name, value in given.items() if value is not None}
-    return llama_sizes.sizes({**given, **DEFAULTS, **wide, **named, **asked, "model_type": kind})
+    return llama.sizes({**given, **DEFAULTS, **wide, **named, **asked, "model_type": kind})
 
 
 def pretrained(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:

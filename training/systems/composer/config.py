@@ -11,7 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
-from training.composer.sections import (
+from training.config import lr_schedule as schedule
+from training.config.lr_schedule import ScheduleConfig
+from training.config.setting import faults as own_faults
+from training.errors import RequestError
+from training.systems.composer.sections import (
     SCHEDULES,
     DataSection,
     FsdpSection,
@@ -21,10 +25,6 @@ from training.composer.sections import (
     SchedulerSection,
     TrainerSection,
 )
-from training.config import lr_schedule as schedule
-from training.config.lr_schedule import ScheduleConfig
-from training.config.setting import faults as own_faults
-from training.errors import RequestError
 
 IDS = 1 << 16
 """Token ids that the words of packed files hold."""

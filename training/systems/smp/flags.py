@@ -6,13 +6,13 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from training import llama_sizes
 from training.config.flags import Flag
 from training.config.known import Known, names_of, with_ours
 from training.config.sections import BACKENDS
 from training.config.setting import boolean, integer
-from training.llama_flags import COMMON, STYLES
-from training.smp.fixed import FIXED
+from training.systems import llama
+from training.systems.llama_flags import COMMON, STYLES
+from training.systems.smp.fixed import FIXED
 
 SHARDING: dict[str, dict[str, Any]] = {
     "hybrid_shard": {"sharding_strategy": "hsdp"},
@@ -23,7 +23,7 @@ SHARDING: dict[str, dict[str, Any]] = {
 }
 PREFETCH = {"backward_pre": "pre", "backward_post": "post"}
 CHOICES = {
-    "model_type": llama_sizes.TYPES,
+    "model_type": llama.TYPES,
     "lr_decay_style": STYLES,
     "sharding_strategy": SHARDING,
     "backward_fetch_policy": PREFETCH,
@@ -52,7 +52,7 @@ SIZES = (
         replace(one, default=None, help=f"{one.help} (default: {one.default})")
         if one.default is not None
         else one
-        for one in llama_sizes.FLAGS
+        for one in llama.FLAGS
     ),
     Flag("num_local_experts", integer, None, "mixtral: experts of a layer (default: 8)"),
     Flag("num_experts_per_tok", integer, None, "mixtral: those that see a token (default: 2)"),
@@ -167,7 +167,7 @@ NAMES = names_of(
     save_ckpt_path="checkpoint_dir",
     mirror_url="checkpoint_dir",
     smp_transform="use_smp_implementation",
-    **llama_sizes.NAMES,
+    **llama.NAMES,
 )
 """What errors call by our names -> the flag that was meant."""
 

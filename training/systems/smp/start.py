@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training.models import Sizes
-from training.smp import model
+from training.systems.smp import model
 
 ONLY_FINETUNING = (
     "pretrained_model_name",

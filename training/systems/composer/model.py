@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from training import models
-from training.composer.batch import Batch
-from training.composer.config import SEED, ComposerConfig
-from training.composer.metrics import measure, metrics
 from training.models.language import LanguageModel
+from training.systems.composer.batch import Batch
+from training.systems.composer.config import SEED, ComposerConfig
+from training.systems.composer.metrics import measure, metrics
 from training.trainer import flops
 
 
@@ -71,7 +71,7 @@ class MambaModel(ComposerModel):
         return outputs  # ()
 
     def eval_forward(self, batch: Batch, outputs: Tensor | None = None) -> Tensor:
-        """Measure a batch of held-out data, (4,): see training.composer.metrics."""
+        """Measure a batch of held-out data, (4,): see training.systems.composer.metrics."""
         return measure(self.model(batch["inputs"]), batch["targets"])  # (4,)
 
     def get_metrics(self, is_train: bool) -> dict[str, Metric]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.composer.sections import FsdpSection
+from training.systems.composer.sections import FsdpSection
 
 
 def settings(

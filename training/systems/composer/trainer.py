@@ -16,19 +16,19 @@ from composer.utils import dist
 
 from training import models
 from training.checkpoint.lease import NOBODY, Claim, Own
-from training.composer import folder as folders
-from training.composer import sharding
-from training.composer.callbacks import Clipping, Described, LearningRate, Stopping
-from training.composer.config import SEED, ComposerConfig, check_ranks
-from training.composer.data import held_out, training_data
-from training.composer.model import MambaModel
-from training.composer.records import Records
 from training.config import lr_schedule
 from training.errors import SAVED, RequestError, TrainingError
 from training.loggers import Outlet
 from training.loggers.base import Lenient
 from training.loggers.console import Console
 from training.parallel.fsdp import compute_dtype
+from training.systems.composer import checkpoints as folders
+from training.systems.composer import sharding
+from training.systems.composer.callbacks import Clipping, Described, LearningRate, Stopping
+from training.systems.composer.config import SEED, ComposerConfig, check_ranks
+from training.systems.composer.data import held_out, training_data
+from training.systems.composer.model import MambaModel
+from training.systems.composer.records import Records
 from training.trainer import flops
 from training.trainer.metrics import name_of
 

@@ -1,0 +1,1 @@
+"""What belongs to one system alone, beside what all of them share."""
