@@ -6,7 +6,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from training.schedule import ScheduleConfig, learning_rate
+from training.config.lr_schedule import ScheduleConfig, learning_rate
 
 STEPS = 1000
 # The warm-ups of the Llama systems and of Neuron's are longer here than usual, to be seen.

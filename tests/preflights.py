@@ -12,7 +12,7 @@ from pathlib import Path
 PROGRAM = """\
 import functools, os, sys, time
 from training.job import preflight
-from training.job.preflight import crew, local, versions
+from training.job.preflight import checks_local, versions, workers
 from training.job.preflight.__main__ import main
 {odd}
 sys.exit(main([]))
@@ -106,4 +106,4 @@ class Nodes:
         """What makes the crew of a node run a program of its own: WORKER with these values."""
         path = self._folder / "worker.py"
         path.write_text(WORKER.format(**values))
-        return f"crew.PROGRAM = ({str(path)!r},)"
+        return f"workers.PROGRAM = ({str(path)!r},)"

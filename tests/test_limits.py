@@ -209,7 +209,7 @@ def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None
 
 def ask(group: Cgroup, what: str) -> str:
     """What a process in that cgroup answers."""
-    code = f"from sqshforge import limits; print(limits.{what}())"
+    code = f"from sqshforge.host import resources; print(resources.{what}())"
     environment = {k: v for k, v in os.environ.items() if not re.match("SLURM_", k)}
     argv = [*group.starting(), sys.executable, "-c", code]
     done = subprocess.run(argv, check=True, stdout=subprocess.PIPE, env=environment)

@@ -52,7 +52,7 @@ def test_quiet_says_nothing() -> None:
 
 SHOW = """
 import time
-from sqshforge.progress import Reporter
+from sqshforge.host.progress import Reporter
 with Reporter().track("pack", total=4e6) as tracker:
     for _ in range(4):
         time.sleep(0.2)

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.root
 
 CALL = """
 import os, sys
-from sqshforge import rootless
+from sqshforge.host import userns
 from sqshforge.errors import RequestError
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 def work():
     assert os.geteuid() == 0
@@ -29,7 +29,7 @@ def work():
 
 try:
     for number in range(2):
-        assert rootless.call(work, "rootfs:.", Programs()) != os.getpid()
+        assert userns.call(work, "rootfs:.", Programs()) != os.getpid()
         assert os.geteuid() != 0
     print("twice")
 except Exception as error:
@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from sqshforge.build import name_of
 from sqshforge.engine.buildah import Buildah
-from sqshforge.programs import Programs
+from sqshforge.host.programs import Programs
 
 checkout, place = map(Path, sys.argv[1:])
 place.mkdir()

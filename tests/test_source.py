@@ -20,6 +20,7 @@ from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.image import address as source
 from sqshforge.image import overlay
+from sqshforge.image.docker import Exported
 from tests import engines, oddroot
 from tests.containers import until
 from tests.engines import docker_fixture as docker_fixture
@@ -147,7 +148,7 @@ def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
             raise BrokenPipeError
 
     with image.open() as content, pytest.raises(BrokenPipeError):
-        assert isinstance(content, source.docker.Exported)
+        assert isinstance(content, Exported)
         content.write_base(
             cast(IO[bytes], Full()), {}, 0, lambda amount: None, split=True, xattrs=False
         )
@@ -158,8 +159,9 @@ def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
 def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> None:
     image = source.parse(in_buildah, Programs())
     code = (
-        "import os, signal; from sqshforge import programs, source\n"
-        f"with source.parse({in_buildah!r}, programs.Programs()).open():\n"
+        "import os, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image import address\n"
+        f"with address.parse({in_buildah!r}, programs.Programs()).open():\n"
         "    os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], check=False)
@@ -175,8 +177,10 @@ def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) ->
         in_docker.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
     )
     code = (
-        "import io, os, signal; from sqshforge import programs, source\n"
-        f"image = source.Dockerd({image.name!r}, programs.Programs(), way=source.Way.EXPORTED)\n"
+        "import io, os, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image.docker import Dockerd\n"
+        "from sqshforge.image.source import Way\n"
+        f"image = Dockerd({image.name!r}, programs.Programs(), way=Way.EXPORTED)\n"
         "class Killer(io.RawIOBase):\n"
         "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
         "with image.open() as content:\n"
@@ -195,8 +199,8 @@ def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
     (folder / "etc").mkdir(parents=True)
     work.mkdir()
     code = (
-        "import os, pathlib, signal; from sqshforge import programs\n"
-        "from sqshforge.image.address import overlay\n"
+        "import os, pathlib, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image import overlay\n"
         f"folder, work = pathlib.Path({str(folder)!r}), pathlib.Path({str(work)!r})\n"
         "with overlay.mounted([folder], work, programs.Programs()) as stack:\n"
         "    print(stack.merge(), flush=True)\n"

@@ -26,14 +26,14 @@ from training.loggers import jsonl
 
 STARTED = """\
 import os, sys
-from training.job import agent, record
+from training.job import agent, job_log
 from training.job.node import look
 from training.job.plan import make_plan, read_job
 job = read_job(os.environ)
 plan = make_plan(job, look(job), os.environ, "training.mamba_fsdp", sys.argv[1:])
-record.begin(plan, os.environ)
+job_log.begin(plan, os.environ)
 code = agent.run(plan.torchrun)
-record.end(plan, os.environ, code)
+job_log.end(plan, os.environ, code)
 sys.exit(code)
 """
 """The part of training.launch that has to do with a job's record."""

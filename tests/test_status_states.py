@@ -244,7 +244,8 @@ def test_a_login_node_whose_clock_is_off(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(50))
     code = (
         "import sys, time\nright = time.time\ntime.time = lambda: right() + 7200\n"
-        "from sqshforge.cli.main import main\nsys.argv[1:] = ['status', sys.argv[1], '--json']\nmain()\n"
+        "from sqshforge.cli.main import main\n"
+        "sys.argv[1:] = ['status', sys.argv[1], '--json']\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True)
     told = json.loads(done.stdout)

@@ -53,7 +53,7 @@ def sources() -> dict[str, str]:
 
 
 def test_equal_sources_give_equal_bytes(root: Path) -> None:
-    code = "import sys; from sqshforge import zipapp; sys.stdout.buffer.write(zipapp.runtime())"
+    code = "import sys; from sqshforge.run import zipapp; sys.stdout.buffer.write(zipapp.runtime())"
     for zone in ("UTC", "Asia/Tokyo"):
         env = {**os.environ, "TZ": zone, "PYTHONHASHSEED": "7"}
         argv = [sys.executable, "-c", code]

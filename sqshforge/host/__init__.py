@@ -1,1 +1,1 @@
-"""This machine: its programs, files, locks, network, user namespaces and terminal."""
+"""What is asked of this machine: programs, files, locks, network, namespaces, terminal."""

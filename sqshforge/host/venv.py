@@ -1,4 +1,4 @@
-"""Fill a virtual environment by uv: `python -m sqshforge.host.venv FOLDER REQUIREMENT` (setup.sh does).
+"""Fill a virtual environment by uv, as setup.sh does: `python -m sqshforge.host.venv FOLDER WHAT`.
 
 uv links what it has unpacked before into the environment, so one of gigabytes is made again in
 seconds; pip would get and unpack all of it. The exit code is uv's, and so is what it says.

@@ -10,8 +10,17 @@ import zipfile
 from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
+RUN = (
+    *("__init__", "container", "environment", "layers", "mount", "rootpath"),
+    *("standalone", "start", "supervisor"),
+)
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
-MODULES = ("__init__.py", "errors.py", "install.py", "programs.py", "syscalls.py", "runtime/*.py")
+MODULES = (
+    "__init__.py",
+    "errors.py",
+    *(f"host/{name}.py" for name in ("__init__", "install", "programs", "syscalls")),
+    *(f"run/{name}.py" for name in RUN),
+)
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
 # Python 3.6 can read it, so that an old interpreter is told and not just fails.
@@ -26,7 +35,7 @@ if sys.version_info < (3, 9):
     )
     sys.exit(3)
 
-from sqshforge.runtime.standalone import main
+from sqshforge.run.standalone import main
 
 main(sys.argv[1:])
 """
@@ -34,7 +43,7 @@ main(sys.argv[1:])
 
 def runtime() -> bytes:
     """The zip application, made of this package; equal sources give equal bytes."""
-    package = Path(__file__).parent
+    package = Path(__file__).parents[1]
     paths = [path for pattern in MODULES for path in package.glob(pattern)]
     files = {f"sqshforge/{path.relative_to(package)}": path.read_bytes() for path in paths}
     buffer = io.BytesIO()

@@ -24,7 +24,7 @@ PROGRAM = """
 import os, sys, time
 from training import checkpoint, mamba_fsdp, manifest
 from training.parallel import fsdp
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 {change}
 leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """

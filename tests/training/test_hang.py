@@ -19,8 +19,8 @@ from training.observers.watchdog import Limits
 PROGRAM = """
 import os, re, sys, time
 from training import mamba_fsdp
-from training.data.reader import Reader
-from training.door import enter, leave
+from training.data.sampler import Reader
+from training.entrypoint import enter, leave
 from training.models.language import Block
 
 rank = int(os.environ.get("RANK", "0"))

@@ -48,7 +48,7 @@ BROKEN_ONCE = """
 import sys
 from training import mamba_fsdp
 from training.parallel import fsdp
-from training.door import enter, leave
+from training.entrypoint import enter, leave
 clip = fsdp.clip_gradients
 norms = iter(range(100))
 

@@ -25,11 +25,11 @@ from training.errors import RequestError, TrainingError
 HOLD = """
 import sys, time
 from pathlib import Path
-from training.claim import claim
+from training.checkpoint import lease
 from training.errors import TrainingError
-claim.BEAT, claim.SILENCE = 0.3, 2.0
+lease.BEAT, lease.SILENCE = 0.3, 2.0
 try:
-    with claim.Own(Path(sys.argv[1])) as held:
+    with lease.Own(Path(sys.argv[1])) as held:
         held.take(lambda told: print("told", told, flush=True))
         print("has it", flush=True)
         while not held.lost and not Path(sys.argv[1], "end").exists():

@@ -19,8 +19,9 @@ STEPS = 14
 PROGRAM = """
 import sys
 from pathlib import Path
-from training import loop, mamba_fsdp, manifest
-from training.door import enter, leave
+from training import mamba_fsdp, manifest
+from training.trainer import trainer
+from training.entrypoint import enter, leave
 
 def fill(disk):
     with (disk / "filler").open("wb", buffering=0) as file:
@@ -41,7 +42,7 @@ def publish_without_room(folder, told):
 manifest.publish = publish_without_room
 """
 FULL_FROM_STEP_20_TO_100 = """
-turn = loop.Trainer.turn
+turn = trainer.Trainer.turn
 def turn_by_turn(self):
     last = turn(self)
     if self.step == 20:
@@ -49,7 +50,7 @@ def turn_by_turn(self):
     if self.step == 100:
         (self.folder / "filler").unlink()
     return last
-loop.Trainer.turn = turn_by_turn
+trainer.Trainer.turn = turn_by_turn
 """
 
 

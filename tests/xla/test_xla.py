@@ -23,8 +23,8 @@ COUNT_COMPILED = """
 import sys
 from pathlib import Path
 from torch_xla.debug import metrics
-from training.configfile import load
-from training.loop import Trainer
+from training.config.yaml import load
+from training.trainer.trainer import Trainer
 from training.parallel.backend import find
 
 config = load(Path(sys.argv[1]), sys.argv[2:])

@@ -1,6 +1,6 @@
 """The sections of a configuration: every setting with its default and what it means.
 
-From these come flags, keys of files, help and checks (training.config.setting). Light: no torch here.
+From these come flags, keys of files, help and checks (training.config.setting). Light: no torch.
 """
 
 from __future__ import annotations

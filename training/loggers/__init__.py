@@ -1,6 +1,7 @@
 """Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a bar.
 
-A record is a line of metrics.jsonl (training/trainer/metrics.py lists the kinds). Only rank 0 has outlets.
+A record is a line of metrics.jsonl (training/trainer/metrics.py lists the kinds). Only rank 0 has
+outlets.
 """
 
 from __future__ import annotations
@@ -53,10 +54,10 @@ def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
         opened.append(Average(run.average_interval, start, console))
     if run.tensorboard_dir:
         folder = Path(run.tensorboard_dir)
-        curves = _load("events").TensorBoard(folder, start, run.tensorboard_tags)
+        curves = _load("tensorboard").TensorBoard(folder, start, run.tensorboard_tags)
         opened.append(Lenient(curves, "TensorBoard", console))
     if run.use_wandb:
-        server = _load("weights_biases").open_run(config)
+        server = _load("wandb").open_run(config)
         opened.append(Lenient(server, "Weights & Biases", console))
     if run.progress and console.show_bar(start, run.num_steps):
         opened.append(Bar(console))

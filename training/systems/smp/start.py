@@ -19,7 +19,7 @@ ONLY_FINETUNING = (
 
 @dataclass(frozen=True)
 class Start:
-    """The model, its name, and its first values (settings of training.config.config.ModelConfig)."""
+    """The model, its name, and its first values (settings of ModelConfig)."""
 
     name: str
     sizes: Sizes
