@@ -40,9 +40,10 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def overlays() -> None:
-    """What a test has buildah make for an ordinary user is kept where sqshforge looks for it."""
-    from sqshforge.host import buildah_storage
+    """Buildah and skopeo keep and find what is an ordinary user's where sqshforge looks for it."""
+    from sqshforge.host import buildah_storage, logins
 
+    logins.choose()
     programs = Programs()
     buildah = programs.which("buildah")
     if buildah is not None:

@@ -92,7 +92,9 @@ def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
             assert not output.exists() or output.read_bytes() in whole
         if index % 10 == 9:  # a cold one again
             shutil.rmtree(cache, ignore_errors=True)
-    assert killed > KILLS / 2 and {"tmp", "json"} <= seen
+    assert killed > KILLS / 2 and "json" in seen
+    # The process that packs for an ordinary user is another one, which clears up.
+    assert ("tmp" in seen) == (os.geteuid() == 0)
     with started(addresses[0], output) as process:
         assert process.communicate(timeout=60) and process.returncode == 0
     assert output.read_bytes() == whole[0]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs
 
 
@@ -37,7 +38,7 @@ def test_a_missing_program_names_its_package(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError) as caught:
         Programs().require("mksquashfs", "packing")
-    assert caught.value.mend == "apt-get install squashfs-tools"
+    assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
     with pytest.raises(MissingError, match="mksquashfs cannot be started"):
         Programs().attempt(["mksquashfs"])
 

@@ -138,7 +138,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine() -> Iterator[Machine]:
+def machine(as_root: None) -> Iterator[Machine]:
     """A checkout of a user's, and a PATH with a shell's tools and Python alone."""
     place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs, stop
 from sqshforge.image import address as source
 from sqshforge.image import temporary
@@ -190,7 +191,7 @@ def test_without_skopeo_the_package_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError) as caught:
         source.parse("docker://127.0.0.1:1/a", Programs()).config()
-    assert caught.value.mend == "apt-get install skopeo"
+    assert caught.value.mend == f"{sudo()}apt-get install skopeo"
 
 
 class Closed(Programs):

@@ -18,6 +18,7 @@ import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host import userns
+from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs
 from sqshforge.host.progress import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
@@ -359,7 +360,7 @@ def test_a_machine_without_the_squash_tool(tree: Path, tmp_path: Path) -> None:
 
     with pytest.raises(MissingError, match="mksquashfs") as caught:
         squash.pack(Rootfs(tree), tmp_path / "a.sqsh", FAST, Without(), QUIET)
-    assert caught.value.mend == "apt-get install squashfs-tools"
+    assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
 
 
 def test_an_image_that_goes_away_in_between(image: str, tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sqshforge.download import download
 from sqshforge.errors import MissingError
+from sqshforge.host.download import download
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs

@@ -29,8 +29,8 @@ def check(run: RunConfig) -> None:
     """
     faults = []
     for wanted, setting, module, package in (
-        (run.tensorboard_dir, "tensorboard_dir", "events", "tensorboard"),
-        (run.use_wandb, "use_wandb", "weights_biases", "wandb"),
+        (run.tensorboard_dir, "tensorboard_dir", "tensorboard", "tensorboard"),
+        (run.use_wandb, "use_wandb", "wandb", "wandb"),
     ):
         try:
             if wanted:

@@ -9,9 +9,10 @@ Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the ste
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
 data_wait is the share of the time that steps waited for data, on the rank that waited longest.
 samples_per_second is that of all ranks, tflops that of one device by
-training.trainer.flops.model_tflops. mfu, the share of the device's peak by training.trainer.flops, is null where the peak is not known.
-Losses are means over all ranks, written with all their digits. A run that resumes from step N first
-removes the records after N, so that they always tell one undisturbed history.
+training.trainer.flops.model_tflops. mfu, the share of the device's peak by training.trainer.flops,
+is null where the peak is not known. Losses are means over all ranks, written with all their digits.
+A run that resumes from step N first removes the records after N, so that they always tell one
+undisturbed history.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Composer's measurements as the records of metrics.jsonl, and a line a step for people.
 
 The kinds of records are those of training.trainer.metrics: a step and a report each step, an
-evaluation for each of the held-out sets, which also has its `label`, `top3` and `top10`. tokens_seen is
-Composer's count, one more a sample than there are targets. Composer's settings go to hparams.json.
+evaluation for each of the held-out sets, which also has its `label`, `top3` and `top10`.
+tokens_seen is Composer's count, one more a sample than there are targets. Composer's settings go to
+hparams.json.
 Only rank 0 writes.
 """
 

@@ -1,9 +1,9 @@
 """config.yaml read and written. Light: no torch here.
 
 Sections and keys are those of training.systems.composer.sections. text_paths and code_paths are
-lists of {path, weight, order}, of which order may be left out; eval_paths is one of {path, label}, where a
-label that is left out is the file's name up to its first dot. A key that does not exist is an
-error.
+lists of {path, weight, order}, of which order may be left out; eval_paths is one of {path,
+label}, where a label that is left out is the file's name up to its first dot. A key that does not
+exist is an error.
 """
 
 from __future__ import annotations
