@@ -39,7 +39,7 @@ except Exception as error:
 COPY = """
 import sys
 from pathlib import Path
-from sqshforge.build import name_of
+from sqshforge.build.build import name_of
 from sqshforge.engine.buildah import Buildah
 from sqshforge.host.programs import Programs
 

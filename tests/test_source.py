@@ -179,7 +179,7 @@ def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) ->
     code = (
         "import io, os, signal; from sqshforge.host import programs\n"
         "from sqshforge.image.docker import Dockerd\n"
-        "from sqshforge.image.source import Way\n"
+        "from sqshforge.image.docker import Way\n"
         f"image = Dockerd({image.name!r}, programs.Programs(), way=Way.EXPORTED)\n"
         "class Killer(io.RawIOBase):\n"
         "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"

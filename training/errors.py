@@ -9,7 +9,7 @@ from pathlib import Path
 SAVED = 85
 """Exit code of a run that was asked to stop (SIGTERM) and saved: start it again to go on."""
 HUNG = 86
-"""Exit code of a run that made no progress and was ended by its watch (training.watch)."""
+"""Exit code of a run that made no progress and was ended by its watch (training.observers)."""
 
 BAD_NODE = 87
 """Exit code of a start whose preflight found a fault: start it again, without the bad nodes."""
