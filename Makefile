@@ -64,9 +64,10 @@ lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)
 
-lint: setup-test  ## ruff, mypy, shellcheck, hadolint
+lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo --no-cache
 	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
 	.venv/bin/pytest -q tests/test_render.py -k hadolint
 

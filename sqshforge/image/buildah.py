@@ -15,7 +15,7 @@ from sqshforge.image import temporary
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Folder
-from sqshforge.run.rootpath import unescape
+from sqshforge.host.rootpath import unescape
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sqshforge.host import syscalls
 from sqshforge.run import supervisor
 from sqshforge.run.environment import merge
 from sqshforge.run.layers import make_read_only, mount, mount_root
-from sqshforge.run.rootpath import folder, inside, text, unescape
+from sqshforge.host.rootpath import folder, inside, text, unescape
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
 

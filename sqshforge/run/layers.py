@@ -7,7 +7,7 @@ from pathlib import Path
 
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
-from sqshforge.run.rootpath import unescape
+from sqshforge.host.rootpath import unescape
 from sqshforge.run.supervisor import Keeper
 
 PROGRAMS = Programs()

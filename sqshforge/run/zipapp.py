@@ -11,14 +11,14 @@ from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
 RUN = (
-    *("__init__", "container", "environment", "layers", "mount", "rootpath"),
+    *("__init__", "container", "environment", "layers", "mount"),
     *("standalone", "start", "supervisor"),
 )
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
     "__init__.py",
     "errors.py",
-    *(f"host/{name}.py" for name in ("__init__", "install", "programs", "syscalls")),
+    *(f"host/{name}.py" for name in ("__init__", "install", "programs", "rootpath", "syscalls")),
     *(f"run/{name}.py" for name in RUN),
 )
 SHEBANG = b"#!/usr/bin/env python3\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqshforge.image import enroot
 from sqshforge.image.docker_export import is_left_out
-from sqshforge.run.rootpath import inside
+from sqshforge.host.rootpath import inside
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int) -> None:
