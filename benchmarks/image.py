@@ -21,7 +21,7 @@ from sqshforge.build.context import Context
 from sqshforge.engine import Build
 from sqshforge.engine.docker import Docker
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 
 TARGET = "cpu-mamba"
 BASE = "localhost/sqshforge-bench-base:latest"

@@ -31,7 +31,7 @@ from benchmarks import image, report, rig
 from sqshforge.errors import MissingError, SqshforgeError
 from sqshforge.host.disk import require_space
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from tests.engines import daemon
 
 ROOT = Path(__file__).resolve().parent.parent

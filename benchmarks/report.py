@@ -12,8 +12,7 @@ from typing import Any
 from rich.table import Table
 
 from sqshforge.host.programs import Programs
-from sqshforge.host.terminal import show_table
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human, show_table
 from tests.engines import CLIENT
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks import image
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs, failed
-from sqshforge.host.progress import Tracker
+from sqshforge.host.terminal import Tracker
 from sqshforge.squash.mksquashfs import PROFILES, Options, Squasher
 from tests import footprint
 from tests.engines import CLIENT

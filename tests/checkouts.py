@@ -16,7 +16,7 @@ from sqshforge import lock, recipe
 from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter, Tracker
+from sqshforge.host.terminal import Reporter, Tracker
 from tests import processes
 from tests.conftest import ROOT
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -26,7 +26,7 @@ from sqshforge import recipe
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Asked, Lock, LockedPackage
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize

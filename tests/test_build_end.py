@@ -19,7 +19,7 @@ from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from tests import checkouts, containers, processes
 from tests.engines import CLIENT
 from tests.engines import docker_host_fixture as docker_host_fixture

@@ -10,7 +10,7 @@ import pytest
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import download
 from sqshforge.host.network import Pip
-from sqshforge.host.progress import Tracker
+from sqshforge.host.terminal import Tracker
 from tests.servers import Web
 from tests.servers import direct_fixture as direct_fixture
 from tests.servers import web_fixture as web_fixture

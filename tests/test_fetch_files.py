@@ -13,7 +13,7 @@ from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.download import download
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Tracker
+from sqshforge.host.terminal import Tracker
 from sqshforge.lock import LockedPackage
 from tests.servers import HTML, JSON, Distribution, Index, Web, sdist, wheel
 from tests.servers import direct_fixture as direct_fixture

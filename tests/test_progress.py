@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from sqshforge.host import progress, units
+from sqshforge.host import terminal
 from sqshforge.host.programs import Programs
 
 
@@ -17,19 +17,19 @@ from sqshforge.host.programs import Programs
     ("count", "told"), [(0, "0 B"), (999, "999 B"), (1.5e3, "1.5 kB"), (4.29e8, "429.0 MB")]
 )
 def test_bytes_for_people(count: float, told: str) -> None:
-    assert units.human(count) == told
+    assert terminal.human(count) == told
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.04, "0.0 s"), (61, "1 min 01 s")])
 def test_times_for_people(seconds: float, told: str) -> None:
-    assert units.duration(seconds) == told
+    assert terminal.duration(seconds) == told
 
 
 def test_without_a_terminal_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     out = io.StringIO()
-    reporter = progress.Reporter(out)
+    reporter = terminal.Reporter(out)
     with reporter.track("pack", total=100e6) as tracker:
         for second in range(1, 26):
             now[0] = float(second)
@@ -43,7 +43,7 @@ def test_without_a_terminal_it_is_a_line_now_and_then(monkeypatch: pytest.Monkey
 
 def test_quiet_says_nothing() -> None:
     out = io.StringIO()
-    reporter = progress.Reporter(out, quiet=True)
+    reporter = terminal.Reporter(out, quiet=True)
     reporter.say("hello")
     with reporter.track("work") as tracker:
         tracker.note("x")
@@ -52,7 +52,7 @@ def test_quiet_says_nothing() -> None:
 
 SHOW = """
 import time
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 with Reporter().track("pack", total=4e6) as tracker:
     for _ in range(4):
         time.sleep(0.2)

@@ -14,7 +14,7 @@ import pytest
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest, userns
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import address as source
 from sqshforge.image import enroot
 from sqshforge.squash import pack as squash

@@ -14,8 +14,7 @@ import pytest
 from sqshforge.errors import RequestError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.progress import Reporter
-from sqshforge.host.units import size
+from sqshforge.host.terminal import Reporter, size
 from sqshforge.image import address
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request as record

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import address as source
 from sqshforge.squash import pack
 from tests import archives, oddroot

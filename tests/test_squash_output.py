@@ -20,7 +20,7 @@ from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host import userns
 from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import pack as squash

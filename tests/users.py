@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import parse
 from sqshforge.squash import pack as squash
 from tests import checkouts, containers, oddroot, processes

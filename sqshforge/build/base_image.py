@@ -21,7 +21,7 @@ from sqshforge.errors import MissingError
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.project import Project
 from sqshforge.recipe import Bootstrap, Recipe

@@ -28,7 +28,7 @@ from sqshforge.host.lockfile import alone
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.mirrors import read as read_mirrors
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe

@@ -21,7 +21,7 @@ from sqshforge.host.lockfile import alone
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip, sha256
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.lock.git import snapshot
 from sqshforge.recipe import Recipe, normalize

@@ -16,7 +16,7 @@ def cache_ls() -> None:
     from datetime import datetime
 
     from sqshforge.host import invocation
-    from sqshforge.host.units import human
+    from sqshforge.host.terminal import human
     from sqshforge.squash.cache import Cache
 
     ours = Cache.of_user()
@@ -34,7 +34,7 @@ def cache_ls() -> None:
 def cache_prune(keep: str) -> None:
     """Remove bases, the least recently used first, until SIZE holds the rest."""
     from sqshforge.host import invocation
-    from sqshforge.host.units import human, size
+    from sqshforge.host.terminal import human, size
     from sqshforge.squash.cache import Cache
 
     gone = Cache.of_user().prune(size(keep))

@@ -14,7 +14,7 @@ from sqshforge.cli.options import engine_option, set_option, steps_of
 def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
     """Gather all that a build takes from outside, for OFFLINE=1."""
     from sqshforge.host import invocation
-    from sqshforge.host.units import human
+    from sqshforge.host.terminal import human
 
     steps = steps_of(engine, settings)
     folder, bundle = steps.vendor(target)
@@ -30,7 +30,7 @@ def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
 def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
     """Build a target's image."""
     from sqshforge.host import invocation
-    from sqshforge.host.units import duration, human
+    from sqshforge.host.terminal import duration, human
 
     steps = steps_of(engine, settings)
     built = steps.build(target)

@@ -49,7 +49,7 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
 def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     """Show what is added, removed and changed from A.sqsh to B.sqsh."""
     from sqshforge.host import invocation
-    from sqshforge.host.progress import Reporter
+    from sqshforge.host.terminal import Reporter
     from sqshforge.inspect import diff as changes
 
     found = changes.compare(before, after, Reporter())
@@ -74,9 +74,8 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     """Prove that FILE.sqsh is whole, and what its record and its signature say."""
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
     from sqshforge.host.resources import processors
-    from sqshforge.host.terminal import show_table
+    from sqshforge.host.terminal import Reporter, show_table
     from sqshforge.inspect import verify as verdict
 
     found = verdict.verify(file, signers, processors(), Programs(), Reporter())
@@ -99,8 +98,8 @@ def sign(file: Path, key: Path) -> None:
     from sqshforge.errors import WorkError
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
     from sqshforge.host.resources import processors
+    from sqshforge.host.terminal import Reporter
     from sqshforge.inspect import signature
     from sqshforge.inspect import verify as verdict
 

@@ -28,7 +28,7 @@ def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     from sqshforge import project
     from sqshforge.cli.workflow import Steps
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
+    from sqshforge.host.terminal import Reporter
 
     parameters = pairs_of(settings, "--set")
     home = project.find()

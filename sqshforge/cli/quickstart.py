@@ -10,7 +10,7 @@ from rich.table import Table
 from sqshforge.cli import next_command as next_job
 from sqshforge.cli.workflow import Steps
 from sqshforge.host import invocation
-from sqshforge.host.units import duration, human
+from sqshforge.host.terminal import duration, human
 from sqshforge.run.smoke_test import Outcome
 from sqshforge.squash import pack
 from sqshforge.squash.cache import Cache

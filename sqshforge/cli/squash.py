@@ -44,8 +44,7 @@ def pack(
     from sqshforge.cli import workflow as steps
     from sqshforge.host import invocation
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
-    from sqshforge.host.units import duration, human
+    from sqshforge.host.terminal import Reporter, duration, human
     from sqshforge.image import address as sources
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
@@ -81,8 +80,7 @@ def smoke_test(
 
     from sqshforge.cli import next_command
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
-    from sqshforge.host.terminal import show_table
+    from sqshforge.host.terminal import Reporter, show_table
     from sqshforge.run import smoke_test as smoke
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
@@ -158,8 +156,7 @@ def stage(
     The path is all that it prints, as launchers read it.
     """
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
-    from sqshforge.host.units import size
+    from sqshforge.host.terminal import Reporter, size
     from sqshforge.squash import stage as staging
 
     file, folder, most = file.absolute(), folder.absolute(), size(limit)

@@ -77,7 +77,7 @@ def lock(target: str | None, check: bool) -> None:
     from sqshforge import project, recipe
     from sqshforge.host import invocation, mirrors, network
     from sqshforge.host.programs import Programs
-    from sqshforge.host.progress import Reporter
+    from sqshforge.host.terminal import Reporter
 
     home = project.find()
     programs = Programs()

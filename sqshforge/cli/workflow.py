@@ -13,7 +13,7 @@ from sqshforge.build import inputs
 from sqshforge.errors import RequestError
 from sqshforge.host import userns
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import address as source
 from sqshforge.project import Project
 from sqshforge.run import smoke_test

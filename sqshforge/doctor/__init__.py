@@ -16,7 +16,7 @@ from sqshforge.doctor import engines, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
 from sqshforge.host import invocation, network
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human
 from sqshforge.project import Project, in_the_way, owner
 
 __all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]

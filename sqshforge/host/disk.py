@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 from sqshforge.errors import MissingError
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human
 
 
 def require_space(folder: Path, needed: int, work: str) -> None:

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.mirrors import bare
 from sqshforge.host.network import Pip, ca_bundle, sha256
-from sqshforge.host.progress import Tracker
+from sqshforge.host.terminal import Tracker
 
 TRIES = 4
 PAUSE = 2.0  # seconds before a try, times the tries before it

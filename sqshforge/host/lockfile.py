@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 
 
 @contextlib.contextmanager

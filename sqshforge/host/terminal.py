@@ -1,23 +1,157 @@
-"""What is drawn: the live line of work under way, and the tables of results."""
+"""What people read: sizes and times, work under way, and the tables of results.
+
+Long work is a live line on a terminal, a line now and then elsewhere. All of it goes to standard
+error, so that standard output stays the command's own result. rich, which takes its time to load,
+is imported where something is drawn.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    SpinnerColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
-from rich.table import Table
+from sqshforge.errors import RequestError
 
-from sqshforge.host.progress import Tracker
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
-WIDE = 400  # columns where there is no terminal
+EVERY = 10.0  # seconds between two lines where there is no terminal
+WIDE = 400  # columns of a table there
+UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+def human(count: float) -> str:
+    """A number of bytes for people: 1.2 GB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people: 4.2 s, 3 min 20 s."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def size(text: str) -> int:
+    """Bytes of a size such as 50G or 512M; `RequestError` for what is none."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    if found is None:
+        raise RequestError(f"{text!r} is no size", mend="a number of bytes, or 512M, 50G, 1T")
+    return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+class Tracker:
+    """One piece of work under way: how much of it is done, and what it is doing now."""
+
+    def __init__(self, name: str, total: float | None, unit: str) -> None:
+        self.name = name
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.doing = ""
+        self.started = time.monotonic()
+
+    def advance(self, amount: float) -> None:
+        self.set(self.done + amount)
+
+    def set(self, done: float, total: float | None = None) -> None:
+        self.done = done
+        if total is not None:
+            self.total = total
+        self.redraw()
+
+    def note(self, doing: str) -> None:
+        """Say what is being done now, in a few words (the last line of a build's output, say)."""
+        self.doing = doing
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Show the new state; each kind of display has its own way."""
+
+    def figures(self) -> str:
+        """How much, how fast, how long still; empty where nothing is counted."""
+        if not self.done:
+            return ""
+        elapsed = max(time.monotonic() - self.started, 1e-9)
+        rate = self.done / elapsed
+        if self.unit == "bytes":
+            parts = [human(self.done), f"{human(rate)}/s"]
+        else:
+            parts = [f"{self.done:.0f} {self.unit}", f"{rate:.0f}/s"]
+        if self.total:
+            parts.insert(0, f"{min(100, 100 * self.done / self.total):.0f}%")
+            parts.append(f"{duration(max(self.total - self.done, 0) / rate)} left")
+        return ", ".join(parts)
+
+
+class _Lines(Tracker):
+    def __init__(
+        self, name: str, total: float | None, unit: str, say: Callable[[str], None]
+    ) -> None:
+        super().__init__(name, total, unit)
+        self._say = say
+        self._next = self.started + EVERY
+
+    def redraw(self) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._next = now + EVERY
+            state = self.figures() or self.doing
+            self._say(
+                f"{self.name}: {duration(now - self.started)}" + (f", {state}" if state else "")
+            )
+
+
+class Reporter:
+    """Says what is going on. `quiet` drops everything but results and errors."""
+
+    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
+        self.quiet = quiet
+        self._stream = stream or sys.stderr
+
+    @cached_property
+    def _terminal(self) -> Console | None:
+        """The terminal, where there is one; rich takes its time to load."""
+        if not self._stream.isatty():
+            return None
+        from rich.console import Console
+
+        return Console(file=self._stream, highlight=False)
+
+    def say(self, text: str) -> None:
+        if self.quiet:
+            return
+        if self._terminal is None:
+            print(text, file=self._stream, flush=True)
+        else:
+            self._terminal.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    @contextlib.contextmanager
+    def track(
+        self, name: str, total: float | None = None, unit: str = "bytes"
+    ) -> Iterator[Tracker]:
+        """Follow one piece of work for the length of a block."""
+        if self.quiet:
+            yield Tracker(name, total, unit)
+        elif self._terminal is not None:
+            with live(self._terminal, name, total, unit) as tracker:
+                yield tracker
+        else:
+            self.say(f"{name} ...")
+            yield _Lines(name, total, unit, self.say)
 
 
 class _Live(Tracker):
@@ -34,6 +168,8 @@ class _Live(Tracker):
 @contextmanager
 def live(console: Console, name: str, total: float | None, unit: str) -> Iterator[Tracker]:
     """A line that follows one piece of work, and is gone at its end."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -47,6 +183,8 @@ def live(console: Console, name: str, total: float | None, unit: str) -> Iterato
 
 def show_table(table: Table) -> None:
     """Print a result's table: as wide as the terminal, and never cut where there is none."""
+    from rich.console import Console
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image.archive import Archived
 from sqshforge.image.buildah import Storage
 from sqshforge.image.config import parse_config

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.programs import Programs
+from sqshforge.host.rootpath import unescape
 from sqshforge.image import temporary
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Folder
-from sqshforge.host.rootpath import unescape
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import IO, Any
 
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, failed
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import docker_export, docker_mount, temporary
 from sqshforge.image.config import Step, parse_config, understanding
 from sqshforge.image.enroot import CARRIED, ImageConfig

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.host.disk import require_space
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import temporary
 from sqshforge.image.archive import Archived
 from sqshforge.image.config import parse_config, steps, understanding

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from sqshforge.host.progress import Reporter
-from sqshforge.host.units import human
+from sqshforge.host.terminal import Reporter, human
 from sqshforge.inspect import packages, shares
 from sqshforge.inspect.inspect import environment
 from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment

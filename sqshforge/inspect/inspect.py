@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from sqshforge.errors import WorkError
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human
 from sqshforge.image.enroot import CARRIED
 from sqshforge.inspect import packages, shares
 from sqshforge.inspect.packages import Package

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human
 from sqshforge.inspect.inspect import Inspection
 from sqshforge.squashfs.faults import shown
 

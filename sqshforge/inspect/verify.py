@@ -12,7 +12,7 @@ from rich.table import Table
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import digest
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot
 from sqshforge.inspect import signature
 from sqshforge.squash import request

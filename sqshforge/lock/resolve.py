@@ -10,7 +10,7 @@ from sqshforge.host.download import download
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.lock import apt, patches
 from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (

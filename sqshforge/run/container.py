@@ -21,10 +21,10 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.host import syscalls
+from sqshforge.host.rootpath import folder, inside, text, unescape
 from sqshforge.run import supervisor
 from sqshforge.run.environment import merge
 from sqshforge.run.layers import make_read_only, mount, mount_root
-from sqshforge.host.rootpath import folder, inside, text, unescape
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
 

@@ -15,8 +15,7 @@ from rich.table import Table
 
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
-from sqshforge.host.units import duration
+from sqshforge.host.terminal import Reporter, duration
 from sqshforge.run.start import require_sqsh
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")

@@ -20,8 +20,7 @@ from sqshforge.host import digest
 from sqshforge.host.clone import copy
 from sqshforge.host.files import link, publish, remove_leftovers
 from sqshforge.host.lockfile import alone
-from sqshforge.host.progress import Reporter
-from sqshforge.host.units import size
+from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
 from sqshforge.squashfs.superblock import LAYOUT, Tables
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from sqshforge.host.rootpath import inside
 from sqshforge.image import enroot
 from sqshforge.image.docker_export import is_left_out
-from sqshforge.host.rootpath import inside
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int) -> None:

@@ -16,8 +16,8 @@ from pathlib import Path
 from sqshforge.errors import RequestError
 from sqshforge.host import resources
 from sqshforge.host.programs import Programs, failed
-from sqshforge.host.progress import Tracker
 from sqshforge.host.syscalls import begin_writing
+from sqshforge.host.terminal import Tracker
 from sqshforge.image.address import Stream
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squashfs.superblock import set_duplicates

@@ -19,7 +19,7 @@ from sqshforge.host.disk import require_space
 from sqshforge.host.files import partial, remove_leftovers, sync
 from sqshforge.host.lockfile import alone
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot
 from sqshforge.image.address import Source
 from sqshforge.squash import assemble, mksquashfs, request

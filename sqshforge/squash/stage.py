@@ -22,9 +22,8 @@ from sqshforge.host.disk import require_space
 from sqshforge.host.files import partial, publish, remove_leftovers, sync
 from sqshforge.host.lockfile import alone
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
 from sqshforge.host.resources import processors
-from sqshforge.host.units import human
+from sqshforge.host.terminal import Reporter, human
 from sqshforge.run.start import require_sqsh
 from sqshforge.squash import request
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqshforge.host import invocation
-from sqshforge.host.units import human
+from sqshforge.host.terminal import human
 from sqshforge.status.jobs import Job, Start
 from sqshforge.status.run import Status
 from sqshforge.status.state import State

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sqshforge.host import lockfile
 from sqshforge.host.programs import Programs
-from sqshforge.host.progress import Reporter
+from sqshforge.host.terminal import Reporter
 
 # apt, which minimal Ubuntu lacks, and what README asks of a machine.
 ASKED = ("apt", "git", "make", "python3", "sudo", "ca-certificates")
