@@ -13,7 +13,6 @@ import click
 from sqshforge import __version__
 from sqshforge.cli.commands import COMMANDS
 from sqshforge.errors import RequestError, SqshforgeError
-from sqshforge.host import logins
 
 
 class Commands(click.Group):
@@ -48,7 +47,6 @@ for command in COMMANDS:
 def main() -> NoReturn:
     """Entry point: domain errors become a few lines and their exit code, never a traceback."""
     signal.signal(signal.SIGTERM, _terminated)
-    logins.choose()
     try:
         code = cli.main(standalone_mode=False)
     except SqshforgeError as error:

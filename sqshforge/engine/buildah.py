@@ -16,6 +16,7 @@ from sqshforge.engine import volumes
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError
 from sqshforge.host import buildah_storage as storage
+from sqshforge.host import logins
 from sqshforge.host.programs import Programs
 
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
@@ -36,6 +37,7 @@ class Buildah:
     def find(cls, programs: Programs) -> Buildah:
         program = programs.require("buildah", "it builds images without a daemon")
         storage.choose(program, programs)
+        logins.choose()
         return cls(program, programs)
 
     def check(self, dockerfile: str) -> list[str]:

@@ -31,7 +31,7 @@ def _file() -> Path:
     """The user's own logins, else a file that has none."""
     above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
-        if file.is_file():
+        if os.access(file, os.R_OK):
             return file
     none = cache_home() / "no-logins.json"
     none.parent.mkdir(parents=True, exist_ok=True)
