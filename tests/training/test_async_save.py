@@ -22,7 +22,8 @@ from training import manifest
 
 PROGRAM = """
 import os, sys, time
-from training import checkpoint, mamba_fsdp, manifest
+from training import mamba_fsdp, manifest
+from training.checkpoint import dcp
 from training.parallel import fsdp
 from training.entrypoint import enter, leave
 {change}
@@ -30,11 +31,11 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 
 SLOW_DISK = """
-save = checkpoint.dcp.save
+save = dcp.dcp.save
 def slow(*given, **named):
     time.sleep(1 + int(os.environ["RANK"]))
     return save(*given, **named)
-checkpoint.dcp.save = slow
+dcp.dcp.save = slow
 """
 
 BROKEN_DISK_OF_RANK_1 = """

@@ -166,7 +166,7 @@ def test_a_process_that_keeps_the_lock_shows_its_stack(tmp_path: Path) -> None:
     assert "hang: rank 1 hangs, without an answer; no progress for" in text
     assert "is computing" in text
     stuck = text.split("stacks of rank 1:")[1].split("stacks of rank 0:")[0]
-    assert "program.py" in stuck and "in sit" in stuck and "loop.py" in stuck
+    assert "program.py" in stuck and "in sit" in stuck and "trainer.py" in stuck
 
 
 def test_a_slow_run_is_left_alone(tmp_path: Path) -> None:
