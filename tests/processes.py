@@ -47,11 +47,11 @@ def command(pid: int) -> str:
     return _read(pid, "cmdline").replace(b"\0", b" ").decode(errors="replace").strip()
 
 
-def kill(pids: Iterable[int]) -> None:
-    """Kill -9 each; one that is gone already is no matter."""
+def kill(pids: Iterable[int], signal_number: int = signal.SIGKILL) -> None:
+    """Send each a signal; one that is gone already is no matter."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, signal_number)
 
 
 def _has(pid: int, variables: Mapping[str, str | None]) -> bool:

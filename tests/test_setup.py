@@ -303,9 +303,8 @@ def killed(machine: Machine, reached: Path, strike: int) -> None:
             if strike == 9:
                 processes.kill([process.pid])  # and what it started goes on
             else:
-                os.kill(process.pid, strike)
-                for pid in processes.descendants(process.pid):  # Ctrl-C reaches them all
-                    os.kill(pid, strike)
+                below = processes.descendants(process.pid)
+                processes.kill([process.pid, *below], strike)  # Ctrl-C reaches them all
             process.wait(timeout=30)
         finally:
             (machine.checkout / "hold").unlink()
