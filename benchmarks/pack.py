@@ -29,8 +29,8 @@ from typing import Any
 
 from benchmarks import image, report, rig
 from sqshforge.errors import MissingError, SqshforgeError
-from sqshforge.host.disk import require_space
 from sqshforge.host.programs import Programs
+from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from tests.engines import daemon
 

@@ -1,4 +1,4 @@
-"""Where things lie in a checkout of this project."""
+"""Where things lie in a checkout of this project, and the time that what is made of it bears."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, RequestError
+
+EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
+NEWEST_EPOCH = 2**32 - 1  # times in a squash file are 32 bits, without a sign
 
 
 @dataclass(frozen=True)
@@ -116,3 +119,15 @@ def cache_home() -> Path:
     """The folder of what runs keep: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
     above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")
+
+
+def source_date_epoch() -> int | None:
+    """SOURCE_DATE_EPOCH in seconds; None where it is not set, `RequestError` where it is none."""
+    text = os.environ.get(EPOCH_VARIABLE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) <= NEWEST_EPOCH):
+        raise RequestError(
+            f"{EPOCH_VARIABLE} is {text!r}", mend="seconds since 1970, or leave it unset"
+        )
+    return int(text)

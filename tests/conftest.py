@@ -41,13 +41,13 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def overlays() -> None:
     """Buildah and skopeo keep and find what is an ordinary user's where sqshforge looks for it."""
-    from sqshforge.host import buildah_storage, logins
+    from sqshforge.host import network, rootless
 
-    logins.choose()
+    network.choose_login_file()
     programs = Programs()
     buildah = programs.which("buildah")
     if buildah is not None:
-        buildah_storage.choose(buildah, programs)
+        rootless.choose_buildah_storage(buildah, programs)
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def packed_image() -> Iterator[Path]:
     from sqshforge import engine, recipe
     from sqshforge import lock as locks
     from sqshforge.build import build
-    from sqshforge.host import userns
+    from sqshforge.host import rootless
     from sqshforge.image import address
     from sqshforge.squash import pack
 
@@ -70,7 +70,7 @@ def packed_image() -> Iterator[Path]:
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
         image, options = address.parse(built.source, programs), pack.Options.of("shared")
-        userns.call(
+        rootless.call_as_root(
             lambda: pack.pack(image, path, options, programs, reporter), built.source, programs
         )
     yield path

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host import clone
+from sqshforge.host import files
 from sqshforge.host.programs import Programs
 
-PAGE, PIECE = clone.PAGE, clone.PIECE
+PAGE, PIECE = files.PAGE, files.COPY_PIECE
 SIZES = (0, 1, PAGE - 1, PAGE, PAGE + 1, PIECE - 1, PIECE, 3 * PIECE + 5 * PAGE + 7)
 
 
@@ -35,13 +35,13 @@ def forget(path: Path, start: int, size: int) -> None:
 @pytest.fixture(params=["none", "_Cached", "_Direct"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way is slow; the other takes all parts but a few."""
-    monkeypatch.setattr(clone, "PART", 256 * PAGE)
-    monkeypatch.setattr(clone, "PIECE", 64 * PAGE)
+    monkeypatch.setattr(files, "COPY_PART", 256 * PAGE)
+    monkeypatch.setattr(files, "COPY_PIECE", 64 * PAGE)
     if request.param != "none":
-        slow = getattr(clone, request.param)
+        slow = getattr(files, request.param)
         copy = slow.__call__
 
-        def copy_slowly(self: clone.Way, start: int, end: int) -> None:
+        def copy_slowly(self: files.CopyMethod, start: int, end: int) -> None:
             time.sleep(0.05)
             copy(self, start, end)
 
@@ -51,7 +51,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("size", SIZES)
 def test_the_first_bytes(source: Path, tmp_path: Path, size: int) -> None:
-    clone.copy(source, tmp_path / "target", size)
+    files.copy(source, tmp_path / "target", size)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()[:size]
 
 
@@ -63,21 +63,21 @@ def test_what_is_not_in_the_page_cache(
 ) -> None:
     source.read_bytes()
     forget(source, start, length)
-    clone.copy(source, tmp_path / "target", SIZES[-1])
+    files.copy(source, tmp_path / "target", SIZES[-1])
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
 
 
 def test_it_is_not_copied_over_another_file(source: Path, tmp_path: Path) -> None:
     (tmp_path / "target").write_text("mine")
     with pytest.raises(FileExistsError):
-        clone.copy(source, tmp_path / "target", PAGE)
+        files.copy(source, tmp_path / "target", PAGE)
     assert (tmp_path / "target").read_text() == "mine"
 
 
 @pytest.mark.usefixtures("way")
 def test_a_source_that_is_shorter_than_told(source: Path, tmp_path: Path) -> None:
     forget(source, 0, 0)
-    clone.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
+    files.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
 
 
@@ -85,15 +85,15 @@ def test_where_direct_writes_fail(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They may be taken by a file system at first, and refused when they come."""
-    monkeypatch.setattr(clone, "PART", 256 * PAGE)
+    monkeypatch.setattr(files, "COPY_PART", 256 * PAGE)
     calls = []
 
-    def refuse(self: clone.Way, start: int, end: int) -> None:
+    def refuse(self: files.CopyMethod, start: int, end: int) -> None:
         calls.append(start)
         raise OSError("Invalid argument")
 
-    monkeypatch.setattr(clone._Direct, "__call__", refuse)
-    clone.copy(source, tmp_path / "target", SIZES[-1])
+    monkeypatch.setattr(files._Direct, "__call__", refuse)
+    files.copy(source, tmp_path / "target", SIZES[-1])
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
     assert calls == [0]
 
@@ -113,11 +113,11 @@ def small(as_root: None, tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.usefixtures("way")
 def test_into_memory(source: Path, small: Path) -> None:
-    clone.copy(source, small / "target", PIECE + 5)
+    files.copy(source, small / "target", PIECE + 5)
     assert (small / "target").read_bytes() == source.read_bytes()[: PIECE + 5]
 
 
 @pytest.mark.usefixtures("way")
 def test_a_full_disk_is_told(source: Path, small: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
-        clone.copy(source, small / "target", SIZES[-1])
+        files.copy(source, small / "target", SIZES[-1])

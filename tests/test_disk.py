@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError
-from sqshforge.host.disk import require_space
+from sqshforge.host.resources import require_space
 
 
 def test_enough_is_enough(tmp_path: Path) -> None:

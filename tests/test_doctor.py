@@ -16,8 +16,8 @@ import pytest
 from sqshforge import doctor
 from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import MissingError
-from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs, Result
+from sqshforge.host.suggest import sudo
 from sqshforge.project import Project
 from tests import checkouts
 from tests.commands import sqshforge

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host.network import sha256
+from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs
 from sqshforge.lock import git
 from sqshforge.lock.model import LockedSource

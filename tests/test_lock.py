@@ -14,6 +14,7 @@ import pytest
 from sqshforge import lock, recipe
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import network
+from sqshforge.host.files import sha256
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
@@ -271,7 +272,7 @@ def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
 ) -> None:
     (tmp_path / "data.tar.gz").write_bytes(b"data")
     before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
-    assert [one.sha256 for one in before.archives] == [network.sha256(tmp_path / "data.tar.gz")]
+    assert [one.sha256 for one in before.archives] == [sha256(tmp_path / "data.tar.gz")]
     (tmp_path / "data.tar.gz").unlink()
     shutil.rmtree(tmp_path / "build")
     kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})

@@ -9,9 +9,9 @@ from tests.users import existing
 
 ASK = """
 import subprocess, sys
-from sqshforge.host import logins
+from sqshforge.host import network
 if sys.argv[1] == "chosen":
-    logins.choose()
+    network.choose_login_file()
 words = ["skopeo", "inspect", "--tls-verify=false", "docker://127.0.0.1:9/none"]
 print(subprocess.run(words, capture_output=True, text=True).stderr)
 """

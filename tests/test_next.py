@@ -17,7 +17,7 @@ import click
 import pytest
 
 from sqshforge.cli import main, next_command
-from sqshforge.host import invocation
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import request
@@ -156,7 +156,7 @@ def test_the_program_is_called_as_it_is_reached(monkeypatch: pytest.MonkeyPatch)
     assert said("cache", "ls", env={"PATH": f"{SCRIPT.parent}:{path}"}).split()[0] == "sqshforge"
     monkeypatch.setattr(sys, "argv", ["/x/sqshforge/__main__.py"])
     expected = f"{Path(sys.executable).relative_to(ROOT)} -m sqshforge cache ls"
-    assert invocation.sqshforge("cache", "ls") == expected
+    assert suggest.sqshforge("cache", "ls") == expected
 
 
 SINFO = "#!/bin/sh\nprintf '%s'\nexit %d\n"

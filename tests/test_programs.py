@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs
+from sqshforge.host.suggest import sudo
 
 
 def test_capture_returns_output_and_takes_input_and_variables() -> None:

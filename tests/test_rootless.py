@@ -13,7 +13,7 @@ pytestmark = pytest.mark.root
 
 CALL = """
 import os, sys
-from sqshforge.host import userns
+from sqshforge.host import rootless
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 
@@ -29,7 +29,7 @@ def work():
 
 try:
     for number in range(2):
-        assert userns.call(work, "rootfs:.", Programs()) != os.getpid()
+        assert rootless.call_as_root(work, "rootfs:.", Programs()) != os.getpid()
         assert os.geteuid() != 0
     print("twice")
 except Exception as error:

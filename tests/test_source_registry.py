@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.install import sudo
 from sqshforge.host.programs import Programs, stop
+from sqshforge.host.suggest import sudo
 from sqshforge.image import address as source
 from sqshforge.image import temporary
 from tests.archives import Image, file, folder, layer, put, sha256, write

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.host import digest, userns
+from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import address as source
@@ -81,7 +81,7 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
     chosen = replace(squash.Options.of("fast"), **options)
     programs = Programs()
     image = parse(address)
-    return userns.call(
+    return rootless.call_as_root(
         lambda: squash.pack(image, output, chosen, programs, QUIET), address, programs
     )
 
@@ -346,7 +346,9 @@ def test_what_is_up_to_date_is_known_without_reading_it(
     """A file of many gigabytes takes longer to read than a second."""
     output = pack(odd.addresses["buildah"], tmp_path / "a.sqsh").path
     with monkeypatch.context() as patch:
-        patch.setattr(digest, "of", lambda path, jobs: pytest.fail(f"{path} was read"))
+        patch.setattr(
+            "sqshforge.host.files.digest", lambda path, jobs: pytest.fail(f"{path} was read")
+        )
         assert pack(odd.addresses["buildah"], output).up_to_date
     os.utime(output)
     assert pack(odd.addresses["buildah"], output).up_to_date  # by its bytes: it was only touched

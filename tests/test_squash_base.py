@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import RequestError
-from sqshforge.host import digest
+from sqshforge.host import files
 from sqshforge.host.programs import Programs, Result
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.image import address
@@ -146,7 +146,7 @@ def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     path, _ = desk.pack(desk.build("two"))
     facts = record.read(path)
     assert facts is not None
-    assert facts["digest"] == digest.of(path, jobs=1)
+    assert facts["digest"] == files.digest(path, jobs=1)
     assert facts["base"] == f"sha256:{desk.cache.bases()[0].path.stem}"
     assert facts["image"]["env"][-1] == "WHO=base"
 
@@ -236,7 +236,7 @@ def add(cache: Cache, key: str, folder: Path, size: int = 1000) -> Path:
     packed.write_bytes(b"A" * 96 + bytes(size - 96))
     cache.folder.mkdir(exist_ok=True)
     tables = Tables(superblock=b"B" * 96, start=900, rest=b"R" * 10)
-    cache.add(key, packed, digest.pieces(packed, 1), tables, "test")
+    cache.add(key, packed, files.piece_digests(packed, 1), tables, "test")
     return packed
 
 

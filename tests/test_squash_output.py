@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host import userns
-from sqshforge.host.install import sudo
+from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
+from sqshforge.host.suggest import sudo
 from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
@@ -55,7 +55,7 @@ def image(tree: Path) -> Iterator[str]:
 def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Packed:
     programs = Programs()
     source = parse(image, programs)
-    return userns.call(
+    return rootless.call_as_root(
         lambda: squash.pack(source, output, options, programs, QUIET), image, programs
     )
 

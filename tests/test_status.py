@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host import invocation
+from sqshforge.host import suggest
 from sqshforge.status import checkpoints, jobs, metrics
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts
@@ -166,7 +166,7 @@ def test_what_people_see(life: Path) -> None:
     assert any(": no end is noted: killed, or its first node was lost" in line for line in lines)
     assert any(": saved and stopped, as it was asked to" in line for line in lines)
     assert any(line.startswith("checkpoint step 160, 3.4 MB, complete for") for line in lines)
-    assert lines[-1] == f"next: {invocation.python('-m', 'training.report', life, '-o', 'report')}"
+    assert lines[-1] == f"next: {suggest.python('-m', 'training.report', life, '-o', 'report')}"
 
 
 def test_it_reads_and_leaves_everything_as_it_is(life: Path) -> None:

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge import epoch
 from sqshforge.build import ecr
 from sqshforge.build.dockerfile import base_reference
 from sqshforge.build.inputs import Bundle, Outside
@@ -23,7 +22,7 @@ from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
-from sqshforge.project import Project
+from sqshforge.project import Project, source_date_epoch
 from sqshforge.recipe import Bootstrap, Recipe
 
 REPOSITORY = "localhost/sqshforge-base"
@@ -90,7 +89,7 @@ def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:
     reference = base_reference(what, lock.base)
     bootstrap = what.base.bootstrap
     sources = deb_lines(bootstrap, foundry.programs) if bootstrap else []
-    made_at = epoch.asked()
+    made_at = source_date_epoch()
     bootstrapped = ""
     if bootstrap is not None:
         times = [] if made_at is None else [made_at]

@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from sqshforge import __version__, doctor, epoch
+from sqshforge import __version__, doctor
 from sqshforge.build import base_image, dockerfile
 from sqshforge.build import inputs as supply
 from sqshforge.build import wheels as files
@@ -23,14 +23,14 @@ from sqshforge.build.inputs import Outside, Supply
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.host import network
-from sqshforge.host.disk import require_space
-from sqshforge.host.lockfile import alone
+from sqshforge.host.files import exclusive, sha256
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.mirrors import read as read_mirrors
 from sqshforge.host.programs import Programs
+from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
-from sqshforge.project import Project
+from sqshforge.project import EPOCH_VARIABLE, Project, source_date_epoch
 from sqshforge.recipe import Recipe
 
 INPUTS = "io.sqshforge.inputs"  # a label: digest of all that an image was built from
@@ -80,8 +80,8 @@ def build(
     name = name_of(what.target, root)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.target}"
-    with alone(project.build / f".{what.target}.lock", busy, reporter):
-        made_at = epoch.asked()
+    with exclusive(project.build / f".{what.target}.lock", busy, reporter):
+        made_at = source_date_epoch()
         context = dockerfile.context(what, locked, root, {})
         digest = context.digest()
         inputs = digest if made_at is None else f"{digest} at {made_at}"
@@ -136,7 +136,7 @@ def _build(
         started_from = base_image.prepare(
             what, locked, base_image.Foundry.of(project, engine, outside)
         )
-    made_at = epoch.asked()
+    made_at = source_date_epoch()
     revision = _revision(project.root, programs, reporter)
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
@@ -165,7 +165,7 @@ def _build(
                 **supply.arguments(supplies),
                 **({} if offline else network.proxies()),
                 **jobs(what),
-                **({} if made_at is None else {epoch.VARIABLE: str(made_at)}),
+                **({} if made_at is None else {EPOCH_VARIABLE: str(made_at)}),
                 "INPUTS": inputs,
                 "REVISION": revision,
                 "CREATED": created,
@@ -272,7 +272,7 @@ def installer(locked: Lock, outside: Outside) -> Supply:
     place = f"wheels/{python.installer_wheel()}"
     path = outside.bundle / place
     allowed = {one.removeprefix("sha256:") for one in python.installer.hashes}
-    if path.is_file() and network.sha256(path) in allowed:
+    if path.is_file() and sha256(path) in allowed:
         return supply.of(path, place)
     (file,) = files.files([python.installer], python.version, outside.pip, outside.programs)
     return supply.taken(file, place, outside)

@@ -18,6 +18,7 @@ from sqshforge.build.inputs import Bundle, Outside, Supply
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
 from sqshforge.host import network
+from sqshforge.host.files import sha256
 from sqshforge.host.mirrors import read as read_mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
@@ -87,7 +88,7 @@ def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iter
             partial = tar.with_suffix(".part")
             engine.save(name, partial)
             partial.rename(tar)
-        yield Supply(place="", path=tar, sha256=network.sha256(tar))
+        yield Supply(place="", path=tar, sha256=sha256(tar))
 
 
 def _apt(

@@ -17,9 +17,9 @@ from sqshforge.build.dockerfile import argument
 from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.download import download
-from sqshforge.host.lockfile import alone
+from sqshforge.host.files import exclusive, sha256
 from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip, sha256
+from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
@@ -71,7 +71,7 @@ def gathering(outside: Outside) -> Iterator[None]:
     """Fill a bundle alone: others who would fetch the same wait, and then find it there."""
     outside.bundle.mkdir(parents=True, exist_ok=True)
     busy = f"waiting for another process that fills {outside.bundle}"
-    with alone(outside.bundle / ".lock", busy, outside.reporter):
+    with exclusive(outside.bundle / ".lock", busy, outside.reporter):
         yield
 
 

@@ -20,7 +20,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print it for
 @click.option("--plot", type=as_path, metavar="FILE.png", help="Draw where the bytes are.")
 def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.terminal import show_table
     from sqshforge.inspect import inspect as inspection
 
@@ -38,7 +38,7 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
         show_table(table)
     if plot is not None:
         click.echo(f"\n{plot}: drawn")
-    click.echo(f"\nnext: {invocation.sqshforge('verify', file)}")
+    click.echo(f"\nnext: {suggest.sqshforge('verify', file)}")
 
 
 @click.command()
@@ -48,7 +48,7 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
 @click.option("--exit-code", is_flag=True, help="End with 1 where they differ.")
 def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     """Show what is added, removed and changed from A.sqsh to B.sqsh."""
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.terminal import Reporter
     from sqshforge.inspect import diff as changes
 
@@ -57,7 +57,7 @@ def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
         click.echo(found.json())
     else:
         click.echo("\n".join(found.lines()))
-        click.echo(f"\nnext: {invocation.sqshforge('inspect', after)}")
+        click.echo(f"\nnext: {suggest.sqshforge('inspect', after)}")
     sys.exit(1 if exit_code and not found.equal else 0)
 
 
@@ -72,7 +72,7 @@ def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
 @json_option
 def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     """Prove that FILE.sqsh is whole, and what its record and its signature say."""
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
     from sqshforge.host.terminal import Reporter, show_table
@@ -86,7 +86,7 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
         show_table(found.table())
         click.echo(f"\n{file}: {'verified' if found.ok else 'FAILED'}")
         if found.ok:
-            click.echo(f"next: {invocation.sqshforge('smoke-test', file)}")
+            click.echo(f"next: {suggest.sqshforge('smoke-test', file)}")
     sys.exit(0 if found.ok else 1)
 
 
@@ -96,7 +96,7 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
 def sign(file: Path, key: Path) -> None:
     """Sign FILE.sqsh with an SSH key, into FILE.sqsh.sig."""
     from sqshforge.errors import WorkError
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
     from sqshforge.host.terminal import Reporter
@@ -114,7 +114,7 @@ def sign(file: Path, key: Path) -> None:
             mend="pack it anew",
         )
     place = using.sign(file, signature.statement(file, found.digest), programs)
-    click.echo(f"{place}: signed\nnext: {invocation.sqshforge('verify', file)}")
+    click.echo(f"{place}: signed\nnext: {suggest.sqshforge('verify', file)}")
 
 
 COMMANDS = (inspect, diff, verify, sign)

@@ -8,7 +8,7 @@ from pathlib import Path
 from sqshforge import recipe
 from sqshforge.engine.buildah import OURS
 from sqshforge.errors import SqshforgeError
-from sqshforge.host import invocation
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.project import find
 from sqshforge.squash import request
@@ -19,9 +19,9 @@ def launch(image: Path, programs: Programs) -> str:
     nodes = _nodes(programs)
     launcher = _launcher(image.absolute()) if nodes else None
     if launcher is None:
-        return invocation.sqshforge("run", image, "--", "bash")
-    job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", invocation.shown(launcher)])
-    return f"IMAGE={shlex.quote(invocation.shown(image))} {job}"
+        return suggest.sqshforge("run", image, "--", "bash")
+    job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", suggest.shown(launcher)])
+    return f"IMAGE={shlex.quote(suggest.shown(image))} {job}"
 
 
 def _nodes(programs: Programs) -> int:

@@ -9,7 +9,7 @@ from rich.table import Table
 
 from sqshforge.cli import next_command as next_job
 from sqshforge.cli.workflow import Steps
-from sqshforge.host import invocation
+from sqshforge.host import suggest
 from sqshforge.host.terminal import duration, human
 from sqshforge.run.smoke_test import Outcome
 from sqshforge.squash import pack
@@ -82,7 +82,7 @@ def go(steps: Steps, target: str, since: float | None) -> Report:
         outcome=outcome,
         next_command=next_job.launch(packed.path, steps.programs)
         if outcome.ok
-        else invocation.sqshforge("run", packed.path, "--", "bash"),
+        else suggest.sqshforge("run", packed.path, "--", "bash"),
     )
 
 

@@ -42,7 +42,7 @@ def pack(
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
     from sqshforge.cli import workflow as steps
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, duration, human
     from sqshforge.image import address as sources
@@ -63,7 +63,7 @@ def pack(
         packed = ours.pack(ours.build(source), place, options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
-    click.echo(f"next: {invocation.sqshforge('smoke-test', packed.path)}")
+    click.echo(f"next: {suggest.sqshforge('smoke-test', packed.path)}")
 
 
 @click.command("smoke-test")

@@ -83,12 +83,12 @@ def status(
     if found:
         click.echo("\n".join(lines(told[0], job)))
         return
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
     from sqshforge.host.terminal import show_table
 
     newest = sorted(told, key=lambda one: one.facts.quiet)[0]
     show_table(table(told))
-    click.echo(f"\nnext: {invocation.sqshforge('status', newest.folder)}")
+    click.echo(f"\nnext: {suggest.sqshforge('status', newest.folder)}")
 
 
 COMMANDS = (status,)

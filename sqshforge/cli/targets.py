@@ -25,7 +25,7 @@ def targets() -> None:
 def show(target: str) -> None:
     """Show what a target's image is made of."""
     from sqshforge import lock, project, recipe
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
 
     home = project.find()
     recipes = home.recipes
@@ -44,7 +44,7 @@ def show(target: str) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: {invocation.make(home, 'image', TARGET=target)}")
+    click.echo(f"\nnext: {suggest.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -54,7 +54,7 @@ def render(target: str, output: Path) -> None:
     """Write a target's Dockerfile and build context to DIR."""
     from sqshforge import lock, project, recipe
     from sqshforge.build import dockerfile as rendering
-    from sqshforge.host import invocation
+    from sqshforge.host import suggest
 
     home = project.find()
     what = recipe.find(target, home.recipes)
@@ -65,7 +65,7 @@ def render(target: str, output: Path) -> None:
     context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
     context.write(output.absolute())
     click.echo(output / "Dockerfile")
-    click.echo(f"next: {invocation.make(home, 'image', TARGET=target)}")
+    click.echo(f"next: {suggest.make(home, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -75,7 +75,7 @@ def lock(target: str | None, check: bool) -> None:
     """Resolve the pins of a recipe, or of all, to versions and hashes."""
     from sqshforge import lock as locks
     from sqshforge import project, recipe
-    from sqshforge.host import invocation, mirrors, network
+    from sqshforge.host import mirrors, network, suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter
 
@@ -110,9 +110,9 @@ def lock(target: str | None, check: bool) -> None:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
             where=str(home.recipes / "locks"),
-            mend="; ".join(invocation.sqshforge("lock", name) for name in drifted),
+            mend="; ".join(suggest.sqshforge("lock", name) for name in drifted),
         )
-    click.echo(f"next: {invocation.make(home, 'image', TARGET=target or 'cpu-mamba')}")
+    click.echo(f"next: {suggest.make(home, 'image', TARGET=target or 'cpu-mamba')}")
 
 
 @click.command()

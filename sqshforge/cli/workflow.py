@@ -11,7 +11,7 @@ from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
 from sqshforge.errors import RequestError
-from sqshforge.host import userns
+from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import address as source
@@ -97,4 +97,4 @@ def pack(
         image = source.parse(address, programs, reporter, way)
         return squash.pack(image, output, options, programs, reporter, cache)
 
-    return userns.call(work, address, programs)
+    return rootless.call_as_root(work, address, programs)

@@ -15,7 +15,7 @@ from pathlib import Path
 from sqshforge.doctor import engines, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
-from sqshforge.host import invocation, network
+from sqshforge.host import network, suggest
 from sqshforge.host.terminal import human
 from sqshforge.project import Project, in_the_way, owner
 
@@ -92,7 +92,7 @@ def report(host: Host) -> tuple[str, int]:
     lines = [line for one in found for line in one.lines()]
     if missing:
         return "\n".join([*lines, "", f"{len(missing)} missing"]), MissingError.exit_code
-    following = invocation.make(host.project, "quickstart")
+    following = suggest.make(host.project, "quickstart")
     return "\n".join([*lines, "", "all there", f"next: {following}"]), 0
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.engine.docker import client_with_buildkit
-from sqshforge.host import install
+from sqshforge.host import suggest
 
 BUILDAH = "buildah (builds images without a daemon)"
 MOUNTS_SINCE = (1, 24)  # buildah's RUN --mount=type=bind
@@ -72,9 +72,9 @@ def _docker(host: Host) -> Finding:
     if asked.code == 0:
         return Finding(what, True, f"{client}, its daemon answers")
     if "permission denied" in asked.err.lower():
-        mend = f"{install.sudo()}usermod --append --groups docker {host.user}, then log in again"
+        mend = f"{suggest.sudo()}usermod --append --groups docker {host.user}, then log in again"
         return Finding(what, False, f"{client}, its daemon is not for {host.user}", mend)
-    mend = f"{install.sudo()}systemctl start docker; not needed beside buildah"
+    mend = f"{suggest.sudo()}systemctl start docker; not needed beside buildah"
     return Finding(what, False, f"{client}, no daemon answers", mend)
 
 

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sqshforge.host import install
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.project import Project, user_name
 
@@ -37,7 +37,7 @@ class Host:
             return []
 
     def install(self, *programs: str) -> str:
-        return install.command(self.programs.which, *programs)
+        return suggest.install(self.programs.which, *programs)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.engine.buildah import Buildah
-from sqshforge.host import install
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
 IDS = 65536  # that images have files of: root's to nobody's
@@ -62,7 +62,7 @@ def namespaces(host: Host, *, needed: bool) -> Finding:
                 reason = "AppArmor allows them to programs with a profile of their own alone; "
                 reason += "buildah has one"
             detail = f"not allowed: {name} is {bad} ({reason})"
-            return Finding(what, False, detail, f"{install.sudo()}sysctl {name}={good}", needed)
+            return Finding(what, False, detail, f"{suggest.sudo()}sysctl {name}={good}", needed)
     mend = "ask whoever runs this machine; a container of docker needs --privileged for them"
     return Finding(what, False, f"not allowed: {reason}", mend, needed)
 
@@ -81,7 +81,7 @@ def _ids(host: Host) -> Iterator[Finding]:
         "ranges of ids (the files of an image have several owners)",
         not lacking,
         f"{where} give {host.user} fewer than {IDS}" if lacking else "/etc/subuid, /etc/subgid",
-        f"{install.sudo()}usermod{options} {host.user}",
+        f"{suggest.sudo()}usermod{options} {host.user}",
     )
 
 
@@ -108,7 +108,7 @@ def _ends(host: Host, file: str) -> list[int]:
 
 def _fuse(host: Host, *, needed: bool) -> Finding:
     is_open, detail = fuse(host)
-    mend = f"{install.sudo()}{FUSE.format(install.sudo())}"
+    mend = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
     return Finding("/dev/fuse (`sqshforge run` as an ordinary user)", is_open, detail, mend, needed)
 
 
@@ -165,7 +165,7 @@ def _storage(host: Host) -> Iterator[Finding]:
             what,
             has_fuse and is_open,
             f"fuse-overlayfs, in {found.folder}; /dev/fuse: {state}",
-            f"{install.sudo()}{FUSE.format(install.sudo())}"
+            f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
             if has_fuse
             else host.install("fuse-overlayfs"),
         )
@@ -174,7 +174,7 @@ def _storage(host: Host) -> Iterator[Finding]:
     setting = f'[storage]{NEWLINE}driver = "overlay"{NEWLINE}'
     if not overlay_works(buildah, found.folder, host.programs):
         if not has_fuse or not is_open:
-            opened = "" if is_open else f"{install.sudo()}{FUSE.format(install.sudo())}"
+            opened = "" if is_open else f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
             mend = " && ".join(one for one in (opened, _fuse_overlayfs(host, has_fuse)) if one)
             mend += "; or Linux 5.13 or later, and a local file system there"
             yield Finding(what, False, detail, mend, needed=False)

@@ -10,7 +10,7 @@ from sqshforge.engine.buildah import Buildah
 from sqshforge.engine.docker import Docker
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.host import install
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
 __all__ = ["NAMES", "Build", "Engine", "Image", "choose"]
@@ -90,5 +90,5 @@ def choose(name: str | None, programs: Programs) -> Engine:
     except MissingError:
         raise MissingError(
             "no container engine: no docker daemon answers and buildah is not installed",
-            mend=f"{install.command(programs.which, 'buildah')} (needs no daemon), or start docker",
+            mend=f"{suggest.install(programs.which, 'buildah')} (needs no daemon), or start docker",
         ) from None

@@ -15,8 +15,8 @@ from typing import Any
 from sqshforge.engine import volumes
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError
-from sqshforge.host import buildah_storage as storage
-from sqshforge.host import logins
+from sqshforge.host import network
+from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
 
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
@@ -36,8 +36,8 @@ class Buildah:
     @classmethod
     def find(cls, programs: Programs) -> Buildah:
         program = programs.require("buildah", "it builds images without a daemon")
-        storage.choose(program, programs)
-        logins.choose()
+        storage.choose_buildah_storage(program, programs)
+        network.choose_login_file()
         return cls(program, programs)
 
     def check(self, dockerfile: str) -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host import install
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
@@ -44,7 +44,7 @@ class Docker:
         if programs.which("docker") is None:
             raise MissingError(
                 "docker is not installed",
-                mend=f"{install.command(programs.which, 'docker')}, or ENGINE=buildah",
+                mend=f"{suggest.install(programs.which, 'docker')}, or ENGINE=buildah",
             )
         if client_with_buildkit(programs) is None:
             raise MissingError(

@@ -13,8 +13,9 @@ from typing import IO
 from urllib.parse import unquote, urlsplit
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.files import sha256
 from sqshforge.host.mirrors import bare
-from sqshforge.host.network import Pip, ca_bundle, sha256
+from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.terminal import Tracker
 
 TRIES = 4

@@ -1,13 +1,9 @@
-"""How this machine reaches the outside: its pip configuration, proxies, CA bundle, apt mirror.
-
-A build gets all of it through secrets and mounts, and none of it stays in the image.
-"""
+"""How this machine reaches the outside: pip's settings, proxies, certificates, apt, logins."""
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import hashlib
 import os
 import re
 import sys
@@ -17,7 +13,9 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlparse
 
+from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs
+from sqshforge.project import cache_home
 
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
@@ -25,6 +23,8 @@ CA_BUNDLES = (  # Debian's and Fedora's
     Path("/etc/ssl/certs/ca-certificates.crt"),
     Path("/etc/pki/tls/certs/ca-bundle.crt"),
 )
+
+LOGIN_VARIABLES = ("XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE")  # either names another place
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +149,6 @@ def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterato
                 break
 
 
-def sha256(path: Path) -> str:
-    """The sum of a file, read in pieces."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
 def _local_files(settings: Pip, name: str) -> Iterator[Path]:
     """Files of one package in local find-links folders and local indexes."""
     for link in settings.find_links:
@@ -205,3 +196,32 @@ def _local_path(address: str) -> Path | None:
     if parsed.scheme == "file":
         return Path(unquote(parsed.path))
     return Path(address).expanduser() if not parsed.scheme else None
+
+
+def choose_login_file() -> None:
+    """Name the file of logins, for this process and its children, where its usual place is closed.
+
+    Without XDG_RUNTIME_DIR, which su, cron and Slurm do not set, both programs look into
+    /run/containers/UID first. On a machine where root has used them that is root's alone, and they
+    fail there instead of going on to the user's own files.
+    """
+    if any(os.environ.get(name) for name in LOGIN_VARIABLES):
+        return
+    try:
+        Path(f"/run/containers/{os.geteuid()}/auth.json").stat()
+    except PermissionError:
+        os.environ["REGISTRY_AUTH_FILE"] = str(_login_file())
+    except OSError:
+        pass
+
+
+def _login_file() -> Path:
+    """The user's own logins, else a file that has none."""
+    above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
+        if os.access(file, os.R_OK):
+            return file
+    none = cache_home() / "no-logins.json"
+    none.parent.mkdir(parents=True, exist_ok=True)
+    none.write_text("{}\n")
+    return none

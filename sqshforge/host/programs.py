@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host import install, syscalls
+from sqshforge.host import suggest, syscalls
 
 TAIL = 12  # lines of a failed program's output that its error shows
 PIPE = 1 << 20  # bytes that a pipe holds: what Linux gives an ordinary user; 64 KiB by itself
@@ -57,7 +57,7 @@ class Programs:
         if found is None:
             raise MissingError(
                 f"the program {program} is not installed" + (f" ({why})" if why else ""),
-                mend=install.command(self.which, program),
+                mend=suggest.install(self.which, program),
             )
         return found
 
@@ -187,7 +187,7 @@ class Programs:
         program = Path(argv[0]).name
         return MissingError(
             f"the program {program} cannot be started: {error.strerror}",
-            mend=install.command(self.which, program),
+            mend=suggest.install(self.which, program),
         )
 
 

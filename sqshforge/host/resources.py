@@ -1,16 +1,16 @@
-"""How many processors and how much memory this process may use.
-
-The machine has what it has; a cgroup (a container's, a Slurm job's) or the job's own request may
-allow less. The files lie below `root`, which is another folder only in tests.
-"""
+"""How many processors, how much memory and how much disk space this process may use."""
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+
+from sqshforge.errors import MissingError
+from sqshforge.host.terminal import human
 
 MIB = 1 << 20
 NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number above this
@@ -157,3 +157,16 @@ def _text(path: Path) -> str:
         return path.read_text(errors="surrogateescape").strip()
     except OSError:
         return ""
+
+
+def require_space(folder: Path, needed: int, work: str) -> None:
+    """Raise `MissingError` where a folder's file system has fewer than `needed` bytes free."""
+    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    free = shutil.disk_usage(existing).free
+    if free < needed:
+        raise MissingError(
+            f"the disk is too small for {work}: it needs {needed:,} bytes ({human(needed)}), "
+            f"{free:,} are free, {needed - free:,} are missing",
+            where=str(folder),
+            mend=f"free {human(needed - free)} on the file system of {existing}",
+        )

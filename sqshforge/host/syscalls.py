@@ -6,6 +6,7 @@ import ctypes
 import os
 from pathlib import Path
 
+CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 MNT_DETACH = 2
 PR_SET_PDEATHSIG = 1
@@ -49,9 +50,19 @@ def begin_writing(descriptor: int) -> None:
     _check(_libc.sync_file_range(descriptor, *everything, SYNC_FILE_RANGE_WRITE), "sync_file_range")
 
 
+def unshare(kinds: int) -> None:
+    """Have namespaces of these kinds (CLONE_NEW...) for this process alone."""
+    _check(_libc.unshare(kinds), "unshare")
+
+
+def enter(namespace: int, kind: int) -> None:
+    """Enter a namespace of this kind, given by a descriptor of its file in /proc."""
+    _check(_libc.setns(namespace, kind), "setns")
+
+
 def become(uid: int, gid: int) -> None:
     """Be the caller's own uid and gid again, in a user namespace inside the one of the set-up."""
-    _check(_libc.unshare(CLONE_NEWUSER), "unshare")
+    unshare(CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} 0 1")
     Path("/proc/self/gid_map").write_text(f"{gid} 0 1")

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from sqshforge.errors import MissingError
-from sqshforge.host import userns
+from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay, temporary
 
@@ -79,7 +79,7 @@ def mounted(
     pipe = subprocess.PIPE
     with (
         temporary.folder() as place,
-        userns.holder(["unshare", "--user", "--mount"], programs) as holder,
+        rootless.holder(["unshare", "--user", "--mount"], programs) as holder,
         programs.start(
             [*_container(image, volumes, client), *_task(holder, folders, place)],
             stdin=pipe,
@@ -91,7 +91,7 @@ def mounted(
         said = stack.refusal()
         if said is not None:
             raise MissingError(said.splitlines()[0] if said else "no reason given")
-        userns.join(holder)
+        rootless.join(holder)
         yield stack
         stack.close()
 

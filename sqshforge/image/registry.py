@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.host import logins
-from sqshforge.host.disk import require_space
+from sqshforge.host import network
 from sqshforge.host.programs import Programs
+from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import temporary
 from sqshforge.image.archive import Archived
@@ -108,7 +108,7 @@ class Registry:
     def _ask(self, *words: str) -> str:
         """What skopeo says of an image; an error that tells what is wrong with the name."""
         program = self.programs.require("skopeo", "it reads registries")
-        logins.choose()
+        network.choose_login_file()
         asked = self.programs.attempt([program, "inspect", *words])
         if asked.code != 0:
             raise self._fault(asked.err)

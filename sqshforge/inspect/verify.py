@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.host import digest
+from sqshforge.host.files import digest
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot
@@ -68,7 +68,7 @@ def verify(
     facts = request.read(file)
     with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:
         structure, files = _structure(file, jobs, bar.advance)
-        found = digest.of(file, jobs)
+        found = digest(file, jobs)
     checks = [structure]
     if facts is None:
         checks.append(Check("record", ABSENT, f"there is no {request.beside(file).name} of ours"))

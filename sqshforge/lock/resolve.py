@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from sqshforge.errors import MissingError
-from sqshforge.host import logins
+from sqshforge.host import network
 from sqshforge.host.download import download
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip
@@ -79,7 +79,7 @@ def _image(
     """The digest behind a tag, asked of the registry by skopeo."""
     address = recipe.address(image)
     if asked.programs.which("skopeo"):
-        logins.choose()
+        network.choose_login_file()
         mirror = asked.mirrors.image(address)
         argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{mirror}"]
         said = asked.programs.attempt(argv, timeout=60)

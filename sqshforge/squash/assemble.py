@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sqshforge.host import digest
-from sqshforge.host.files import sync
+from sqshforge.host.files import PIECE, piece_digests, piece_digests_at, sync
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay
 from sqshforge.image.address import Content, Folder
@@ -131,15 +130,15 @@ def _kept(start: int) -> range:
 
     It writes the superblock, in the first piece, and the tables.
     """
-    return range(1, start // digest.PIECE)
+    return range(1, start // PIECE)
 
 
 def _settle_base(target: Path, jobs: int, start: int) -> dict[int, str]:
-    return _synced(target, lambda: digest.some(target, _kept(start), jobs))
+    return _synced(target, lambda: piece_digests_at(target, _kept(start), jobs))
 
 
 def _settle(target: Path, jobs: int, known: Mapping[int, str]) -> list[str]:
-    return _synced(target, lambda: digest.pieces(target, jobs, known))
+    return _synced(target, lambda: piece_digests(target, jobs, known))
 
 
 def _synced(target: Path, work: Callable[[], Result]) -> Result:

@@ -16,10 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.host import digest
-from sqshforge.host.clone import copy
-from sqshforge.host.files import link, publish, remove_leftovers
-from sqshforge.host.lockfile import alone
+from sqshforge.host import files
+from sqshforge.host.files import copy, exclusive, link, publish, remove_leftovers
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
 from sqshforge.squashfs.superblock import LAYOUT, Tables
@@ -63,7 +61,7 @@ class Cache:
         if base is None:
             return None
         try:
-            if not base.is_untouched and digest.pieces(base.path, jobs) != list(base.pieces):
+            if not base.is_untouched and files.piece_digests(base.path, jobs) != list(base.pieces):
                 return None
             tables = _tables(base.path).read_bytes()
             copy(base.path, target, base.start)
@@ -115,7 +113,7 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self._place(key)
         waiting = "waiting for another packer of the same base"
-        with alone(place.with_name(f".{place.name}.lock"), waiting, reporter):
+        with exclusive(place.with_name(f".{place.name}.lock"), waiting, reporter):
             remove_leftovers(place)
             yield
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from sqshforge import epoch
+from sqshforge import project
 from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
@@ -32,7 +32,7 @@ class Order:
 
         Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
         """
-        asked = epoch.asked()
+        asked = project.source_date_epoch()
         if asked is not None:
             return cls(config, options, asked, asked, tool)
         base = config.created if config.base_created is None else config.base_created

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import RequestError
-from sqshforge.host.disk import require_space
-from sqshforge.host.files import partial, remove_leftovers, sync
-from sqshforge.host.lockfile import alone
+from sqshforge.host.files import exclusive, partial, remove_leftovers, sync
 from sqshforge.host.programs import Programs
+from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot
 from sqshforge.image.address import Source
@@ -72,7 +71,7 @@ def pack(
     if not output.parent.is_dir():
         raise RequestError("the output's folder does not exist", where=str(output.parent))
     lock = output.with_name(f".{output.name}.lock")
-    with alone(lock, f"waiting for another packer of {output}", reporter):
+    with exclusive(lock, f"waiting for another packer of {output}", reporter):
         remove_leftovers(output)
         known = config.digest is not None and not options.force and request.fits(output, order)
         if not known:

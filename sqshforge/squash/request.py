@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sqshforge.errors import WorkError
-from sqshforge.host import digest
+from sqshforge.host import files
 from sqshforge.host.files import publish
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.order import Order, content_key
@@ -26,7 +26,7 @@ def write(output: Path, order: Order, base: str | None, pieces: Sequence[str], f
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
         "ctime_ns": found.st_ctime_ns,
-        "digest": digest.whole(pieces),
+        "digest": files.digest_of_pieces(pieces),
     }
     publish((json.dumps(facts, indent=2) + "\n").encode(), beside(output))
 
@@ -78,7 +78,7 @@ def fits(output: Path, order: Order) -> bool:
     # Reading a file of many gigabytes takes long; its times tell whether that is called for.
     if (found.st_mtime_ns, found.st_ctime_ns) == (facts.get("mtime_ns"), facts.get("ctime_ns")):
         return True
-    return digest.of(output, order.options.jobs) == facts.get("digest")
+    return files.digest(output, order.options.jobs) == facts.get("digest")
 
 
 def beside(output: Path) -> Path:

@@ -16,13 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host import digest
-from sqshforge.host.clone import copy
-from sqshforge.host.disk import require_space
-from sqshforge.host.files import partial, publish, remove_leftovers, sync
-from sqshforge.host.lockfile import alone
+from sqshforge.host import files
+from sqshforge.host.files import copy, exclusive, partial, publish, remove_leftovers, sync
 from sqshforge.host.programs import Programs
-from sqshforge.host.resources import processors
+from sqshforge.host.resources import processors, require_space
 from sqshforge.host.terminal import Reporter, human
 from sqshforge.run.start import require_sqsh
 from sqshforge.squash import request
@@ -50,7 +47,7 @@ class Identity:
         size, facts = file.stat().st_size, request.read(file)
         if facts is not None and facts["size"] == size and "digest" in facts:
             return cls(_plain(facts["key"]), size, str(facts["digest"]))
-        found = digest.of(file, processors())
+        found = files.digest(file, processors())
         return cls(_plain(found), size, found)
 
 
@@ -79,7 +76,7 @@ def stage(
     place = place_of(identity, folder)
     folder.mkdir(parents=True, exist_ok=True)
     waiting = f"waiting for another copy to {folder}"
-    with alone(folder / ".stage.lock", waiting, reporter):
+    with exclusive(folder / ".stage.lock", waiting, reporter):
         if is_there(identity, folder):
             reporter.say(f"{place}: there already")
             if arrived is not None:
@@ -135,7 +132,7 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
         else:
             arrived.rename(written)
         sync(written)
-        if digest.of(written, processors()) != identity.digest:
+        if files.digest(written, processors()) != identity.digest:
             raise WorkError(
                 "the copy is not what the record says",
                 where=f"{written.parent}, copied from {arrived or file}",

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqshforge.host import invocation
+from sqshforge.host import suggest
 from sqshforge.host.terminal import human
 from sqshforge.status.jobs import Job, Start
 from sqshforge.status.run import Status
@@ -184,14 +184,14 @@ def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
 
 def _next(status: Status) -> str:
     if status.state is State.DONE:
-        return invocation.python("-m", "training.report", status.folder, "-o", "report")
+        return suggest.python("-m", "training.report", status.folder, "-o", "report")
     if status.state not in (State.FAILED, State.SILENT):
-        return invocation.sqshforge("status", status.folder, "--watch")
+        return suggest.sqshforge("status", status.folder, "--watch")
     # The output of the job lies where it was submitted: here, as a rule.
     log = Path.cwd() / f"slurm-{status.jobs[0].id}.out" if status.jobs else None
     if log is not None and log.is_file():
         return f"tail -n 100 {log.name}"
-    return invocation.sqshforge("status", status.folder, "--json")
+    return suggest.sqshforge("status", status.folder, "--json")
 
 
 def _clock(moment: float) -> str:

@@ -1,14 +1,8 @@
-"""An ordinary user as root of a user namespace, where what only root can read and mount is theirs.
-
-A child process steps into it and does the work there, so that the caller stays what it is and
-later steps find their usual rights. (What `buildah unshare` starts is no substitute: it lives on
-where buildah gets a signal, and how it ended is not reported.)
-"""
+"""What an ordinary user builds with: root of a user namespace, and storage for buildah."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import pickle
 import pwd
@@ -16,29 +10,35 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.host import buildah_storage
 from sqshforge.host.programs import Programs
-from sqshforge.host.syscalls import CLONE_NEWUSER, die_with_parent
+from sqshforge.host.syscalls import CLONE_NEWNS, CLONE_NEWUSER, die_with_parent, enter, unshare
 
 Result = TypeVar("Result")
 
-CLONE_NEWNS = 0x00020000
 HOLDER = "echo $$; read -r _ || :"  # ends when its standard input does: however we end, it is gone
 MEND = (
     "pack as root; or as root: sysctl user.max_user_namespaces=10000, and where they are known "
     "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
 )
 
-_libc = ctypes.CDLL(None, use_errno=True)
+
+CONFIGURED = ("STORAGE_DRIVER", "CONTAINERS_STORAGE_CONF")  # the user's own choice
+FUSE = Path("/dev/fuse")
+COPYING = (
+    "warning: buildah can mount no overlays for this user, so it copies all layers whole: the "
+    "build takes many times as long, and tens of GB. To mend it: Linux 5.13 or later and a local "
+    "disk (not NFS) for ~/.local/share/containers, or fuse-overlayfs and, as root, "
+    "modprobe fuse && chmod 0666 /dev/fuse"
+)
 
 
-def call(work: Callable[[], Result], address: str, programs: Programs) -> Result:
+def call_as_root(work: Callable[[], Result], address: str, programs: Programs) -> Result:
     """Call a function that reads the image at an address, with the rights that this takes.
 
     For root this is a plain call. For an ordinary user the function runs in a child process,
@@ -120,7 +120,7 @@ def _enter_own() -> None:
     """Enter a namespace of our own: what is this user's is root's there, whatever its mode."""
     uid, gid = os.geteuid(), os.getegid()
     with _allowed():
-        _check(_libc.unshare(CLONE_NEWUSER | CLONE_NEWNS))
+        unshare(CLONE_NEWUSER | CLONE_NEWNS)
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
@@ -132,7 +132,7 @@ def _enter_buildahs(programs: Programs) -> None:
     There alone it can mount the user's images.
     """
     buildah = programs.require("buildah", "the source is in its storage")
-    buildah_storage.choose(buildah, programs)
+    choose_buildah_storage(buildah, programs)
     for program in ("newuidmap", "newgidmap"):
         if programs.which(program) is None:
             raise MissingError(
@@ -178,10 +178,10 @@ def join(process: Path) -> None:
     with _allowed():
         namespace = os.open(process / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _check(_libc.setns(namespace, CLONE_NEWUSER))
+            enter(namespace, CLONE_NEWUSER)
         finally:
             os.close(namespace)
-        _check(_libc.unshare(CLONE_NEWNS))
+        unshare(CLONE_NEWNS)
 
 
 def _require_ranges(process: Path) -> None:
@@ -212,7 +212,32 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+def choose_buildah_storage(buildah: Path, programs: Programs) -> None:
+    """Set the variables by which buildah works with overlays, for this process and its children.
+
+    Nothing is changed for root, nor where the user has configured a storage.
+    """
+    if os.geteuid() != 0 and not _is_configured(os.environ):
+        for variables in _candidates(programs):
+            if programs.attempt([buildah, "info"], env=variables).code == 0:
+                os.environ.update(variables)
+                return
+
+
+def is_copying(info: Mapping[str, Mapping[str, object]]) -> bool:
+    """Whether a storage, as `buildah info` describes it, copies layers whole."""
+    return info["store"]["GraphDriverName"] == "vfs"
+
+
+def _is_configured(environment: Mapping[str, str]) -> bool:
+    above = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    file = Path(above) / "containers" / "storage.conf"
+    return any(environment.get(name) for name in CONFIGURED) or file.exists()
+
+
+def _candidates(programs: Programs) -> Iterator[dict[str, str]]:
+    """The variables to try, the fastest first."""
+    yield {"STORAGE_DRIVER": "overlay"}
+    fuse = programs.which("fuse-overlayfs")
+    if fuse is not None and os.access(FUSE, os.R_OK | os.W_OK):
+        yield {"STORAGE_DRIVER": "overlay", "STORAGE_OPTS": f"overlay.mount_program={fuse}"}

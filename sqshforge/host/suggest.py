@@ -1,0 +1,94 @@
+"""Commands for the user to type: each runs as it stands, on this machine and from this folder."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from sqshforge.project import Project
+
+# The package of each program that we call; elsewhere it has the program's own name.
+DEBIAN = {
+    "aws": "awscli",
+    "certificates": "ca-certificates",
+    "docker": "docker.io",
+    "ensurepip": "python3-venv",
+    "mksquashfs": "squashfs-tools",
+    "newgidmap": "uidmap",
+    "newuidmap": "uidmap",
+    "sbatch": "slurm-wlm",
+    "ssh-keygen": "openssh-client",
+    "umount": "mount",
+    "unshare": "util-linux",
+    "unsquashfs": "squashfs-tools",
+}
+FEDORA = {
+    **DEBIAN,
+    "docker": "docker",
+    "ensurepip": "python3-libs",
+    "gpgv": "gnupg2",
+    "mmdebstrap": "",  # no package there that we know of
+    "mount": "util-linux",
+    "newgidmap": "shadow-utils",
+    "newuidmap": "shadow-utils",
+    "python3": "python3.11",
+    "sbatch": "slurm",
+    "ssh-keygen": "openssh",
+    "umount": "util-linux",
+}
+
+
+def sqshforge(*words: str | Path) -> str:
+    """A call of this very program."""
+    return shlex.join([*_program(), *map(shown, words)])
+
+
+def make(project: Project, target: str, **variables: str) -> str:
+    """A call of the checkout's Makefile."""
+    here = [] if Path.cwd() == project.root else ["-C", shown(project.root)]
+    settings = [f"{name}={value}" for name, value in variables.items()]
+    return shlex.join(["make", *here, target, *settings])
+
+
+def python(*words: str | Path) -> str:
+    """A call of the Python that has this package."""
+    return shlex.join([shown(Path(sys.executable)), *map(shown, words)])
+
+
+def shown(word: str | Path) -> str:
+    """A path as it is reached from the current folder; any other word as it is."""
+    if not isinstance(word, Path) or not word.is_absolute():
+        return str(word)
+    here = Path.cwd()
+    return str(word.relative_to(here)) if word.is_relative_to(here) else str(word)
+
+
+def _program() -> list[str]:
+    """How this program was called: by the name that the PATH has, else by its place."""
+    called = Path(sys.argv[0])
+    if called.name != "sqshforge":  # `python -m sqshforge`
+        return [shown(Path(sys.executable)), "-m", "sqshforge"]
+    found = shutil.which("sqshforge")
+    if found is not None and Path(found).samefile(called):
+        return ["sqshforge"]
+    return [shown(called.absolute())]
+
+
+def install(which: Callable[[str], Path | None], *programs: str) -> str:
+    """How to install programs on this machine; `which` finds what is there."""
+    is_fedora = which("apt-get") is None and which("dnf") is not None
+    table = FEDORA if is_fedora else DEBIAN
+    packages = dict.fromkeys(table.get(one, one) for one in programs)
+    if not all(packages):
+        lacking = " and ".join(one for one in programs if not table.get(one, one))
+        return f"no package that we know of has {lacking} for this system"
+    return f"{sudo()}{'dnf' if is_fedora else 'apt-get'} install {' '.join(packages)}"
+
+
+def sudo() -> str:
+    """What goes before a command that only root may run."""
+    return "" if os.geteuid() == 0 else "sudo "
