@@ -191,7 +191,7 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
         base_image.prepare(
             what,
             locked,
-            base_image.Foundry(
+            base_image.BaseImageProvider(
                 engine=buildah,
                 cache=tmp_path,
                 keys=tmp_path,

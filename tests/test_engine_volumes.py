@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.engine import volumes
-from sqshforge.engine.buildah import Buildah
+from sqshforge.engine.buildah import Buildah, with_volumes
 from sqshforge.errors import MissingError
 from sqshforge.host.programs import Programs
 from tests.test_render import TARGETS
@@ -19,7 +18,7 @@ BY_VOLUMES = ("cpu-mamba", "neuron-mamba2", "smp-llama")
 
 def test_the_folders_that_cpu_mamba_mounts_become_volumes() -> None:
     text = (GOLDEN / "cpu-mamba.Dockerfile").read_text()
-    plain = volumes.plain(text)
+    plain = with_volumes(text)
     assert plain is not None
     assert plain.volumes == {
         "/run/apt": "apt",
@@ -44,7 +43,7 @@ def test_the_folders_that_cpu_mamba_mounts_become_volumes() -> None:
     ],
 )
 def test_what_volumes_cannot_do_is_refused(line: str) -> None:
-    assert volumes.plain(f"FROM scratch\n{line}\n") is None
+    assert with_volumes(f"FROM scratch\n{line}\n") is None
 
 
 class Old(Programs):

@@ -134,11 +134,11 @@ def test_what_is_not_as_it_was(desk: Desk, spoil: Callable[[Desk], object], fail
 def test_a_record_of_another_image(desk: Desk) -> None:
     """Its key may be right: what it says of the image is not what the file has."""
     from sqshforge.squash import request as record
-    from sqshforge.squash.order import content_key
+    from sqshforge.squash.request import content_key
 
     facts = json.loads(desk.record.read_text())
     facts["image"]["env"] = ["PATH=/other"]
-    facts["key"] = content_key(record.image(facts), facts["settings"])
+    facts["key"] = content_key(record.record_image(facts), facts["settings"])
     desk.record.write_text(json.dumps(facts))
     code, checks = desk.verify()
     assert code == 1

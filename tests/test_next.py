@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 import pytest
 
-from sqshforge.cli import main, next_command
+from sqshforge.cli import main, workflow
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
@@ -188,8 +188,8 @@ def test_a_job_is_next_where_a_cluster_answers(
     shutil.copy(tiny, image)
     config = asdict(ImageConfig(reference="t", labels=LABELS))
     facts = {"key": "k", "size": 1, "image": config, "settings": {}}
-    request.beside(image).write_text(json.dumps(facts))
-    line = next_command.launch(image, Programs())
+    request.record_path(image).write_text(json.dumps(facts))
+    line = workflow.launch_command(image, Programs())
     if expected is None:
         assert line.endswith(f"run {image} -- bash")
     else:

@@ -12,8 +12,7 @@ import pytest
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.run.mount import Mount
-from sqshforge.run.start import enroot_command, run
+from sqshforge.run.start import Mount, enroot_command, run
 from tests import containers, processes, tinyroot
 
 pytestmark = pytest.mark.usefixtures("usual_hangup")

@@ -10,7 +10,7 @@ import pytest
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
-from sqshforge.run.mount import Mount
+from sqshforge.run.start import Mount
 from tests import containers, tinyroot
 
 Sh = Callable[..., tuple[int, str]]

@@ -57,7 +57,7 @@ def image(request: pytest.FixtureRequest) -> source.Source:
     if request.param == "exported":
         address = request.getfixturevalue("in_docker")
         return source.Dockerd(
-            address.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+            address.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
         )
     return source.parse(request.getfixturevalue(request.param), Programs())
 
@@ -140,7 +140,7 @@ def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> No
 @pytest.mark.timeout(30)
 def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
     image = source.Dockerd(
-        in_docker.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
     )
 
     class Full(io.RawIOBase):
@@ -174,13 +174,13 @@ def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> N
 
 def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
     image = source.Dockerd(
-        in_docker.removeprefix("dockerd://"), Programs(), way=source.Way.EXPORTED
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
     )
     code = (
         "import io, os, signal; from sqshforge.host import programs\n"
         "from sqshforge.image.docker import Dockerd\n"
-        "from sqshforge.image.docker import Way\n"
-        f"image = Dockerd({image.name!r}, programs.Programs(), way=Way.EXPORTED)\n"
+        "from sqshforge.image.docker import ReadMode\n"
+        f"image = Dockerd({image.name!r}, programs.Programs(), way=ReadMode.EXPORTED)\n"
         "class Killer(io.RawIOBase):\n"
         "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
         "with image.open() as content:\n"

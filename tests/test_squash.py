@@ -90,7 +90,7 @@ def parse(address: str) -> source.Source:
     """The source of an address; `exported:` is docker's for those who cannot see its layers."""
     kind, _, name = address.partition(":")
     if kind == "exported":
-        return source.Dockerd(name, Programs(), way=source.Way.EXPORTED)
+        return source.Dockerd(name, Programs(), way=source.ReadMode.EXPORTED)
     return source.parse(address, Programs())
 
 
@@ -213,7 +213,7 @@ def test_the_same_image_gives_the_same_bytes(
     again = pack(odd.addresses[name], tmp_path / "again.sqsh", **options)
     assert not again.up_to_date
     assert again.path.read_bytes() == packed[name].read_bytes()
-    first = request.read(packed[name])
+    first = request.read_record(packed[name])
     assert first is not None and again.key == first["key"]
 
 
@@ -240,7 +240,7 @@ def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
 
 def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
     other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
-    first = request.read(packed["buildah"])
+    first = request.read_record(packed["buildah"])
     assert first is not None and other.key != first["key"]
     assert other.path.read_bytes() != packed["buildah"].read_bytes()
 

@@ -144,7 +144,7 @@ def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
 def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     desk.pack(desk.build("one"))
     path, _ = desk.pack(desk.build("two"))
-    facts = record.read(path)
+    facts = record.read_record(path)
     assert facts is not None
     assert facts["digest"] == files.digest(path, jobs=1)
     assert facts["base"] == f"sha256:{desk.cache.bases()[0].path.stem}"

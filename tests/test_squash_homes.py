@@ -38,7 +38,7 @@ def test_every_way_gives_the_same_tree(name: str, tmp_path: Path, docker: str) -
     assert {f"{home}/{Path(file).name}" for file in oddroot.FILES} <= set(archived)
     assert tree(source.Dockerd(identity, Programs()), tmp_path / "mounted") == archived
     exported = tree(
-        source.Dockerd(identity, Programs(), way=source.Way.EXPORTED), tmp_path / "exported"
+        source.Dockerd(identity, Programs(), way=source.ReadMode.EXPORTED), tmp_path / "exported"
     )
     if name in LOST:
         assert {f"etc/{Path(file).name}" for file in oddroot.FILES} <= set(exported)

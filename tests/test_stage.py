@@ -49,7 +49,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
     first = command("stage", file, disk)
     assert first.returncode == 0, first.stderr
     copy = Path(first.stdout.splitlines()[-1])
-    facts = request.read(file)
+    facts = request.read_record(file)
     assert facts is not None and copy == disk / f"{facts['key'].partition(':')[2]}.sqsh"
     assert copy.read_bytes() == file.read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o644
@@ -63,7 +63,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
 
 
 def test_a_file_without_a_record_is_named_by_its_digest(file: Path, tmp_path: Path) -> None:
-    request.beside(file).unlink()
+    request.record_path(file).unlink()
     done = command("stage", file, tmp_path / "disk")
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.splitlines()[-1]).read_bytes() == file.read_bytes()
@@ -115,7 +115,7 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
     done = command("stage", files[2], disk, "--limit", limit)
     assert done.returncode == 0, done.stderr
     assert copies[0].exists() and not copies[1].exists()
-    assert not request.beside(copies[1]).exists()
+    assert not request.record_path(copies[1]).exists()
 
 
 def test_one_that_may_be_about_to_start_stays(file: Path, tmp_path: Path) -> None:

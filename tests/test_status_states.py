@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.status import clock
+from sqshforge.status import run as clock
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, report, step, write
 from training.loggers.console import Console

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqshforge.build import ecr
 from sqshforge.build.dockerfile import base_reference
-from sqshforge.build.inputs import Bundle, Outside
+from sqshforge.build.inputs import BuildEnvironment, Bundle
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
 from sqshforge.host.mirrors import Mirrors
@@ -33,7 +33,7 @@ KEPT = ("/usr/share/doc/*/copyright",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foundry:
+class BaseImageProvider:
     """Where bases come from on this machine, and where those that are made are kept."""
 
     engine: Engine
@@ -44,7 +44,7 @@ class Foundry:
     reporter: Reporter
 
     @classmethod
-    def of(cls, project: Project, engine: Engine, outside: Outside) -> Foundry:
+    def of(cls, project: Project, engine: Engine, outside: BuildEnvironment) -> BaseImageProvider:
         return cls(
             engine=engine,
             cache=project.build / "bases",
@@ -55,7 +55,7 @@ class Foundry:
         )
 
 
-def prepare(what: Recipe, lock: Lock, foundry: Foundry) -> dict[str, str]:
+def prepare(what: Recipe, lock: Lock, foundry: BaseImageProvider) -> dict[str, str]:
     """Make sure that the engine has base and compiler image: build arguments and their names there.
 
     Raises `MissingError` where no registry answers and the recipe has no other way; `RequestError`
@@ -84,7 +84,7 @@ def file_of(name: str) -> str:
     return f"base/{name.rpartition(':')[2]}.tar"
 
 
-def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:
+def _base(what: Recipe, lock: Lock, foundry: BaseImageProvider) -> str:
     engine, reporter = foundry.engine, foundry.reporter
     reference = base_reference(what, lock.base)
     bootstrap = what.base.bootstrap
@@ -111,7 +111,7 @@ def _base(what: Recipe, lock: Lock, foundry: Foundry) -> str:
     return bootstrapped
 
 
-def _pulled(reference: str, foundry: Foundry) -> tuple[str | None, str]:
+def _pulled(reference: str, foundry: BaseImageProvider) -> tuple[str | None, str]:
     """An image's name in the engine, from a mirror or its registry; else None and what was said."""
     engine = foundry.engine
     mirrored = foundry.mirrors.image(reference)
@@ -167,7 +167,7 @@ def make(
     bootstrap: Bootstrap,
     sources: Sequence[str],
     tar: Path,
-    foundry: Foundry,
+    foundry: BaseImageProvider,
 ) -> None:
     """Bootstrap a system into a tar file, which is there whole or not at all.
 

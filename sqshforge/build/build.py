@@ -19,7 +19,7 @@ from sqshforge import __version__, doctor
 from sqshforge.build import base_image, dockerfile
 from sqshforge.build import inputs as supply
 from sqshforge.build import wheels as files
-from sqshforge.build.inputs import Outside, Supply
+from sqshforge.build.inputs import BuildEnvironment, BuildInput
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.host import network
@@ -123,7 +123,9 @@ def _build(
     pip = network.pip(programs)
     mirrors = read_mirrors(project.root)
     bundle = project.bundle(what.target)
-    outside = Outside(bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter)
+    outside = BuildEnvironment(
+        bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter
+    )
     if offline:
         held = supply.bundled(locked, bundle)
         started_from = base_image.restored(held, engine)
@@ -134,7 +136,7 @@ def _build(
         wheels = network.local_wheels(pip, locked.sums())
         supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base_image.prepare(
-            what, locked, base_image.Foundry.of(project, engine, outside)
+            what, locked, base_image.BaseImageProvider.of(project, engine, outside)
         )
     made_at = source_date_epoch()
     revision = _revision(project.root, programs, reporter)
@@ -266,7 +268,7 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     )
 
 
-def installer(locked: Lock, outside: Outside) -> Supply:
+def installer(locked: Lock, outside: BuildEnvironment) -> BuildInput:
     """Pip's own wheel by the lock's hash, fetched once."""
     python = locked.python
     place = f"wheels/{python.installer_wheel()}"

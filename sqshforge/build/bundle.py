@@ -14,7 +14,7 @@ import jinja2
 
 from sqshforge.build import base_image, build, inputs, wheels
 from sqshforge.build.context import Context
-from sqshforge.build.inputs import Bundle, Outside, Supply
+from sqshforge.build.inputs import BuildEnvironment, BuildInput, Bundle
 from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
 from sqshforge.host import network
@@ -46,7 +46,7 @@ def gather(
             mend="triton: {from: wheel} takes the official wheel with the same patches",
         )
     folder = project.bundle(what.target)
-    outside = Outside(
+    outside = BuildEnvironment(
         bundle=folder,
         pip=network.pip(programs),
         mirrors=read_mirrors(project.root),
@@ -56,7 +56,9 @@ def gather(
     with inputs.gathering(outside):
         supplies = [*inputs.fetched(what, locked, outside), build.installer(locked, outside)]
         supplies += _wheels(what, locked, outside)
-        images = base_image.prepare(what, locked, base_image.Foundry.of(project, engine, outside))
+        images = base_image.prepare(
+            what, locked, base_image.BaseImageProvider.of(project, engine, outside)
+        )
         supplies += _images(images, engine, outside)
         supplies += _apt(what, images, supplies, engine, project, outside)
         bundle = Bundle(supplies=tuple(supplies), images=images)
@@ -64,7 +66,7 @@ def gather(
     return folder, bundle
 
 
-def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
+def _wheels(what: Recipe, locked: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
     found = wheels.files(
@@ -78,7 +80,9 @@ def _wheels(what: Recipe, locked: Lock, outside: Outside) -> Iterator[Supply]:
         yield inputs.taken(file, f"wheels/{file.name}", outside)
 
 
-def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iterator[Supply]:
+def _images(
+    images: Mapping[str, str], engine: Engine, outside: BuildEnvironment
+) -> Iterator[BuildInput]:
     """The images that the build starts from; they are loaded and do not go into the context."""
     for name in dict.fromkeys(images.values()):
         tar = outside.bundle / base_image.file_of(name)
@@ -88,17 +92,17 @@ def _images(images: Mapping[str, str], engine: Engine, outside: Outside) -> Iter
             partial = tar.with_suffix(".part")
             engine.save(name, partial)
             partial.rename(tar)
-        yield Supply(place="", path=tar, sha256=sha256(tar))
+        yield BuildInput(place="", path=tar, sha256=sha256(tar))
 
 
 def _apt(
     what: Recipe,
     images: Mapping[str, str],
-    supplies: list[Supply],
+    supplies: list[BuildInput],
     engine: Engine,
     project: Project,
-    outside: Outside,
-) -> Iterator[Supply]:
+    outside: BuildEnvironment,
+) -> Iterator[BuildInput]:
     """The Debian packages of each stage and the lists that prove them."""
     stages = {
         "system": (what.apt, images["BASE"]),
@@ -126,11 +130,11 @@ def _download(
     stage: str,
     packages: tuple[str, ...],
     image: str,
-    supplies: list[Supply],
+    supplies: list[BuildInput],
     engine: Engine,
     project: Project,
     place: Path,
-    outside: Outside,
+    outside: BuildEnvironment,
 ) -> None:
     """Let the image's own apt download a stage's packages, and copy them out."""
     environment = jinja2.Environment(

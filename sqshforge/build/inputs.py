@@ -31,7 +31,7 @@ MANIFEST = "bundle.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supply:
+class BuildInput:
     """One file from outside, at its place, with the sum that it was fetched with."""
 
     place: str
@@ -48,7 +48,7 @@ class Supply:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outside:
+class BuildEnvironment:
     """How this machine reaches what is outside, and the target's folder for what came in."""
 
     bundle: Path
@@ -67,7 +67,7 @@ def offline() -> bool:
 
 
 @contextlib.contextmanager
-def gathering(outside: Outside) -> Iterator[None]:
+def gathering(outside: BuildEnvironment) -> Iterator[None]:
     """Fill a bundle alone: others who would fetch the same wait, and then find it there."""
     outside.bundle.mkdir(parents=True, exist_ok=True)
     busy = f"waiting for another process that fills {outside.bundle}"
@@ -75,7 +75,7 @@ def gathering(outside: Outside) -> Iterator[None]:
         yield
 
 
-def fetched(what: Recipe, lock: Lock, outside: Outside) -> list[Supply]:
+def fetched(what: Recipe, lock: Lock, outside: BuildEnvironment) -> list[BuildInput]:
     """Sources, archives and source distributions, verified by the lock where it knows them.
 
     Raises `MissingError` where a host does not answer, `WorkError` for a wrong sum or a moved tag.
@@ -87,7 +87,7 @@ def fetched(what: Recipe, lock: Lock, outside: Outside) -> list[Supply]:
     ]
 
 
-def _sources(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
+def _sources(what: Recipe, lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
     for source in lock.sources:
         if source.name == "triton" and what.triton and what.triton.origin == "wheel":
             continue
@@ -98,7 +98,7 @@ def _sources(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
             outside.bundle / "sources",
             outside.programs,
         )
-        yield Supply(
+        yield BuildInput(
             place=f"sources/{source.name}.tar",
             path=tar,
             sha256=sha256(tar),
@@ -107,19 +107,19 @@ def _sources(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
         )
 
 
-def _archives(lock: Lock, outside: Outside) -> Iterator[Supply]:
+def _archives(lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
     for archive in lock.archives:
         place = f"archives/{archive.url.rpartition('/')[2]}"
         path = outside.bundle / place
         url = outside.mirrors.source(archive.url)
         with outside.reporter.track(f"archive {path.name}") as tracker:
             total = download(url, path, archive.sha256, outside.pip, tracker)
-        yield Supply(
+        yield BuildInput(
             place=place, path=path, sha256=total, argument=argument("ARCHIVE", archive.name)
         )
 
 
-def _distributions(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Supply]:
+def _distributions(what: Recipe, lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
     """The source distributions of what is compiled from them."""
     elsewhere = {normalize(one.package) for one in what.python.built if one.source}
     packages = [one for one in lock.python.built if one.name not in elsewhere]
@@ -127,7 +127,7 @@ def _distributions(what: Recipe, lock: Lock, outside: Outside) -> Iterator[Suppl
         yield taken(file, f"sdists/{file.package}.tar.gz", outside)
 
 
-def taken(file: File, place: str, outside: Outside) -> Supply:
+def taken(file: File, place: str, outside: BuildEnvironment) -> BuildInput:
     """A package's file, under its own name in the bundle; one that another target has is linked."""
     kept = Path(place).with_name(file.name)
     path = outside.bundle / kept
@@ -137,19 +137,19 @@ def taken(file: File, place: str, outside: Outside) -> Supply:
             os.link(other, path)
     with outside.reporter.track(file.name) as tracker:
         total = download(file.url, path, file.sha256, outside.pip, tracker)
-    return Supply(place=place, path=path, sha256=total)
+    return BuildInput(place=place, path=path, sha256=total)
 
 
-def of(path: Path, place: str) -> Supply:
+def of(path: Path, place: str) -> BuildInput:
     """A file of this machine's own, at a place."""
-    return Supply(place=place, path=path, sha256=sha256(path))
+    return BuildInput(place=place, path=path, sha256=sha256(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
     """What a bundle holds: files, and the names that its images have in an engine."""
 
-    supplies: tuple[Supply, ...]
+    supplies: tuple[BuildInput, ...]
     images: Mapping[str, str]
 
 
@@ -167,7 +167,7 @@ def bundled(lock: Lock, folder: Path) -> Bundle:
         ) from None
     if manifest["lock"] != lock.digest():
         raise MissingError("the bundle is that of another lock", where=str(folder), mend=mend)
-    supplies = tuple(Supply(path=folder / one["file"], **one) for one in manifest["files"])
+    supplies = tuple(BuildInput(path=folder / one["file"], **one) for one in manifest["files"])
     for one in supplies:
         if not one.path.is_file():
             raise MissingError(f"the bundle lacks {one.file}", where=str(folder), mend=mend)
@@ -193,6 +193,6 @@ def record(lock: Lock, bundle: Bundle, folder: Path) -> Path:
     return partial.rename(folder / MANIFEST)
 
 
-def arguments(supplies: Iterable[Supply]) -> Mapping[str, str]:
+def arguments(supplies: Iterable[BuildInput]) -> Mapping[str, str]:
     """The build arguments that bring sums."""
     return {one.argument: one.sha256 for one in supplies if one.argument}

@@ -11,8 +11,18 @@ from typing import NoReturn
 import click
 
 from sqshforge import __version__
-from sqshforge.cli.commands import COMMANDS
+from sqshforge.cli import inspect, squash, start, status, targets
 from sqshforge.errors import RequestError, SqshforgeError
+
+# They import what they use when they are called: `sqshforge run`, which stands between Slurm and
+# a training process, starts fast.
+COMMANDS = (
+    *targets.COMMANDS,
+    *squash.COMMANDS,
+    *inspect.COMMANDS,
+    *start.COMMANDS,
+    *status.COMMANDS,
+)
 
 
 class Commands(click.Group):

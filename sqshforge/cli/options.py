@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sqshforge.run.environment import pairs_of
+from sqshforge.run.container import parse_pairs
 
 if TYPE_CHECKING:
     from sqshforge.cli.workflow import Steps
@@ -30,7 +30,7 @@ def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter
 
-    parameters = pairs_of(settings, "--set")
+    parameters = parse_pairs(settings, "--set")
     home = project.find()
     home.require_writable()
     return Steps(home, engine, Programs(), Reporter(), parameters)

@@ -1,4 +1,4 @@
-"""The commands that make squash files, start them and spread them: pack, smoke-test, run, stage."""
+"""The commands that make squash files, start them, spread them and clear what packing keeps."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def pack(
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
     # Extended attributes are not what they are in the namespace that comes with what is lent.
-    way = sources.Way.EXPORTED if export else sources.Way.OWN if xattrs else sources.Way.LENT
+    mode = sources.ReadMode
+    way = mode.EXPORTED if export else mode.OWN if xattrs else mode.LENT
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
@@ -78,7 +79,7 @@ def smoke_test(
     import json
     from dataclasses import asdict
 
-    from sqshforge.cli import next_command
+    from sqshforge.cli import workflow
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, show_table
     from sqshforge.run import smoke_test as smoke
@@ -99,7 +100,7 @@ def smoke_test(
         show_table(outcome.table())
         click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
         if outcome.ok:
-            click.echo(f"next: {next_command.launch(image, Programs())}")
+            click.echo(f"next: {workflow.launch_command(image, Programs())}")
     sys.exit(0 if outcome.ok else 1)
 
 
@@ -114,14 +115,14 @@ def run(
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
     from sqshforge.host.programs import Programs
     from sqshforge.run import start
-    from sqshforge.run.environment import pairs_of
-    from sqshforge.run.mount import Mount
+    from sqshforge.run.container import parse_pairs
+    from sqshforge.run.start import Mount
 
     start.run(
         image,
         command,
         mounts=[Mount.parse(one) for one in mounts],
-        environment=pairs_of(variables, "--env"),
+        environment=parse_pairs(variables, "--env"),
         programs=Programs(),
     )
 
@@ -172,4 +173,41 @@ def stage(
     click.echo(place)
 
 
-COMMANDS = (pack, smoke_test, run, stage)
+@click.group()
+def cache() -> None:
+    """Look at, or clear, the bases that make the next pack of an image fast."""
+
+
+@cache.command("ls")
+def cache_ls() -> None:
+    """List the kept bases, the last used first."""
+    from datetime import datetime
+
+    from sqshforge.host import suggest
+    from sqshforge.host.terminal import human
+    from sqshforge.squash.cache import Cache
+
+    ours = Cache.of_user()
+    bases = ours.bases()
+    for base in bases:
+        used = datetime.fromtimestamp(base.used).strftime("%Y-%m-%d %H:%M")
+        click.echo(f"{base.path.stem[:12]}  {human(base.size):>9}  {used}  {base.source}")
+    total = sum(base.size for base in bases)
+    click.echo(f"{ours.folder}: {len(bases)} bases, {human(total)} of {human(ours.limit)}")
+    click.echo(f"next: {suggest.sqshforge('cache', 'prune', '--keep', '20G')}")
+
+
+@cache.command("prune")
+@click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
+def cache_prune(keep: str) -> None:
+    """Remove bases, the least recently used first, until SIZE holds the rest."""
+    from sqshforge.host import suggest
+    from sqshforge.host.terminal import human, size
+    from sqshforge.squash.cache import Cache
+
+    gone = Cache.of_user().prune(size(keep))
+    click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
+    click.echo(f"next: {suggest.sqshforge('cache', 'ls')}")
+
+
+COMMANDS = (pack, smoke_test, run, stage, cache)

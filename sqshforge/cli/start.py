@@ -26,7 +26,7 @@ def doctor() -> NoReturn:
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
     """Build, pack and smoke-test a target; end with a table of the steps."""
     from sqshforge import doctor as examination
-    from sqshforge.cli import quickstart as whole
+    from sqshforge.cli import workflow as whole
     from sqshforge.host.terminal import show_table
 
     steps = steps_of(engine)
@@ -34,7 +34,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
         project=steps.project, programs=steps.programs, engine=steps.engine_name or ""
     )
     examination.require(host, steps.project.sqsh(target))
-    report = whole.go(steps, target, since)
+    report = whole.quickstart(steps, target, since)
     show_table(report.table())
     click.echo(f"\nnext: {report.next_command}")
     sys.exit(0 if report.ok else 1)

@@ -41,8 +41,7 @@ def status(
     It reads the files of the run's folder alone, and writes none of them.
     """
     from sqshforge.status import find
-    from sqshforge.status.clock import Clock
-    from sqshforge.status.run import look
+    from sqshforge.status.run import Clock, look
 
     if every is not None and not again:
         raise RequestError("--every counts only with --watch", mend="add --watch")
@@ -69,7 +68,7 @@ def status(
 
     job = found.job if found else ""
     if again:
-        from sqshforge.status.watch import watch
+        from sqshforge.status.report import watch
 
         watch(all_seen, every or EVERY, job, several=found is None)
         return

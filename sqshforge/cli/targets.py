@@ -1,4 +1,4 @@
-"""The commands that read recipes and lock their pins: targets, show, render, lock, schema."""
+"""The commands on targets: targets, show, render, lock, schema, vendor, build."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError, SqshforgeError
 
 
@@ -44,7 +45,7 @@ def show(target: str) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: {suggest.make(home, 'image', TARGET=target)}")
+    click.echo(f"\nnext: {suggest.make(home.root, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -65,7 +66,7 @@ def render(target: str, output: Path) -> None:
     context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
     context.write(output.absolute())
     click.echo(output / "Dockerfile")
-    click.echo(f"next: {suggest.make(home, 'image', TARGET=target)}")
+    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target)}")
 
 
 @click.command()
@@ -112,7 +113,7 @@ def lock(target: str | None, check: bool) -> None:
             where=str(home.recipes / "locks"),
             mend="; ".join(suggest.sqshforge("lock", name) for name in drifted),
         )
-    click.echo(f"next: {suggest.make(home, 'image', TARGET=target or 'cpu-mamba')}")
+    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target or 'cpu-mamba')}")
 
 
 @click.command()
@@ -123,4 +124,36 @@ def schema() -> None:
     click.echo(recipe.schema(), nl=False)
 
 
-COMMANDS = (targets, show, render, lock, schema)
+@click.command()
+@click.argument("target")
+@set_option
+@engine_option
+def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+    """Gather all that a build takes from outside, for OFFLINE=1."""
+    from sqshforge.host import suggest
+    from sqshforge.host.terminal import human
+
+    steps = steps_of(engine, settings)
+    folder, bundle = steps.vendor(target)
+    size = sum(one.path.stat().st_size for one in bundle.supplies)
+    click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
+    click.echo(f"next: {suggest.make(steps.project.root, 'image', TARGET=target, OFFLINE='1')}")
+
+
+@click.command()
+@click.argument("target")
+@set_option
+@engine_option
+def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+    """Build a target's image."""
+    from sqshforge.host import suggest
+    from sqshforge.host.terminal import duration, human
+
+    steps = steps_of(engine, settings)
+    built = steps.build(target)
+    state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
+    click.echo(f"{built.source}: {state}, {human(built.image.size)}")
+    click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target)}")
+
+
+COMMANDS = (targets, show, render, lock, schema, vendor, build)

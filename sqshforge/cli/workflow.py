@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import shlex
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from rich.table import Table
 
 from sqshforge import engine, lock, recipe
 from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
-from sqshforge.errors import RequestError
-from sqshforge.host import rootless
+from sqshforge.engine.buildah import OURS
+from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.host import rootless, suggest
 from sqshforge.host.programs import Programs
-from sqshforge.host.terminal import Reporter
+from sqshforge.host.terminal import Reporter, duration, human
 from sqshforge.image import address as source
-from sqshforge.project import Project
+from sqshforge.project import Project, find
 from sqshforge.run import smoke_test
+from sqshforge.run.smoke_test import Outcome
 from sqshforge.squash import pack as squash
+from sqshforge.squash import request
 from sqshforge.squash.cache import Cache
+
+DONE_BEFORE = "already done"
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,7 @@ class Steps:
         output: Path,
         options: squash.Options,
         cache: Cache | None,
-        way: source.Way = source.Way.LENT,
+        way: source.ReadMode = source.ReadMode.LENT,
     ) -> squash.Packed:
         """Pack a target's image; `way` is how docker's are read."""
         return pack(built.source, output, options, self.programs, self.reporter, cache, way)
@@ -86,11 +95,11 @@ def pack(
     programs: Programs,
     reporter: Reporter,
     cache: Cache | None,
-    way: source.Way = source.Way.LENT,
+    way: source.ReadMode = source.ReadMode.LENT,
 ) -> squash.Packed:
     """Pack the image at an address, as root or as an ordinary user.
 
-    Raises what `squash.pack` and `rootless.call` raise.
+    Raises what `squash.pack` and `rootless.call_as_root` raise.
     """
 
     def work() -> squash.Packed:
@@ -98,3 +107,106 @@ def pack(
         return squash.pack(image, output, options, programs, reporter, cache)
 
     return rootless.call_as_root(work, address, programs)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One step of the quickstart."""
+
+    step: str
+    what: str
+    took: str
+    size: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done, and what to do next."""
+
+    rows: tuple[Row, ...]
+    outcome: Outcome
+    next_command: str
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome.ok
+
+    def table(self) -> Table:
+        shown = Table("step", "what", "took", "size", box=None, pad_edge=False)
+        for row in self.rows:
+            shown.add_row(row.step, row.what, row.took, row.size)
+        return shown
+
+
+def quickstart(steps: Steps, target: str, since: float | None) -> Report:
+    """Take a target from recipe to proven sqsh.
+
+    `since` is when the set-up of the machine began, for the table. Raises what the steps raise.
+    """
+    rows = []
+    if since is not None:
+        rows.append(Row("set up", "packages and .venv", duration(time.time() - since)))
+    built = steps.build(target)
+    rows.append(
+        Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
+    )
+    packed = steps.pack(
+        built, steps.project.sqsh(target), squash.Options.of("shared"), Cache.of_user()
+    )
+    rows.append(
+        Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))
+    )
+    outcome = steps.prove(packed)
+    verdict = "passed" if outcome.ok else "FAILED"
+    rows.append(
+        Row(
+            "smoke test",
+            f"{verdict}: {sum(c.ok for c in outcome.checks)} of {len(outcome.checks)} checks",
+            _took(outcome.seconds, outcome.remembered),
+        )
+    )
+    rows += [
+        Row(f"  {check.name}", check.detail, duration(check.seconds)) for check in outcome.checks
+    ]
+    return Report(
+        rows=tuple(rows),
+        outcome=outcome,
+        next_command=launch_command(packed.path, steps.programs)
+        if outcome.ok
+        else suggest.sqshforge("run", packed.path, "--", "bash"),
+    )
+
+
+def _took(seconds: float, done_before: bool) -> str:
+    return DONE_BEFORE if done_before else duration(seconds)
+
+
+def launch_command(image: Path, programs: Programs) -> str:
+    """Start a job out of a sqsh where a Slurm cluster answers, else a shell in it."""
+    nodes = _nodes(programs)
+    launcher = _launcher(image.absolute()) if nodes else None
+    if launcher is None:
+        return suggest.sqshforge("run", image, "--", "bash")
+    job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", suggest.shown(launcher)])
+    return f"IMAGE={shlex.quote(suggest.shown(image))} {job}"
+
+
+def _nodes(programs: Programs) -> int:
+    """The nodes of the partition that a job goes to by itself; 0 where no cluster answers."""
+    if programs.which("sbatch") is None or programs.which("sinfo") is None:
+        return 0
+    asked = programs.attempt(["sinfo", "--noheader", "--format=%P %D"], timeout=3)
+    rows = [line.split() for line in asked.out.splitlines()] if asked.code == 0 else []
+    return sum(int(row[1]) for row in rows if len(row) == 2 and row[0].endswith("*"))
+
+
+def _launcher(image: Path) -> Path | None:
+    """The launcher of this checkout that is made for what a sqsh was packed from, if one is."""
+    facts = request.read_record(image)
+    try:
+        home = find()
+        target = dict(request.record_image(facts).labels).get(OURS, "") if facts else ""
+        names = recipe.find(target, home.recipes).launchers
+    except SqshforgeError:
+        return None
+    return next((home.root / "launch" / f"{name}.sbatch" for name in names), None)

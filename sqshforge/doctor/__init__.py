@@ -92,7 +92,7 @@ def report(host: Host) -> tuple[str, int]:
     lines = [line for one in found for line in one.lines()]
     if missing:
         return "\n".join([*lines, "", f"{len(missing)} missing"]), MissingError.exit_code
-    following = suggest.make(host.project, "quickstart")
+    following = suggest.make(host.project.root, "quickstart")
     return "\n".join([*lines, "", "all there", f"next: {following}"]), 0
 
 

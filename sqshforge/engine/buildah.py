@@ -7,22 +7,44 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sqshforge.engine import volumes
 from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError
 from sqshforge.host import network
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
 
+FIRST_WITH_BIND = (1, 24)
+_FLAG = r"--mount=type=bind,source=(?P<source>[^,\s]+),target=(?P<target>[^,\s]+)"
+_BIND = re.compile(rf"{_FLAG}(?: \\\n\s*| )")
+_OTHER = re.compile(r"--mount=type=(?!secret)\S+")
+
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
 OUR_BASE = "/sqshforge-base:"
 PATIENCE = 10.0  # seconds
 PROCESSES = 32768
+
+
+@dataclass(frozen=True)
+class WithVolumes:
+    """A Dockerfile without bind mounts, and the context's folders to mount: target -> source."""
+
+    dockerfile: str
+    volumes: Mapping[str, str]
+
+
+def with_volumes(dockerfile: str) -> WithVolumes | None:
+    """Turn the bind mounts of a Dockerfile into volumes; None where that is not possible."""
+    volumes: dict[str, str] = {}
+    for found in _BIND.finditer(dockerfile):
+        if volumes.setdefault(found["target"], found["source"]) != found["source"]:
+            return None
+    text = _BIND.sub("", dockerfile)
+    return None if _OTHER.search(text) else WithVolumes(text, volumes)
 
 
 @dataclass(frozen=True)
@@ -41,7 +63,7 @@ class Buildah:
         return cls(program, programs)
 
     def check(self, dockerfile: str) -> list[str]:
-        if not self._knows_bind_mounts() and volumes.plain(dockerfile) is None:
+        if not self._knows_bind_mounts() and with_volumes(dockerfile) is None:
             raise MissingError(
                 f"buildah {'.'.join(map(str, self._version()))} cannot build this image: "
                 "its Dockerfile mounts what other stages made, which buildah can do from 1.24 on",
@@ -65,7 +87,7 @@ class Buildah:
         return (int(found[1]), int(found[2])) if found else (0,)
 
     def _knows_bind_mounts(self) -> bool:
-        return self._version() >= volumes.FIRST_WITH_BIND
+        return self._version() >= FIRST_WITH_BIND
 
     def image(self, name: str) -> Image | None:
         asked = self.programs.attempt([self.program, "inspect", "--type", "image", name])
@@ -144,7 +166,7 @@ class Buildah:
         """The options that stand for bind mounts where buildah does not know those."""
         if self._knows_bind_mounts():
             return []
-        plain = volumes.plain((build.context / "Dockerfile").read_text())
+        plain = with_volumes((build.context / "Dockerfile").read_text())
         assert plain is not None  # `check` has refused others
         file = build.context.with_name("Dockerfile.plain")
         file.write_text(plain.dockerfile)

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from sqshforge.project import Project
-
 # The package of each program that we call; elsewhere it has the program's own name.
 DEBIAN = {
     "aws": "awscli",
@@ -47,9 +45,9 @@ def sqshforge(*words: str | Path) -> str:
     return shlex.join([*_program(), *map(shown, words)])
 
 
-def make(project: Project, target: str, **variables: str) -> str:
+def make(checkout: Path, target: str, **variables: str) -> str:
     """A call of the checkout's Makefile."""
-    here = [] if Path.cwd() == project.root else ["-C", shown(project.root)]
+    here = [] if Path.cwd() == checkout else ["-C", shown(checkout)]
     settings = [f"{name}={value}" for name, value in variables.items()]
     return shlex.join(["make", *here, target, *settings])
 

@@ -14,7 +14,7 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.image.archive import Archived
 from sqshforge.image.buildah import Storage
 from sqshforge.image.config import parse_config
-from sqshforge.image.docker import Dockerd, Way
+from sqshforge.image.docker import Dockerd, ReadMode
 from sqshforge.image.registry import Registry
 from sqshforge.image.rootfs import Rootfs
 from sqshforge.image.source import Content, Folder, Source, Stream
@@ -24,12 +24,12 @@ __all__ = [
     "Content",
     "Dockerd",
     "Folder",
+    "ReadMode",
     "Registry",
     "Rootfs",
     "Source",
     "Storage",
     "Stream",
-    "Way",
     "is_address",
     "parse",
     "parse_config",
@@ -52,13 +52,13 @@ def is_address(text: str) -> bool:
 
 
 def parse(
-    text: str, programs: Programs, reporter: Reporter | None = None, way: Way = Way.OWN
+    text: str, programs: Programs, reporter: Reporter | None = None, way: ReadMode = ReadMode.OWN
 ) -> Source:
     """The source behind an address; `RequestError` for one of an unknown kind.
 
     `way` is how docker's images are read; others cannot be exported.
     """
-    if way is Way.EXPORTED and not text.startswith("dockerd://"):
+    if way is ReadMode.EXPORTED and not text.startswith("dockerd://"):
         raise RequestError(
             "--export is for images in a docker daemon", where=text, mend="leave it out"
         )

@@ -14,7 +14,7 @@ from sqshforge.image.region import File, Reader, Region
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, shown, too_much
 from sqshforge.tar.reader import FILE, LINK, SYMLINK, entries
-from sqshforge.tar.stream import Window
+from sqshforge.tar.stream import TarStream
 
 READ = 1 << 14  # bytes at once, where headers alone are wanted
 
@@ -70,7 +70,7 @@ class Tarred:
                 mend=f"{program} --keep {path}",
             )
         reader = Reader(whole)
-        window = Window(lambda: reader.read(READ), self._where, reader.skip)
+        window = TarStream(lambda: reader.read(READ), self._where, reader.skip)
         for count, entry in enumerate(entries(window)):
             if count >= limits.MEMBERS:
                 raise too_much(f"it has more than {limits.MEMBERS} members", self._where)

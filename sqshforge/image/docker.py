@@ -24,7 +24,7 @@ from sqshforge.image.enroot import CARRIED, ImageConfig
 from sqshforge.image.source import Content, Folder
 
 
-class Way(Enum):
+class ReadMode(Enum):
     """How the content of an image is read."""
 
     EXPORTED = auto()  # as a stream, although the layers may be there to be mounted
@@ -39,7 +39,7 @@ class Dockerd:
     name: str
     programs: Programs
     reporter: Reporter = field(default_factory=lambda: Reporter(quiet=True))
-    way: Way = Way.OWN
+    way: ReadMode = ReadMode.OWN
 
     def config(self) -> ImageConfig:
         reference = f"dockerd://{self.name}"
@@ -83,7 +83,7 @@ class Dockerd:
     def open(self, digest: str | None = None) -> Iterator[Content]:
         with understanding(f"dockerd://{self.name}"):
             facts = self._facts
-            folders = _folders(facts) if self.way is not Way.EXPORTED else ()
+            folders = _folders(facts) if self.way is not ReadMode.EXPORTED else ()
         with ExitStack() as held:
             content = self._folder(facts, folders, held) if folders else None
             if content is None:
@@ -105,7 +105,7 @@ class Dockerd:
         """The layers as folders that this process can read; None where it cannot come to that."""
         if os.geteuid() == 0:
             return Folder(folders, folders) if all(one.is_dir() for one in folders) else None
-        if self.way is not Way.LENT:
+        if self.way is not ReadMode.LENT:
             return None
         try:
             volumes = list(_settings(facts).get("Volumes") or ())

@@ -9,7 +9,7 @@ from sqshforge.image.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
 from sqshforge.image.layer_tree import Budget, Tree
 from sqshforge.image.oci_layout import mismatch
 from sqshforge.tar.reader import entries
-from sqshforge.tar.stream import Window
+from sqshforge.tar.stream import TarStream
 
 
 def scan(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
@@ -28,7 +28,7 @@ def scan(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
             return data
 
         tree = Tree(index, budget, layer.where)
-        window = Window(read, layer.where)
+        window = TarStream(read, layer.where)
         try:
             for entry in entries(window):
                 tree.add(entry)
@@ -60,7 +60,7 @@ def top_names(layer: Layer, index: int, only: bytes) -> frozenset[bytes]:
         return data
 
     tree = Tree(index, Budget(), layer.where)
-    for entry in entries(Window(read, layer.where, unpacked.skip)):
+    for entry in entries(TarStream(read, layer.where, unpacked.skip)):
         tree.add(entry)
         found = tree.top_names()
         if found - {only}:

@@ -10,7 +10,7 @@ from sqshforge.image.flatten import Names, Placed, made
 from sqshforge.image.layer import PIECE, Layer, Unpacked
 from sqshforge.image.layer_tree import Folder, Node, is_data
 from sqshforge.tar.reader import FOLDER, LINK, Entry
-from sqshforge.tar.stream import Window
+from sqshforge.tar.stream import TarStream
 from sqshforge.tar.writer import Output
 
 
@@ -60,7 +60,7 @@ def _copy(
 ) -> None:
     """Copy files of a layer in the order in which they stand in it."""
     unpacked = Unpacked(layer)
-    window = Window(unpacked.read, layer.where, unpacked.skip)
+    window = TarStream(unpacked.read, layer.where, unpacked.skip)
     told = 0
     for offset, name, entry in wanted:
         window.skip(offset - window.position)

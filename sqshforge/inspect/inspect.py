@@ -100,10 +100,12 @@ class Inspection:
         """Where it comes from, as the record and the image itself tell."""
         facts = []
         if self.record is None:
-            facts.append(("record", f"none: there is no {record.beside(self.file).name} of ours"))
+            facts.append(
+                ("record", f"none: there is no {record.record_path(self.file).name} of ours")
+            )
         else:
             try:
-                image = record.image(self.record)
+                image = record.record_image(self.record)
             except WorkError as error:
                 facts.append(("record", error.what))
             else:
@@ -173,7 +175,7 @@ def inspect(file: Path) -> Inspection:
             made=image.superblock.made,
             entries=len(image.entries),
             unpacked=sum(share.unpacked for share in found.values()),
-            record=record.read(file),
+            record=record.read_record(file),
             provenance=_provenance(image, content),
             environment=environment(image, content),
             start=tuple(one["words"] for one in START.finditer(text(image, content, "etc/rc"))),

@@ -142,5 +142,5 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
 
 def statement(file: Path, digest: str) -> Statement:
     """What is to be signed of a file with this digest."""
-    facts = request.read(file)
+    facts = request.read_record(file)
     return Statement(file.stat().st_size, digest, facts["key"] if facts else None)

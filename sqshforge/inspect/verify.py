@@ -65,13 +65,15 @@ def verify(
             where=str(signers),
             mend="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
         )
-    facts = request.read(file)
+    facts = request.read_record(file)
     with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:
         structure, files = _structure(file, jobs, bar.advance)
         found = digest(file, jobs)
     checks = [structure]
     if facts is None:
-        checks.append(Check("record", ABSENT, f"there is no {request.beside(file).name} of ours"))
+        checks.append(
+            Check("record", ABSENT, f"there is no {request.record_path(file).name} of ours")
+        )
     else:
         checks += _record(file, facts, found, files)
     checks.append(_signature(file, found, facts, signers, programs))
@@ -115,7 +117,7 @@ def _record(
     else:
         yield Check("record", "ok", found)
     try:
-        image, key = request.image(facts), request.key(facts)
+        image, key = request.record_image(facts), request.record_key(facts)
     except WorkError as error:
         yield Check("content key", "FAILED", error.what)
         return

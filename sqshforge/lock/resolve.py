@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import re
+import tempfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, RequestError
 from sqshforge.host import network
 from sqshforge.host.download import download
 from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip
+from sqshforge.host.network import Pip, apt_sources
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
-from sqshforge.lock import apt, patches
 from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (
     Lock,
@@ -20,6 +23,7 @@ from sqshforge.lock.model import (
     LockedArchive,
     LockedImage,
     LockedPackage,
+    LockedPatch,
     LockedPython,
     LockedSource,
     inputs,
@@ -27,6 +31,72 @@ from sqshforge.lock.model import (
 from sqshforge.lock.python import UV_PLATFORMS, Resolver
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize
+
+
+def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> LockedApt | None:
+    """Packages and all that they need, as the suite has them; None where it is not at hand.
+
+    apt works in folders of its own here: neither root's rights nor this machine's state are used.
+    """
+    sources = apt_sources(suite, programs)
+    if not sources or not packages:
+        return None
+    with tempfile.TemporaryDirectory(prefix="sqshforge-apt-") as name:
+        folder = Path(name)
+        for place in ("state/lists/partial", "cache/archives/partial", "parts"):
+            (folder / place).mkdir(parents=True)
+        (folder / "status").touch()
+        (folder / "sources.list").write_text("".join(f"{line}\n" for line in sources))
+        settings = {
+            "Dir::State": folder / "state",
+            "Dir::State::status": folder / "status",
+            "Dir::Cache": folder / "cache",
+            "Dir::Etc::sourcelist": folder / "sources.list",
+            "Dir::Etc::sourceparts": folder / "parts",
+            "APT::Architecture": "amd64",
+            "APT::Install-Recommends": "false",
+            "APT::Sandbox::User": "",
+        }
+        argv = ["apt-get", "-qq", *(w for k, v in settings.items() for w in ("-o", f"{k}={v}"))]
+        if programs.attempt([*argv, "update"]).code != 0:
+            return None
+        listing = programs.attempt([*argv, "--simulate", "install", *packages])
+    if listing.code != 0:
+        return None
+    found = re.findall(r"^Inst (\S+) \((\S+) ", listing.out, re.MULTILINE)
+    return LockedApt(suite=suite, packages=tuple(sorted(found)))
+
+
+def locked_patches(recipe: Recipe, patches: Path) -> tuple[LockedPatch, ...]:
+    """The patches that a recipe names, each with its sum and that of the file it makes."""
+    return tuple(
+        _patch(patches / file, file, of)
+        for of, files in sorted(recipe.patches.items())
+        for file in files
+    )
+
+
+def _patch(path: Path, file: str, of: str) -> LockedPatch:
+    """One patch; `RequestError` for one that is absent or does not say what it makes."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        known = sorted(f"{p.parent.name}/{p.name}" for p in path.parent.parent.glob("*/*.patch"))
+        raise RequestError(
+            f"the patch {file} does not exist",
+            where=f"patches of {of}",
+            mend=f"patches are: {', '.join(known)}",
+        ) from None
+    header = text.partition("\n--- ")[0]
+    after = re.search(r"^After: ([0-9a-f]{64})$", header, re.MULTILINE)
+    changed = re.findall(r"^\+\+\+ [^/\s]+/(\S+)", text, re.MULTILINE)
+    if after is None or len(changed) != 1:
+        raise RequestError(
+            "a patch changes one file and says in its header what sum that has then (After: ...)",
+            where=str(path),
+        )
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return LockedPatch(file=file, sha256=digest, of=of, path=changed[0], after=after[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +133,7 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
         python=_python(recipe, asked, open_),
         sources=tuple(_source(recipe, name, asked, open_) for name in sorted(recipe.sources)),
         archives=tuple(_archive(recipe, name, asked, open_) for name in sorted(recipe.archives)),
-        patches=patches.locked(recipe, asked.project.patches),
+        patches=locked_patches(recipe, asked.project.patches),
         unlocked=tuple(open_),
     )
 
@@ -97,7 +167,7 @@ def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
         if recipe.apt:
             open_.append("apt packages: their versions are those that the base's archives have")
         return None
-    found = apt.resolve(bootstrap.suite, recipe.apt, asked.programs)
+    found = debian_versions(bootstrap.suite, recipe.apt, asked.programs)
     before = asked.before.apt if asked.before else None
     if found is None and before is not None and before.suite == bootstrap.suite:
         found = before

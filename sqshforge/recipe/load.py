@@ -1,14 +1,10 @@
-"""Recipe files: read, laid over what they extend, and checked before anything is done.
-
-All faults of a recipe are reported at once, each with its path and line in the file and with
-what would be allowed there.
-"""
+"""Recipe files: read, laid over what they extend, and checked before anything is done."""
 
 from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +13,40 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sqshforge.errors import RequestError
-from sqshforge.recipe import extend
-from sqshforge.recipe.schema import Recipe
+from sqshforge.recipe.schema import Recipe, normalize
+
+
+def extended(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
+    """What a recipe is that extends another.
+
+    Mappings are laid over each other. Lists add to the parent's; an entry for a package that the
+    parent names takes its place. `null` takes the parent's value away, so that the default holds.
+    """
+    whole = dict(parent)
+    for key, value in child.items():
+        before = whole.get(key)
+        if value is None:
+            whole.pop(key, None)
+        elif isinstance(before, Mapping) and isinstance(value, Mapping):
+            whole[key] = extended(before, value)
+        elif isinstance(before, list) and isinstance(value, list):
+            whole[key] = _joined(before, value)
+        else:
+            whole[key] = value
+    return whole
+
+
+def _joined(parent: Sequence[Any], child: Sequence[Any]) -> list[Any]:
+    """The parent's entries, less those that the child pins otherwise, and then the child's."""
+    own = {_entry_name(entry) for entry in child}
+    return [*(entry for entry in parent if _entry_name(entry) not in own), *child]
+
+
+def _entry_name(entry: Any) -> str:
+    """What an entry of a list is about: a package's name, or the entry itself."""
+    if isinstance(entry, Mapping):
+        entry = entry.get("package", entry)
+    return normalize(entry) if isinstance(entry, str) and "==" in entry else repr(entry)
 
 
 def schema() -> str:
@@ -81,7 +109,7 @@ def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
             )
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
-        data = extend.over({**inherited, "template": template}, data)
+        data = extended({**inherited, "template": template}, data)
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:

@@ -1,8 +1,4 @@
-"""What happens between the new mount namespace and the image's /etc/rc.
-
-Runs as a small program of its own in that namespace and ends by becoming the command. All mounts
-are in the namespace, so they are gone with the last process in it, however that ends.
-"""
+"""What happens between the new mount namespace and the image's /etc/rc."""
 
 from __future__ import annotations
 
@@ -11,22 +7,123 @@ import grp
 import json
 import os
 import pwd
+import re
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from sqshforge.errors import MissingError, SqshforgeError, WorkError
+from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
 from sqshforge.host import syscalls
+from sqshforge.host.programs import Programs
 from sqshforge.host.rootpath import folder, inside, text, unescape
 from sqshforge.run import supervisor
-from sqshforge.run.environment import merge
-from sqshforge.run.layers import make_read_only, mount, mount_root
+from sqshforge.run.supervisor import Supervisor
+
+PROGRAMS = Programs()
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
+
+
+def merged_environment(
+    host: Mapping[str, str], image: str, asked: Mapping[str, str]
+) -> dict[str, str]:
+    """Merge as enroot does: the image's /etc/environment wins over the host, `asked` over both.
+
+    `${NAME}` in the image's file is replaced by the host's value, or by nothing.
+    """
+    merged = dict(host)
+    for line in image.split("\n"):
+        name, separator, value = line.partition("=")
+        if separator and name and not name.startswith("#"):
+            merged[name] = re.sub(r"\$\{(\w+)\}", lambda found: host.get(found[1], ""), value)
+    return {**merged, **asked}
+
+
+def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
+    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
+    pairs = {}
+    for word in words:
+        name, separator, value = word.partition("=")
+        if not name or not separator:
+            raise RequestError(
+                f"{word!r} is not NAME=VALUE", where=option, mend=f"{option} NAME=VALUE"
+            )
+        pairs[name] = value
+    return pairs
+
+
+def mount_root(image: Path, keeper: Supervisor, *, as_root: bool, fuse: bool | None) -> Path:
+    """Mount all of it below the keeper's place; the merged root."""
+    place = keeper.place
+    mount_program("-t", "tmpfs", "-o", "mode=0755", "sqshforge", place)
+    lower, upper, work, root = (place / name for name in ("lower", "upper", "work", "root"))
+    for one in (lower, upper, work, root):
+        one.mkdir()
+    if not as_root:
+        keeper.serve([_squashfuse(), "-f", image, lower], lower)
+    elif fuse or not _mounted_by_kernel(image, lower, required=fuse is False):
+        keeper.serve([_squashfuse(), "-f", "-o", "allow_other", image, lower], lower)
+    upper.chmod(lower.stat().st_mode & 0o7777)  # the merged root has the mode of its upper layer
+    layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    if as_root:
+        mount_program("-t", "overlay", "-o", layers, "overlay", root)
+    elif _overlay_is_enough(image, lower, upper):
+        mount_program("-t", "overlay", "-o", f"{layers},userxattr", "overlay", root)
+    else:
+        overlay = PROGRAMS.require("fuse-overlayfs", "it makes a root writable for a user")
+        keeper.serve([overlay, "-f", "-o", f"{layers},squash_to_root", root], root)
+    return root
+
+
+def mount_program(*words: str | Path) -> None:
+    PROGRAMS.capture(["mount", *words])
+
+
+def make_read_only(place: Path) -> None:
+    """Turn a bind mount read-only with all that is mounted below it.
+
+    Its other options are named again: a user namespace must not drop what the host has set.
+    """
+    for line in Path("/proc/self/mountinfo").read_text().split("\n")[:-1]:
+        fields = line.split(" ")
+        point = Path(unescape(fields[4]))
+        if point.is_relative_to(place):
+            kept = [option for option in fields[5].split(",") if option != "rw"]
+            mount_program("-o", ",".join(["remount", "bind", "ro", *kept]), point)
+
+
+def _mounted_by_kernel(image: Path, lower: Path, *, required: bool) -> bool:
+    try:
+        mount_program("-t", "squashfs", "-o", "loop,ro,nodev", image, lower)
+    except WorkError:
+        if required:
+            raise
+        return False  # no loop devices here, or a kernel without squashfs or its zstd
+    return True
+
+
+def _overlay_is_enough(image: Path, lower: Path, upper: Path) -> bool:
+    """Whether the kernel's overlay does for a user; it reads twice as fast as fuse-overlayfs.
+
+    A folder that is removed and made anew takes user attributes on the layer in memory, which
+    Linux has from 6.6 on. And all files must be the user's: other owners cannot be changed here.
+    """
+    try:
+        os.setxattr(upper, "user.sqshforge", b"")
+        os.removexattr(upper, "user.sqshforge")
+    except OSError:
+        return False
+    with image.open("rb") as file:
+        owners = int.from_bytes(file.read(28)[26:], "little")  # the superblock's no_ids
+    return owners == 1 and lower.stat().st_uid == 0
+
+
+def _squashfuse() -> Path:
+    return PROGRAMS.which("squashfuse_ll") or PROGRAMS.require("squashfuse")
 
 
 @dataclass(frozen=True)
@@ -64,7 +161,7 @@ def _become_command(plan: Plan) -> NoReturn:
     root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse)
     # Up to here and in all programs that are called for the set-up, the host's environment holds:
     # the image's PATH or LD_LIBRARY_PATH is not for them.
-    environment = merge(os.environ, text(root, "/etc/environment"), plan.environment)
+    environment = merged_environment(os.environ, text(root, "/etc/environment"), plan.environment)
     home = environment.get("HOME", "")
     home = home if home.startswith("/") else "/"
     _own_files(root, plan, home)
@@ -95,8 +192,8 @@ def _own_files(root: Path, plan: Plan, home: str) -> None:
     _add_line(root, "/etc/passwd", plan.uid, f"{user}:x:{plan.uid}:{plan.gid}::{home}:/bin/sh")
     _add_line(root, "/etc/group", plan.gid, f"{group}:x:{plan.gid}:")
     for path in ("/proc", "/sys", "/dev"):
-        mount("--rbind", path, folder(root, path))
-    mount("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder(root, "/tmp"))
+        mount_program("--rbind", path, folder(root, path))
+    mount_program("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder(root, "/tmp"))
     folder(root, home)
 
 
@@ -126,9 +223,9 @@ def _volumes(root: Path) -> None:
             continue
         target = folder(root, fields[1])
         own = fields[0].removeprefix("${ENROOT_ROOTFS}")
-        mount("--bind", fields[0] if own == fields[0] else folder(root, own), target)
+        mount_program("--bind", fields[0] if own == fields[0] else folder(root, own), target)
         kept = [word for word in fields[3].split(",") if word in ("nosuid", "nodev", "ro")]
-        mount("-o", ",".join(["remount", "bind", *kept]), target)
+        mount_program("-o", ",".join(["remount", "bind", *kept]), target)
 
 
 def _bind(source: Path, root: Path, target: str, read_only: bool) -> None:
@@ -139,7 +236,7 @@ def _bind(source: Path, root: Path, target: str, read_only: bool) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():
             place.touch()
-    mount("--rbind", source, place)
+    mount_program("--rbind", source, place)
     if read_only:
         make_read_only(place)
 

@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from sqshforge.errors import SqshforgeError
 from sqshforge.run import start
-from sqshforge.run.environment import pairs_of
-from sqshforge.run.mount import Mount
+from sqshforge.run.container import parse_pairs
+from sqshforge.run.start import Mount
 
 
 def main(words: Sequence[str]) -> NoReturn:
@@ -29,7 +29,7 @@ def main(words: Sequence[str]) -> NoReturn:
             given.image,
             [*given.command, *words[end + 1 :]],
             mounts=[Mount.parse(one) for one in given.mount],
-            environment=pairs_of(given.env, "--env"),
+            environment=parse_pairs(given.env, "--env"),
         )
     except SqshforgeError as error:
         print("\n".join(error.lines()), file=sys.stderr)

@@ -44,7 +44,7 @@ IGNORED = (
 
 
 @dataclass(frozen=True)
-class Keeper:
+class Supervisor:
     """The keeper of this process, as long as this process sets the container up."""
 
     line: socket.socket
@@ -65,7 +65,7 @@ class Keeper:
         self.line.close()
 
 
-def start() -> Keeper:
+def start() -> Supervisor:
     """Start the keeper of this process, which is in the container's namespaces already."""
     watched = os.pidfd_open(os.getpid())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -83,7 +83,7 @@ def start() -> Keeper:
     place = _heard(ours)
     if not place:
         raise WorkError(f"no folder can be made in {tempfile.gettempdir()}")
-    return Keeper(ours, Path(os.fsdecode(place)))
+    return Supervisor(ours, Path(os.fsdecode(place)))
 
 
 def _keep(watched: int, line: socket.socket) -> NoReturn:

@@ -10,15 +10,12 @@ import zipfile
 from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
-RUN = (
-    *("__init__", "container", "environment", "layers", "mount"),
-    *("standalone", "start", "supervisor"),
-)
+RUN = ("__init__", "container", "standalone", "start", "supervisor")
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
     "__init__.py",
     "errors.py",
-    *(f"host/{name}.py" for name in ("__init__", "install", "programs", "rootpath", "syscalls")),
+    *(f"host/{name}.py" for name in ("__init__", "programs", "rootpath", "suggest", "syscalls")),
     *(f"run/{name}.py" for name in RUN),
 )
 SHEBANG = b"#!/usr/bin/env python3\n"

@@ -1,30 +1,167 @@
-"""Write an image as a squash file: flat, with enroot's files, atomic, and only once.
-
-Two ways lead to the same tree: folders are squashed where they are mounted, a tar stream goes
-through a filter into the squash tool. Neither puts a root file system on the disk.
-"""
+"""Write an image as a squash file: flat, with enroot's files, atomic, and only once."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from sqshforge.errors import RequestError
-from sqshforge.host.files import exclusive, partial, remove_leftovers, sync
+from sqshforge.host.files import (
+    PIECE,
+    exclusive,
+    partial,
+    piece_digests,
+    piece_digests_at,
+    remove_leftovers,
+    sync,
+)
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
-from sqshforge.image import enroot
-from sqshforge.image.address import Source
-from sqshforge.squash import assemble, mksquashfs, request
-from sqshforge.squash.cache import Cache
+from sqshforge.image import enroot, overlay
+from sqshforge.image.address import Content, Folder, Source
+from sqshforge.image.enroot import CARRIED
+from sqshforge.squash import enroot_layer, mksquashfs, request
+from sqshforge.squash import payload as tail
+from sqshforge.squash.cache import Base, Cache
 from sqshforge.squash.mksquashfs import Options, Squasher
-from sqshforge.squash.order import Order
+from sqshforge.squash.request import PackRequest
+from sqshforge.squashfs.superblock import Tables
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An image's content while it is open: mounted (`stack`), or streams.
+
+    `tail` is its /sqshforge where that can be appended, else None.
+    """
+
+    content: Content
+    stack: overlay.Stack | None
+    tail: Path | None
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file that was written, and the tables of its base where that is new.
+
+    When `settled` is done the file is on the disk, and these are the digests of its pieces: the
+    source can be let go meanwhile.
+    """
+
+    settled: Future[list[str]]
+    base: Tables | None = None
+
+
+@contextmanager
+def open_content(
+    content: Content, order: PackRequest, work: Path, programs: Programs
+) -> Iterator[Opened]:
+    """Mount an image's content, or unpack the little of it that has to be, below `work`.
+
+    Extended attributes cannot be carried over by an ordinary user: with them, nothing is
+    appended.
+    """
+    mount, files = work / "mount", work / "files"
+    mount.mkdir()
+    files.mkdir()
+    if isinstance(content, Folder):
+        with content.mounted(mount, programs) as stack:
+            folder = stack.image / CARRIED
+            found = folder if folder.is_dir() and not folder.is_symlink() else None
+            yield Opened(content, stack, None if order.options.xattrs else found)
+    else:
+        unpacked = None if order.options.xattrs else tail.unpack(content, files)
+        yield Opened(content, None, unpacked)
+
+
+def base_layers(order: PackRequest, content: Content) -> tuple[str, ...] | None:
+    """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
+    layers = order.config.layers
+    count = len(layers)
+    while count:
+        names = content.top_names(count - 1)
+        if names is None:
+            return None
+        if not names <= {os.fsencode(CARRIED)}:
+            break
+        count -= 1
+    return layers[:count] or None
+
+
+def pack_whole(
+    image: Opened, order: PackRequest, squasher: Squasher, target: Path, side: Executor
+) -> Written:
+    """Write an image from nothing; `side` does what need not be waited for."""
+    split = image.tail is not None
+    epoch = order.base_epoch if split else order.epoch
+    if image.stack is not None:
+        enroot_layer.fill(image.stack.top, image.stack.image, order.files, epoch)
+        squasher.folder(image.stack.merge(), target, epoch, split=split)
+        image.stack.unmerge()
+    else:
+        assert not isinstance(image.content, Folder)
+        squasher.tar(image.content, order.files, target, epoch, split=split)
+    jobs = order.options.jobs
+    if image.tail is None:
+        return Written(side.submit(_settle, target, jobs, {}))
+    tables = Tables.of(target)
+    kept = side.submit(_settle_base, target, jobs, tables.start)
+    squasher.append(image.tail, target, order.epoch)
+    return Written(side.submit(_settle, target, jobs, kept.result()), tables)
+
+
+def pack_edited(
+    image: Opened,
+    order: PackRequest,
+    squasher: Squasher,
+    target: Path,
+    side: Executor,
+    key: str,
+    cache: Cache,
+) -> Written | None:
+    """Write an image whose base the cache has; None where it has not."""
+    base: Base | None = cache.take(key, target, order.options.jobs)
+    if base is None or image.tail is None:
+        return None
+    squasher.append(image.tail, target, order.epoch)
+    known = {index: base.pieces[index] for index in _kept(base.start)}
+    return Written(side.submit(_settle, target, order.options.jobs, known))
+
+
+def _kept(start: int) -> range:
+    """The pieces that an append leaves as they are, of a file whose tables begin at `start`.
+
+    It writes the superblock, in the first piece, and the tables.
+    """
+    return range(1, start // PIECE)
+
+
+def _settle_base(target: Path, jobs: int, start: int) -> dict[int, str]:
+    return _synced(target, lambda: piece_digests_at(target, _kept(start), jobs))
+
+
+def _settle(target: Path, jobs: int, known: Mapping[int, str]) -> list[str]:
+    return _synced(target, lambda: piece_digests(target, jobs, known))
+
+
+def _synced(target: Path, work: Callable[[], Result]) -> Result:
+    """What some work gives that is done while a file is seen safely on the disk."""
+    with ThreadPoolExecutor(1) as disk:
+        synced = disk.submit(sync, target)
+        found = work()
+        synced.result()
+    return found
+
 
 __all__ = ["Options", "Packed", "pack"]
 
@@ -60,7 +197,7 @@ def pack(
     started = time.monotonic()
     program = programs.require("mksquashfs", "it writes the squash file")
     config = source.config()
-    order = Order.of(config, options, mksquashfs.version(program, programs))
+    order = PackRequest.of(config, options, mksquashfs.version(program, programs))
     output = output.absolute()
     if len(os.fsencode(output.name)) > LONGEST:
         raise RequestError(
@@ -95,7 +232,7 @@ class _Pack:
     """One squash file on its way."""
 
     source: Source
-    order: Order
+    order: PackRequest
     output: Path
     programs: Programs
     reporter: Reporter
@@ -109,7 +246,7 @@ class _Pack:
             with ThreadPoolExecutor(1) as side, ExitStack() as held:
                 with (
                     self.source.open(self.order.config.digest) as content,
-                    assemble.opened(content, self.order, work, self.programs) as image,
+                    open_content(content, self.order, work, self.programs) as image,
                 ):
                     base = self._base(image, held)
                     made = self._write(image, written, base, side)
@@ -119,11 +256,11 @@ class _Pack:
             written.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
 
-    def _base(self, image: assemble.Opened, held: ExitStack) -> str | None:
+    def _base(self, image: Opened, held: ExitStack) -> str | None:
         """The key of the image's base, whose lock is `held`; None where none is kept."""
         if self.cache is None or image.tail is None:
             return None
-        layers = assemble.base_layers(self.order, image.content)
+        layers = base_layers(self.order, image.content)
         if layers is None:
             self.reporter.say("the image's layers cannot be seen: no base is kept of it")
             return None
@@ -139,31 +276,29 @@ class _Pack:
         where = error.filename or (self.cache and self.cache.folder)
         self.reporter.say(f"no base is kept for the next pack: {where}: {error.strerror}")
 
-    def _write(
-        self, image: assemble.Opened, written: Path, base: str | None, side: Executor
-    ) -> assemble.Written:
+    def _write(self, image: Opened, written: Path, base: str | None, side: Executor) -> Written:
         total = self.order.config.size or None
         with self.reporter.track(f"pack {self.output.name}", total=total) as tracker:
             squasher = Squasher(self.order.options, self.programs, tracker)
             if base is not None and self.cache is not None:
-                made = assemble.edited(image, self.order, squasher, written, side, base, self.cache)
+                made = pack_edited(image, self.order, squasher, written, side, base, self.cache)
                 if made is not None:
                     self.reporter.say("all but /sqshforge comes from the cache of bases")
                     return made
-                before = request.read(self.output)
+                before = request.read_record(self.output)
                 if before is not None and before.get("base") not in (None, base):
                     self.reporter.say(
                         "the image has changed outside of /sqshforge: all is packed anew"
                     )
-            return assemble.whole(image, self.order, squasher, written, side)
+            return pack_whole(image, self.order, squasher, written, side)
 
-    def _publish(self, written: Path, made: assemble.Written, base: str | None) -> None:
+    def _publish(self, written: Path, made: Written, base: str | None) -> None:
         order, output = self.order, self.output
         pieces = made.settled.result()
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
-        request.write(output, order, base, pieces, written)
+        request.write_record(output, order, base, pieces, written)
         written.rename(output)
         sync(output.parent)
         if base is not None and self.cache is not None:
@@ -174,13 +309,13 @@ class _Pack:
                     self.cache.keep(base)
             except OSError as error:
                 self._without_base(error)
-        request.write(output, order, base, pieces, output)
+        request.write_record(output, order, base, pieces, output)
 
 
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
         raise RequestError("the output is a folder", where=str(output), mend="name a file")
-    if os.path.lexists(output) and request.read(output) is None and not options.force:
+    if os.path.lexists(output) and request.read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
             where=str(output),

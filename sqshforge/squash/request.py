@@ -1,21 +1,96 @@
-"""FILE.sqsh.json: what a squash file was made from, and how to see that it is still that."""
+"""What is to be packed and how, and the record of it beside a squash file: FILE.sqsh.json."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from sqshforge import project
 from sqshforge.errors import WorkError
 from sqshforge.host import files
 from sqshforge.host.files import publish
+from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
-from sqshforge.squash.order import Order, content_key
+from sqshforge.squash.mksquashfs import Options
+
+FORMAT = 3  # part of every key: raised when equal inputs come to give other bytes
 
 
-def write(output: Path, order: Order, base: str | None, pieces: Sequence[str], file: Path) -> None:
+@dataclass(frozen=True)
+class PackRequest:
+    """One image and the options to pack it with."""
+
+    config: ImageConfig
+    options: Options
+    base_epoch: int  # the newest time in what is outside of /sqshforge, seconds of the epoch
+    epoch: int  # the newest time in the file
+    tool: str  # the squash tool and its version
+
+    @classmethod
+    def of(cls, config: ImageConfig, options: Options, tool: str) -> PackRequest:
+        """The order with SOURCE_DATE_EPOCH, else with the times at which the image was made.
+
+        Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
+        """
+        asked = project.source_date_epoch()
+        if asked is not None:
+            return cls(config, options, asked, asked, tool)
+        base = config.created if config.base_created is None else config.base_created
+        return cls(config, options, base, config.created, tool)
+
+    @property
+    def files(self) -> dict[str, bytes]:
+        """Enroot's four files."""
+        return enroot.files(self.config)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What, apart from the image, the bytes depend on."""
+        return {
+            "level": self.options.level,
+            "block": self.options.block,
+            "xattrs": self.options.xattrs,
+            "tool": self.tool,
+            "base_epoch": self.base_epoch,
+            "epoch": self.epoch,
+        }
+
+    @property
+    def key(self) -> str:
+        """The content key: `content_key` of the image and the settings."""
+        return content_key(self.config, self.settings)
+
+    def base_key(self, layers: Sequence[str]) -> str:
+        """The same of the image without /sqshforge, which is made of these layers."""
+        files = {name: data.decode("latin-1") for name, data in self.files.items()}
+        settings = {name: value for name, value in self.settings.items() if name != "epoch"}
+        return _digest({"layers": list(layers), "files": files, **settings})
+
+
+def content_key(config: ImageConfig, settings: Mapping[str, Any]) -> str:
+    """A digest of all that the bytes of a squash file depend on.
+
+    An image is its layers and what its config says of running it; under which name it was found,
+    and in which store, does not matter.
+    """
+    facts = asdict(replace(config, size=0))
+    if config.layers:
+        facts = {**facts, "reference": "", "digest": ""}
+    return _digest({"config": facts, **settings})
+
+
+def _digest(facts: dict[str, Any]) -> str:
+    text = json.dumps({"format": FORMAT, **facts}, sort_keys=True)
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def write_record(
+    output: Path, order: PackRequest, base: str | None, pieces: Sequence[str], file: Path
+) -> None:
     """Put it beside the output; `file` is that, or what will become it."""
     found = file.stat()
     facts = {
@@ -28,27 +103,27 @@ def write(output: Path, order: Order, base: str | None, pieces: Sequence[str], f
         "ctime_ns": found.st_ctime_ns,
         "digest": files.digest_of_pieces(pieces),
     }
-    publish((json.dumps(facts, indent=2) + "\n").encode(), beside(output))
+    publish((json.dumps(facts, indent=2) + "\n").encode(), record_path(output))
 
 
-def read(output: Path) -> dict[str, Any] | None:
+def read_record(output: Path) -> dict[str, Any] | None:
     """What is noted beside a squash file; None where there is nothing of ours."""
     try:
-        facts = json.loads(beside(output).read_text())
+        facts = json.loads(record_path(output).read_text())
     except (OSError, ValueError):
         return None
     return facts if isinstance(facts, dict) and facts.keys() >= {"key", "size"} else None
 
 
-def key(facts: Mapping[str, Any]) -> str:
+def record_key(facts: Mapping[str, Any]) -> str:
     """The content key of what a record says; `WorkError` where it is not as we write it."""
     settings = facts.get("settings")
     if not isinstance(settings, dict):
         raise _broken()
-    return content_key(image(facts), settings)
+    return content_key(record_image(facts), settings)
 
 
-def image(facts: Mapping[str, Any]) -> ImageConfig:
+def record_image(facts: Mapping[str, Any]) -> ImageConfig:
     """The image that a record names; `WorkError` where it is not as we write it."""
     names = {one.name for one in fields(ImageConfig)}
     try:
@@ -67,9 +142,9 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
-def fits(output: Path, order: Order) -> bool:
+def fits(output: Path, order: PackRequest) -> bool:
     """Whether the output is the file that would come out, untouched since it was written."""
-    facts = read(output)
+    facts = read_record(output)
     if facts is None or facts["key"] != order.key or not output.is_file():
         return False
     found = output.stat()
@@ -81,6 +156,6 @@ def fits(output: Path, order: Order) -> bool:
     return files.digest(output, order.options.jobs) == facts.get("digest")
 
 
-def beside(output: Path) -> Path:
+def record_path(output: Path) -> Path:
     """The place of a squash file's record."""
     return output.with_name(f"{output.name}.json")

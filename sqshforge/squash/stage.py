@@ -44,7 +44,7 @@ class Identity:
     def of(cls, file: Path) -> Identity:
         """Identify a file by its record; one without is read. `RequestError` for no sqsh."""
         require_sqsh(file)
-        size, facts = file.stat().st_size, request.read(file)
+        size, facts = file.stat().st_size, request.read_record(file)
         if facts is not None and facts["size"] == size and "digest" in facts:
             return cls(_plain(facts["key"]), size, str(facts["digest"]))
         found = files.digest(file, processors())
@@ -139,9 +139,9 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
                 mend=f"sqshforge verify {file} tells whether the file is whole",
             )
         written.chmod(0o644)
-        facts = request.beside(file)
+        facts = request.record_path(file)
         if facts.is_file():
-            publish(facts.read_bytes(), request.beside(place))
+            publish(facts.read_bytes(), request.record_path(place))
         written.rename(place)
         sync(place.parent)
     finally:
@@ -158,7 +158,7 @@ def _make_room(folder: Path, needed: int, limit: int) -> None:
             return
         found = one.stat()
         if now - found.st_mtime > IN_USE:
-            request.beside(one).unlink(missing_ok=True)
+            request.record_path(one).unlink(missing_ok=True)
             one.unlink()
             taken -= found.st_size
     if taken + needed > limit:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.status.tail import document, whole
+from sqshforge.status.records import read_document, whole
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -78,7 +78,7 @@ def _found(folder: Path) -> Iterator[tuple[int, Path]]:
 
 def _ours(path: Path) -> tuple[int, str]:
     """The bytes of a checkpoint's files, and what is wrong with it."""
-    told = document(path / MANIFEST)
+    told = read_document(path / MANIFEST)
     files = told.get("files") if told else None
     if not isinstance(files, dict):
         there = (path / MANIFEST).exists()

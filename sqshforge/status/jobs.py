@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqshforge.status.tail import Record, number, records, whole
+from sqshforge.status.records import Record, last_records, number, whole
 
 FOLDER = "jobs"
 OUTSIDE = "local"  # the id of what was started without Slurm
@@ -76,7 +76,7 @@ def _read(path: Path) -> Job | None:
         return None
     starts: list[Start] = []
     requeues = None
-    for one in records(path, MOST):
+    for one in last_records(path, MOST):
         if one.get("kind") == "start":
             starts.append(_start(one))
             requeues = whole(one.get("requeues"))

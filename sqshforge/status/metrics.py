@@ -8,8 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.status.records import Settings
-from sqshforge.status.tail import Record, blocks, number, parse, whole
+from sqshforge.status.records import Record, Settings, blocks, number, parse_record, whole
 
 FILE = "metrics.jsonl"
 STEPS = 1000  # the last ones, whose losses make the trend
@@ -116,7 +115,7 @@ def _record(line: bytes, wanted: Collection[str]) -> Record | None:
     """The record of a line if it is of a wanted kind; parsing all lines would take long."""
     if not any(kind.encode() in line for kind in wanted):
         return None
-    record = parse(line)
+    record = parse_record(line)
     if record is None or record.get("kind") not in wanted or whole(record.get("step")) is None:
         return None
     return record

@@ -1,18 +1,92 @@
-"""What config.json says of a run, of ours or of Composer's."""
+"""The records in a run's folder: the end of a file of JSON lines, and what config.json says."""
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqshforge.status.tail import Record, document, whole
+BLOCK = 1 << 18  # bytes that are read at once
+MOST = 1 << 24  # bytes that are read at most, about 100,000 steps: a file may have gigabytes
 
-FILE = "config.json"
-MOST = 1 << 20  # bytes of it
+Record = dict[str, Any]
+
+SETTINGS_FILE = "config.json"
+SETTINGS_LIMIT = 1 << 20  # bytes of it
 LENGTH = re.compile(r"(?P<value>(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)(?P<unit>tok|ba)", re.IGNORECASE)
+
+
+def blocks(path: Path, block: int = BLOCK, most: int = MOST) -> Iterator[list[bytes]]:
+    """The whole lines of the end of a file, a block at a time, the last block first.
+
+    A last line without its end is being written, or was cut off, and is left out. A file that is
+    missing or cannot be read has no lines.
+    """
+    try:
+        with path.open("rb") as file:
+            place = file.seek(0, os.SEEK_END)
+            least = max(0, place - most)
+            rest, ended = b"", False  # of a line that begins in an earlier block; its end was seen
+            while place > least:
+                begin = max(least, place - block)
+                file.seek(begin)
+                data = file.read(place - begin)
+                place = begin
+                if not ended:
+                    ended = b"\n" in data
+                    data = data[: data.rfind(b"\n")] if ended else b""
+                if not ended:
+                    continue
+                lines = (data + rest).split(b"\n")
+                rest = lines.pop(0) if begin else b""
+                yield lines
+    except OSError:
+        return
+
+
+def parse_record(line: bytes) -> Record | None:
+    """The record of a line; None for what is none."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def last_records(path: Path, most: int = MOST) -> list[Record]:
+    """All records of the last `most` bytes of a file, in their order."""
+    lines = [line for part in reversed(list(blocks(path, most=most))) for line in part]
+    return [record for line in lines if (record := parse_record(line)) is not None]
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else that a file may hold in its place."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer beyond all floats
+        return None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, or None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def read_document(path: Path, most: int = MOST) -> Record | None:
+    """A file that is one JSON object; None where it is missing, too large or something else."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(most + 1)
+    except OSError:
+        return None
+    return parse_record(text) if len(text) <= most else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,12 +101,12 @@ class Settings:
     short: str = ""  # the setting that may end a run before num_steps
 
 
-def there(folder: Path) -> bool:
+def has_settings(folder: Path) -> bool:
     """Whether a folder has a run's config.json and not, for one, that of a model."""
     return _record(folder) is not None
 
 
-def read(folder: Path) -> Settings:
+def read_settings(folder: Path) -> Settings:
     """The settings of a run's folder, as its last start wrote them; empty where there are none."""
     record = _record(folder)
     if record is None:
@@ -45,7 +119,7 @@ def read(folder: Path) -> Settings:
 
 
 def _record(folder: Path) -> Record | None:
-    record = document(folder / FILE, MOST)
+    record = read_document(folder / SETTINGS_FILE, SETTINGS_LIMIT)
     return record if record and isinstance(record.get("config"), dict) else None
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,14 +11,16 @@ from typing import TYPE_CHECKING
 from sqshforge.host import suggest
 from sqshforge.host.terminal import human
 from sqshforge.status.jobs import Job, Start
-from sqshforge.status.run import Status
-from sqshforge.status.state import State
+from sqshforge.status.run import State, Status
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+
 STARTS = 5  # the last ones, which are shown
 HOSTS = 8  # names that are shown
+
+Look = Callable[[], Sequence[Status]]
 
 
 def lines(status: Status, job: str = "") -> list[str]:
@@ -202,3 +205,43 @@ def _clock(moment: float) -> str:
 def _count(number: int, what: str) -> str:
     plural = "es" if what.endswith("s") else "s"
     return f"{number} {what}{'' if number == 1 else plural}"
+
+
+def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> Sequence[Status]:
+    """Show runs every so many seconds until all are over; the last look.
+
+    Without a terminal a run has a line, and one that has not changed is not told again.
+    """
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        return _tell(look, every)
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+        while True:
+            found = look()
+            page = table(found) if several else Text("\n".join(lines(found[0], job)))
+            live.update(page, refresh=True)
+            if all(one.is_over for one in found):
+                return found
+            time.sleep(every)
+
+
+def _tell(look: Look, every: float) -> Sequence[Status]:
+    told: dict[str, tuple[str, str]] = {}
+    while True:
+        found = look()
+        for status in found:
+            name, state, _, step, of, loss, speed, left, *_ = row(status)
+            if told.get(name) != (state, step):
+                told[name] = state, step
+                parts = [f"{name}: {state}", f"step {step}{f' of {of}' if of else ''}"]
+                parts += [f"loss {loss}"] if loss else []
+                parts += [f"{speed} tokens/s"] if speed else []
+                parts += [f"{left} left"] if left else []
+                print(" | ".join(parts), flush=True)
+        if all(one.is_over for one in found):
+            return found
+        time.sleep(every)

@@ -1,17 +1,220 @@
-"""All that is known of one run at one moment."""
+"""All that is known of one run at one moment: its files, their clock, its last hang, its state."""
 
 from __future__ import annotations
 
 import os
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from sqshforge.status import checkpoints, hang, jobs, metrics, records
-from sqshforge.status.clock import Clock
-from sqshforge.status.state import Facts, State, judge
+from sqshforge.status import checkpoints, jobs, metrics, records
+from sqshforge.status.checkpoints import Checkpoints
+from sqshforge.status.jobs import AGAIN, FINAL, OUTSIDE, End, Job
+from sqshforge.status.metrics import Progress
+from sqshforge.status.records import Settings
 
-FILES = (metrics.FILE, records.FILE, jobs.FOLDER, checkpoints.FOLDER, hang.FILE)
+OWN = "this machine's clock"
+THEIRS = "the file system's clock"
+
+HANG_FILE = "hang.txt"
+HANG_LIMIT = 1 << 20  # bytes of its end that are read: stacks of many ranks are long
+TOLD = re.compile(r"^(?P<when>\d{4}-\d\d-\d\dT\S+)\nhang: (?P<what>.*)$", re.MULTILINE)
+ENDED = "it has ended"
+
+LEAST = 300.0  # seconds in which a run that trains may be quiet
+INTERVALS = 4  # times as long as a report interval
+BEGIN = 1800.0  # seconds that containers, nodes and compilers take before the first report
+SAME = 60.0  # seconds between two files that one moment of a run has written
+
+FILES = (metrics.FILE, records.SETTINGS_FILE, jobs.FOLDER, checkpoints.FOLDER, HANG_FILE)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock by its distance from this machine's, in seconds, and whose it is."""
+
+    ahead: float
+    whose: str
+
+    @classmethod
+    def of(cls, folder: Path) -> Clock:
+        """The clock of the file system that a folder is on."""
+        before = time.time()
+        stamp = _unnamed(folder)
+        if stamp is None:
+            stamp = _named(folder)
+        return cls(0.0, OWN) if stamp is None else cls(stamp - before, THEIRS)
+
+    def now(self) -> float:
+        """Seconds of the epoch."""
+        return time.time() + self.ahead
+
+    def age(self, moment: float) -> float:
+        """Seconds since a moment of this clock; none is less than 0."""
+        return max(0.0, self.now() - moment)
+
+
+def _unnamed(folder: Path) -> float | None:
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)
+    except OSError:
+        return None
+    try:
+        return os.fstat(descriptor).st_mtime
+    finally:
+        os.close(descriptor)
+
+
+def _named(folder: Path) -> float | None:
+    """Ask the nearest folder above, of the same file system, that takes a file."""
+    try:
+        folder = folder.resolve()
+        device = folder.stat().st_dev
+        for above in folder.parents:
+            if above.stat().st_dev != device:
+                return None
+            if os.access(above, os.W_OK | os.X_OK):
+                with tempfile.NamedTemporaryFile(prefix=".sqshforge-clock-", dir=above) as file:
+                    return os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return None
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """Who hung where, in the watch's words; over once the run has gone on."""
+
+    when: str  # by the clock of the node that told it
+    what: str
+    over: bool
+    changed: float  # seconds of the epoch, by the file system's clock
+
+
+def read_hang(folder: Path, reported: float) -> Hang | None:
+    """The last hang of a run whose metrics.jsonl was written at `reported`; None without one."""
+    path = folder / HANG_FILE
+    with suppress(OSError), path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(0, size - HANG_LIMIT))
+        told = list(TOLD.finditer(file.read().decode(errors="replace")))
+        changed = path.stat().st_mtime
+        hangs = [one for one in told if not one["what"].startswith(ENDED)]
+        if hangs:
+            return Hang(
+                when=hangs[-1]["when"],
+                what=hangs[-1]["what"],
+                over=told[-1] is not hangs[-1] or reported > changed,
+                changed=changed,
+            )
+    return None
+
+
+class State(str, Enum):
+    """What a run does."""
+
+    RUNNING = "running"
+    WAITING = "waiting"  # for its next start, after a failure
+    SAVED = "saved"  # stopped by a signal, after a checkpoint
+    DONE = "done"
+    FAILED = "failed"  # and is not started again
+    SILENT = "silent"  # nothing for long, and no end was noted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What the state is judged by.
+
+    `times` has for each kind of file when it was written last, in seconds of the epoch by the file
+    system's clock; `now` is of the same clock.
+    """
+
+    settings: Settings
+    progress: Progress
+    checkpoints: Checkpoints
+    hang: Hang | None
+    job: Job | None  # the one that was noted last
+    times: Mapping[str, float]
+    now: float
+
+    @property
+    def quiet(self) -> float:
+        """Seconds since any file was written."""
+        return max(0.0, self.now - max(self.times.values(), default=0.0))
+
+    @property
+    def patience(self) -> float:
+        """Seconds without a line after which a run is called silent.
+
+        Before the first report of a start they are BEGIN: what came last then is the start itself,
+        the settings, or metrics.jsonl as it was cut to the checkpoint.
+        """
+        reported, configured = self.times.get("metrics", 0.0), self.times.get("config", 0.0)
+        began = max(configured, self.times.get("job", 0.0))
+        if reported - began < SAME:
+            return BEGIN
+        seconds = self.progress.seconds_per_step or 0.0
+        return max(LEAST, INTERVALS * seconds * self.settings.report_interval)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was taken, and its checkpoint is complete."""
+        newest, last = self.checkpoints.newest, self.settings.num_steps
+        return last is not None and newest is not None and newest.step >= last
+
+
+def judge(facts: Facts) -> tuple[State, str]:
+    """The state, and why it is taken for that."""
+    end = facts.job.last.end if facts.job else None
+    # A run may go on after the last noted end, started by something that notes nothing.
+    went_on = max(facts.times.values(), default=0.0) - facts.times.get("job", 0.0) > SAME
+    if facts.job and end and not went_on:
+        return _ended(facts, facts.job, end)
+    if facts.is_finished and (facts.job is None or end or facts.quiet > facts.patience):
+        return State.DONE, "the last step's checkpoint is complete"
+    if facts.quiet <= facts.patience:
+        return State.RUNNING, _running(facts)
+    if facts.hang and not facts.hang.over:
+        return State.SILENT, facts.hang.what
+    noted = "no end was noted: it hangs, was killed, or its first node was lost"
+    return State.SILENT, noted if facts.job and not end else "no job has noted how it ended"
+
+
+def _ended(facts: Facts, job: Job, end: End) -> tuple[State, str]:
+    words = f"exit code {end.code}: {end.meaning}"
+    if end.code == 0:
+        return State.DONE, _done(facts)
+    if end.code == AGAIN:
+        again = "start it again to go on" if job.id == OUTSIDE else "its launcher requeues it"
+        return State.SAVED, f"{words}; {again}"
+    if end.code in FINAL or job.id == OUTSIDE:
+        return State.FAILED, words
+    if job.is_over:
+        return State.FAILED, f"{words}; given up after {job.last.restart} restarts"
+    return State.WAITING, f"{words}; its launcher requeues it, {job.requeues} times at most"
+
+
+def _done(facts: Facts) -> str:
+    last = facts.settings.num_steps
+    if facts.settings.short and last is not None and facts.progress.step < last:
+        return f"it ended before step {last:,}, as {facts.settings.short} asked for"
+    return "its job has noted that it ended well"
+
+
+def _running(facts: Facts) -> str:
+    if facts.hang and not facts.hang.over:
+        return facts.hang.what
+    if facts.checkpoints.writing and facts.checkpoints.changed >= facts.times.get("metrics", 0.0):
+        return f"{facts.checkpoints.writing} was written to"
+    if facts.progress.step == 0:
+        return "it has not told of a step yet"
+    return "lines come"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,15 +273,15 @@ def is_run(folder: Path) -> bool:
         return True
     if next((folder / jobs.FOLDER).glob("*.jsonl"), None) is not None:
         return True
-    return records.there(folder)
+    return records.has_settings(folder)
 
 
 def look(folder: Path, clock: Clock) -> Status:
     """Read a run's files; nothing is written, and none is read that grows, but for its end."""
-    told = records.read(folder)
+    told = records.read_settings(folder)
     times = {
         name: time
-        for name, file in (("metrics", metrics.FILE), ("config", records.FILE))
+        for name, file in (("metrics", metrics.FILE), ("config", records.SETTINGS_FILE))
         if (time := _written(folder / file)) is not None
     }
     how_far = metrics.read(folder, told)
@@ -91,7 +294,7 @@ def look(folder: Path, clock: Clock) -> Status:
         settings=told,
         progress=how_far,
         checkpoints=kept,
-        hang=hang.read(folder, times.get("metrics", 0.0)),
+        hang=read_hang(folder, times.get("metrics", 0.0)),
         job=known[0] if known else None,
         times=times,
         now=clock.now(),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sqshforge.tar import limits, sparse
 from sqshforge.tar.faults import broken, refused, shown
-from sqshforge.tar.stream import Window
+from sqshforge.tar.stream import TarStream
 
 BLOCK = 512
 FILE, LINK, SYMLINK, CHAR, DISK, FOLDER, FIFO = (b"%d" % kind for kind in range(7))
@@ -41,7 +41,7 @@ class Entry(NamedTuple):
     segments: sparse.Segments | None  # where a file has holes
 
 
-def entries(window: Window) -> Iterator[Entry]:
+def entries(window: TarStream) -> Iterator[Entry]:
     """Read entry after entry up to the end mark; the data is left out."""
     where = window.where
     while header := _header(window):
@@ -73,7 +73,7 @@ def entries(window: Window) -> Iterator[Entry]:
         window.skip(entry.offset + stored + -stored % BLOCK - window.position)
 
 
-def _header(window: Window) -> bytes:
+def _header(window: TarStream) -> bytes:
     """The next header; b"" at the end, with or without its mark."""
     header = window.block(BLOCK)
     if header == NOTHING:
@@ -87,7 +87,7 @@ def _header(window: Window) -> bytes:
     return header
 
 
-def _plain(window: Window, header: bytes) -> tuple[Entry, int]:
+def _plain(window: TarStream, header: bytes) -> tuple[Entry, int]:
     """An entry whose one header says it all."""
     where = window.where
     kind = header[156:157]
@@ -113,7 +113,7 @@ def _plain(window: Window, header: bytes) -> tuple[Entry, int]:
 
 
 def _special(
-    window: Window,
+    window: TarStream,
     header: bytes,
     records: list[tuple[bytes, bytes]],
     long: dict[bytes, bytes],

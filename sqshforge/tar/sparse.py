@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, too_much
-from sqshforge.tar.stream import Window
+from sqshforge.tar.stream import TarStream
 
 Segments = tuple[tuple[int, int], ...]  # offset in the file, count of bytes
 BLOCK = 512
@@ -17,7 +17,7 @@ _MOST = limits.HEADER // 8  # segments
 
 
 def of_header(
-    header: bytes, window: Window, number: Callable[[bytes, str], int]
+    header: bytes, window: TarStream, number: Callable[[bytes, str], int]
 ) -> tuple[Segments, int]:
     """The map in a header of type S and in the blocks after it, and the file's real size."""
     where = window.where
@@ -34,7 +34,7 @@ def of_header(
 
 
 def of_records(
-    records: list[tuple[bytes, bytes]], window: Window, size: int
+    records: list[tuple[bytes, bytes]], window: TarStream, size: int
 ) -> tuple[Segments, int, int]:
     """The map that extended headers give, the file's real size, the bytes used up of its data."""
     where = window.where
@@ -80,7 +80,7 @@ def _fields(data: bytes, number: Callable[[bytes, str], int], where: str) -> lis
     return found
 
 
-def _lines(window: Window, size: int) -> tuple[list[int], int]:
+def _lines(window: TarStream, size: int) -> tuple[list[int], int]:
     """Numbers in decimal at the data's begin, a line each; the first tells how many pairs."""
     where = window.where
     text, used = b"", 0

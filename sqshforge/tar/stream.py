@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from sqshforge.tar.faults import broken
 
 
-class Window:
+class TarStream:
     """Cuts what `read` gives into the pieces that are asked for."""
 
     def __init__(
