@@ -122,7 +122,10 @@ def cache_home() -> Path:
 
 
 def source_date_epoch() -> int | None:
-    """SOURCE_DATE_EPOCH in seconds; None where it is not set, `RequestError` where it is none."""
+    """SOURCE_DATE_EPOCH in seconds; None where it is not set, `RequestError` where it is none.
+
+    https://reproducible-builds.org/specs/source-date-epoch/
+    """
     text = os.environ.get(EPOCH_VARIABLE)
     if text is None:
         return None

@@ -17,7 +17,7 @@ import pytest
 import zstandard
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.image.open import open_image
+from sqshforge.image.archive.image import open_image
 
 TIME = 1_600_000_000  # of every entry that is not told otherwise
 EPOCH = 1_700_000_000

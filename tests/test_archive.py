@@ -18,7 +18,7 @@ import pytest
 import zstandard
 
 from sqshforge.host.programs import Programs
-from sqshforge.image.open import open_image
+from sqshforge.image.archive.image import open_image
 from tests import archives
 from tests.archives import (
     EPOCH,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sqshforge.errors import RequestError
-from sqshforge.image.open import open_image
+from sqshforge.image.archive.image import open_image
 from tests import archives
 from tests.archives import KINDS, MORE, PLAIN, Image, file, layer, symlink
 

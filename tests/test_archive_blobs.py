@@ -16,7 +16,7 @@ import pytest
 import zstandard
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.image.open import open_image
+from sqshforge.image.archive.image import open_image
 from sqshforge.tar import limits
 from tests import archives
 from tests.archives import END, Image, binary, file, folder, header, layer, link, refused, symlink

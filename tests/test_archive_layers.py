@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.image.open import open_image
+from sqshforge.image.archive.image import open_image
 from tests import archives
 from tests.archives import (
     EPOCH,

@@ -1,4 +1,7 @@
-"""How this machine reaches the outside: pip's settings, proxies, certificates, apt, logins."""
+"""How this machine reaches the outside: pip's settings, proxies, certificates, apt, logins.
+
+A build gets all of it through secrets and mounts, and none of it stays in the image.
+"""
 
 from __future__ import annotations
 

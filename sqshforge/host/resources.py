@@ -1,4 +1,8 @@
-"""How many processors, how much memory and how much disk space this process may use."""
+"""How many processors, how much memory and how much disk space this process may use.
+
+The machine has what it has; a cgroup (a container's, a Slurm job's) or the job's own request may
+allow less. The files lie below `root`, which is another folder only in tests.
+"""
 
 from __future__ import annotations
 

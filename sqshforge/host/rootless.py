@@ -1,4 +1,9 @@
-"""What an ordinary user builds with: root of a user namespace, and storage for buildah."""
+"""What an ordinary user builds with: root of a user namespace, and storage for buildah.
+
+A child process steps into the namespace and does the work there, so that the caller stays what it
+is and later steps find their usual rights. (What `buildah unshare` starts is no substitute: it
+lives on where buildah gets a signal, and how it ended is not reported.)
+"""
 
 from __future__ import annotations
 
@@ -216,6 +221,10 @@ def choose_buildah_storage(buildah: Path, programs: Programs) -> None:
     """Set the variables by which buildah works with overlays, for this process and its children.
 
     Nothing is changed for root, nor where the user has configured a storage.
+
+    Left to itself, buildah 1.28 copies every layer whole (the driver vfs) although the kernel has
+    let ordinary users mount overlays since Linux 5.13: a build then takes many times as long, and
+    the size of the image for each of its layers.
     """
     if os.geteuid() != 0 and not _is_configured(os.environ):
         for variables in _candidates(programs):

@@ -11,13 +11,12 @@ from pathlib import Path
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
-from sqshforge.image.archive import Archived
+from sqshforge.image.archive.source import Archived
 from sqshforge.image.buildah import Storage
 from sqshforge.image.config import parse_config
 from sqshforge.image.docker import Dockerd, ReadMode
 from sqshforge.image.registry import Registry
-from sqshforge.image.rootfs import Rootfs
-from sqshforge.image.source import Content, Folder, Source, Stream
+from sqshforge.image.source import Content, Folder, Rootfs, Source, Stream
 
 __all__ = [
     "Archived",

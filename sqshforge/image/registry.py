@@ -18,14 +18,14 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import temporary
-from sqshforge.image.archive import Archived
+from sqshforge.image.archive.source import Archived
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Content
 from sqshforge.project import cache_home
 
 if TYPE_CHECKING:
-    from sqshforge.image.document import Document
+    from sqshforge.image.archive.oci_layout import Document
 
 UNPACKED = 3  # times the size of the layers that a registry has, compressed
 ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
@@ -48,11 +48,11 @@ class Registry:
         return f"docker://{self.name}"
 
     def config(self) -> ImageConfig:
-        from sqshforge.image import document
+        from sqshforge.image.archive import oci_layout
 
         digest, manifest = self._manifest()
         text = self._ask("--config", "--raw", self._pinned(digest)).encode()
-        facts = document.load(text, "the config", self.address)
+        facts = oci_layout.load_document(text, "the config", self.address)
         with understanding(self.address):
             return parse_config(
                 facts.get("config") or {},
@@ -89,16 +89,18 @@ class Registry:
 
     def _manifest(self) -> tuple[str, dict[str, Any]]:
         """The digest of the image's manifest, for this machine's kind where there are several."""
-        from sqshforge.image import document, oci_layout
+        from sqshforge.image.archive import oci_layout
 
         text = self._ask("--raw", self.address)
-        manifest = document.Document(
-            document.load(text.encode(), "the manifest", self.address), "the manifest", self.address
+        manifest = oci_layout.Document(
+            oci_layout.load_document(text.encode(), "the manifest", self.address),
+            "the manifest",
+            self.address,
         )
         if "manifests" in manifest.value:
             chosen: Document = oci_layout.chosen(manifest, "", self.address)
             text = self._ask("--raw", self._pinned(chosen.text("digest")))
-            value = document.load(text.encode(), "the manifest", self.address)
+            value = oci_layout.load_document(text.encode(), "the manifest", self.address)
         else:
             value = manifest.value
         with understanding(self.address):

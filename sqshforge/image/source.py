@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import IO, Protocol
 
+from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay
 from sqshforge.image.enroot import ImageConfig
@@ -80,3 +82,26 @@ class Source(Protocol):
         With the digest of a config, never the content of another image: a name may have come to
         mean another one since. `WorkError` where that image cannot be had any more.
         """
+
+
+@dataclass(frozen=True)
+class Rootfs:
+    """A folder that holds a root file system; it has no config, and is as old as its content."""
+
+    folder: Path
+
+    def config(self) -> ImageConfig:
+        if not (self.folder / "etc").is_dir():
+            raise RequestError(
+                "the folder holds no root file system (it has no etc/)", where=str(self.folder)
+            )
+        found = [self.folder.lstat(), *(path.lstat() for path in self.folder.rglob("*"))]
+        return ImageConfig(
+            reference=f"rootfs:{self.folder}",
+            created=max(0, *(int(one.st_mtime) for one in found)),
+            size=sum({one.st_ino: one.st_size for one in found if S_ISREG(one.st_mode)}.values()),
+        )
+
+    @contextmanager
+    def open(self, digest: str | None = None) -> Iterator[Folder]:
+        yield Folder((self.folder.absolute(),))

@@ -1,4 +1,8 @@
-"""Recipe files: read, laid over what they extend, and checked before anything is done."""
+"""Recipe files: read, laid over what they extend, and checked before anything is done.
+
+All faults of a recipe are reported at once, each with its path and line in the file and with
+what would be allowed there.
+"""
 
 from __future__ import annotations
 

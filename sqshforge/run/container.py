@@ -1,4 +1,8 @@
-"""What happens between the new mount namespace and the image's /etc/rc."""
+"""What happens between the new mount namespace and the image's /etc/rc.
+
+Runs as a small program of its own in that namespace and ends by becoming the command. All mounts
+are in the namespace, so they are gone with the last process in it, however that ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Write an image as a squash file: flat, with enroot's files, atomic, and only once."""
+"""Write an image as a squash file: flat, with enroot's files, atomic, and only once.
+
+Two ways lead to the same tree: folders are squashed where they are mounted, a tar stream goes
+through a filter into the squash tool. Neither puts a root file system on the disk.
+
+A file is written in two steps: all but /sqshforge, then /sqshforge. The first step takes the
+time. What it gives depends on nothing in /sqshforge, and the cache of bases has it for the next
+pack; a cold pack goes the same two steps, and so gives the same bytes.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,14 @@ FILES = (metrics.FILE, records.SETTINGS_FILE, jobs.FOLDER, checkpoints.FOLDER, H
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock by its distance from this machine's, in seconds, and whose it is."""
+    """A clock by its distance from this machine's, in seconds, and whose it is.
+
+    The age of a file is asked of the file system that gave it its time: the clock of the node that
+    one logs in to may be minutes off. A file without a name is made and asked for its time; it
+    leaves nothing, not even a changed folder. File systems without such files (NFS) get one with a
+    name for a moment, in a folder above the run's. Where neither can be, this machine's clock has
+    to do.
+    """
 
     ahead: float
     whose: str

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from sqshforge.errors import RequestError
-from sqshforge.image.blobs import Store
-from sqshforge.image.document import Document, load
-from sqshforge.image.layer import Layer
-from sqshforge.image.layer_tree import split
-from sqshforge.image.oci_layout import Image, check_count, diff_ids
-from sqshforge.image.region import Region
+from sqshforge.image.archive.blobs import Store
+from sqshforge.image.archive.layer import Layer, Region
+from sqshforge.image.archive.layer_tree import split
+from sqshforge.image.archive.oci_layout import Document, Image, check_count, diff_ids, load_document
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, shown
 
@@ -23,7 +21,7 @@ def find(store: Store, name: str, address: str) -> Image:
             f"{address} is no archive of `docker save`: it has no manifest.json",
             mend="an OCI archive is oci-archive:FILE",
         )
-    value = load(listed.whole(limits.JSON, "manifest.json"), "manifest.json", address)
+    value = load_document(listed.whole(limits.JSON, "manifest.json"), "manifest.json", address)
     if not isinstance(value, list) or not value:
         raise broken("manifest.json is no list of images", address)
     manifest = _chosen(
@@ -33,7 +31,7 @@ def find(store: Store, name: str, address: str) -> Image:
     data = _member(store, manifest.text("Config"), "the config", address).whole(
         limits.JSON, "the config"
     )
-    config = Document(load(data, "the config", address), "the config", address)
+    config = Document(load_document(data, "the config", address), "the config", address)
     diffs = diff_ids(config)
     check_count(len(paths), len(diffs), address)
     layers = []

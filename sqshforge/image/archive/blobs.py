@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from sqshforge.errors import RequestError
-from sqshforge.image.layer import form
-from sqshforge.image.layer_tree import split
-from sqshforge.image.region import File, Reader, Region
+from sqshforge.image.archive.layer import File, Region, RegionReader, form
+from sqshforge.image.archive.layer_tree import split
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, shown, too_much
 from sqshforge.tar.reader import FILE, LINK, SYMLINK, entries
@@ -69,7 +68,7 @@ class Tarred:
                 f"{path} is compressed with {packed} as a whole, and is read in place",
                 mend=f"{program} --keep {path}",
             )
-        reader = Reader(whole)
+        reader = RegionReader(whole)
         window = TarStream(lambda: reader.read(READ), self._where, reader.skip)
         for count, entry in enumerate(entries(window)):
             if count >= limits.MEMBERS:

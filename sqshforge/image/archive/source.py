@@ -14,19 +14,20 @@ from sqshforge.image.enroot import CARRIED, ImageConfig
 from sqshforge.image.source import Content
 
 if TYPE_CHECKING:
-    from sqshforge.image.open import Archive
+    from sqshforge.image.archive.image import Archive
+
 
 TAIL = os.fsencode(CARRIED)
 
 
 @dataclass(frozen=True)
 class Archived:
-    """An image at an address of `sqshforge.image.open`: oci:, oci-archive: or docker-archive:."""
+    """An image at one of the addresses oci:, oci-archive: and docker-archive:."""
 
     address: str
 
     def config(self) -> ImageConfig:
-        from sqshforge.image import open as archive
+        from sqshforge.image.archive import image as archive
 
         with archive.open_image(self.address) as image, understanding(self.address):
             facts = image.config
@@ -42,7 +43,7 @@ class Archived:
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Content]:
-        from sqshforge.image import open as archive
+        from sqshforge.image.archive import image as archive
 
         with archive.open_image(self.address) as image:
             if digest not in (None, image.digest):
