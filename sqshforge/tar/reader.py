@@ -22,6 +22,8 @@ EXTENDED, GLOBAL, LONG_NAME, LONG_LINK = b"x", b"g", b"L", b"K"
 BEFORE = frozenset((EXTENDED, GLOBAL, LONG_NAME, LONG_LINK))
 XATTR = b"SCHILY.xattr."
 NOTHING = bytes(BLOCK)
+PIECE = 1 << 20  # bytes that are passed on at once
+ZEROS = bytes(PIECE)
 _SECONDS = re.compile(rb"(-?[0-9]{1,18})(\.[0-9]*)?")
 _NO_XATTRS: tuple[tuple[bytes, bytes], ...] = ()
 
@@ -41,10 +43,15 @@ class Entry(NamedTuple):
     segments: sparse.Segments | None  # where a file has holes
 
 
-def entries(window: TarStream) -> Iterator[Entry]:
-    """Read entry after entry up to the end mark; the data is left out."""
-    where = window.where
-    while header := _header(window):
+def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entry]:
+    """Read entry after entry up to the end mark.
+
+    What the caller has not read of an entry's data, before it asks for the next one, is left out.
+    Raises `WorkError` for what Go's reader refuses, and where `needs_end_mark` for a stream that
+    ends without its mark: one that was cut off between two entries.
+    """
+    where = stream.where
+    while header := _header(stream, needs_end_mark=needs_end_mark):
         records: list[tuple[bytes, bytes]] = []
         long: dict[bytes, bytes] = {}
         kind = header[156:157]
@@ -56,40 +63,63 @@ def entries(window: TarStream) -> Iterator[Entry]:
                     where,
                     "build the image anew: no name and no attribute is that long",
                 )
-            data = window.take(size + -size % BLOCK)[:size]
+            data = stream.take(size + -size % BLOCK)[:size]
             if kind == EXTENDED:
                 records = _records(data, where)
             elif kind != GLOBAL:  # engines too leave those out
                 long[kind] = data.partition(b"\0")[0]
-            header = _header(window)
+            header = _header(stream)
             if not header:
                 raise broken("an extended header without its entry", where)
             kind = header[156:157]
         if records or long or kind not in KINDS:
-            entry, stored = _special(window, header, records, long)
+            entry, stored = _special(stream, header, records, long)
         else:
-            entry, stored = _plain(window, header)
+            entry, stored = _plain(stream, header)
         yield entry
-        window.skip(entry.offset + stored + -stored % BLOCK - window.position)
+        stream.skip(entry.offset + stored + -stored % BLOCK - stream.position)
 
 
-def _header(window: TarStream) -> bytes:
+def content(entry: Entry, stream: TarStream) -> Iterator[bytes]:
+    """The bytes of a file, from a stream that stands where they begin; holes come as zeros."""
+    return stream.pieces(entry.size) if entry.segments is None else _with_holes(entry, stream)
+
+
+def _with_holes(entry: Entry, stream: TarStream) -> Iterator[bytes]:
+    at = 0
+    for begin, count in entry.segments or ():
+        yield from _zeros(begin - at)
+        yield from stream.pieces(count)
+        at = begin + count
+    yield from _zeros(entry.size - at)
+
+
+def _zeros(count: int) -> Iterator[bytes]:
+    while count:
+        piece = ZEROS[:count]
+        yield piece
+        count -= len(piece)
+
+
+def _header(stream: TarStream, *, needs_end_mark: bool = False) -> bytes:
     """The next header; b"" at the end, with or without its mark."""
-    header = window.block(BLOCK)
+    header = stream.block(BLOCK)
+    if not header and needs_end_mark:
+        raise stream.ends_early()
     if header == NOTHING:
-        if window.block(BLOCK) not in (b"", NOTHING):
-            raise broken("a block of zeros amid the entries of a tar", window.where)
+        if stream.block(BLOCK) not in (b"", NOTHING):
+            raise broken("a block of zeros amid the entries of a tar", stream.where)
         return b""
     if header:
         field = header[148:156]
-        if number(field, window.where) != sum(header) - sum(field) + 8 * 32:
-            raise broken("the checksum of a tar header is wrong", window.where)
+        if number(field, stream.where) != sum(header.rstrip(b"\0")) - sum(field) + 8 * 32:
+            raise broken("the checksum of a tar header is wrong", stream.where)
     return header
 
 
-def _plain(window: TarStream, header: bytes) -> tuple[Entry, int]:
+def _plain(stream: TarStream, header: bytes) -> tuple[Entry, int]:
     """An entry whose one header says it all."""
-    where = window.where
+    where = stream.where
     kind = header[156:157]
     size = number(header[124:136], where)
     if size < 0:
@@ -103,7 +133,7 @@ def _plain(window: TarStream, header: bytes) -> tuple[Entry, int]:
         number(header[100:108], where) & 0o7777,
         max(number(header[136:148], where), 0),
         size,
-        window.position,
+        stream.position,
         target,
         _device(header, where) if kind in (CHAR, DISK) else (0, 0),
         _NO_XATTRS,
@@ -113,13 +143,13 @@ def _plain(window: TarStream, header: bytes) -> tuple[Entry, int]:
 
 
 def _special(
-    window: TarStream,
+    stream: TarStream,
     header: bytes,
     records: list[tuple[bytes, bytes]],
     long: dict[bytes, bytes],
 ) -> tuple[Entry, int]:
     """An entry with extended headers, or of a kind that few have; and the bytes stored of it."""
-    where = window.where
+    where = stream.where
     known = dict(records)
     kind = header[156:157]
     name = long.get(LONG_NAME) or known.get(b"path") or _name(header)
@@ -139,9 +169,9 @@ def _special(
     segments = None
     if kind == FILE:
         if header[156:157] == GNU_SPARSE:
-            segments, size = sparse.of_header(header, window, number)
+            segments, size = sparse.of_header(header, stream, number)
         elif any(key.startswith(b"GNU.sparse.") for key in known):
-            segments, size, used = sparse.of_records(records, window, size)
+            segments, size, used = sparse.of_records(records, stream, size)
             stored -= used
             name = known.get(b"GNU.sparse.name") or name
         if segments is not None:
@@ -159,7 +189,7 @@ def _special(
         number(header[100:108], where) & 0o7777,
         max(seconds, 0),
         size,
-        window.position,
+        stream.position,
         target or header[157:257].partition(b"\0")[0],
         _device(header, where) if kind in (CHAR, DISK) else (0, 0),
         tuple(

@@ -17,27 +17,27 @@ _MOST = limits.HEADER // 8  # segments
 
 
 def of_header(
-    header: bytes, window: TarStream, number: Callable[[bytes, str], int]
+    header: bytes, stream: TarStream, number: Callable[[bytes, str], int]
 ) -> tuple[Segments, int]:
     """The map in a header of type S and in the blocks after it, and the file's real size."""
-    where = window.where
+    where = stream.where
     found = _fields(header[386:482], number, where)
     size = number(header[483:495], where)
     more = header[482]
     while more:
         if len(found) > _MOST:
             raise _too_many(where)
-        block = window.take(BLOCK)
+        block = stream.take(BLOCK)
         found += _fields(block[:504], number, where)
         more = block[504]
     return tuple(found), size
 
 
 def of_records(
-    records: list[tuple[bytes, bytes]], window: TarStream, size: int
+    records: list[tuple[bytes, bytes]], stream: TarStream, size: int
 ) -> tuple[Segments, int, int]:
     """The map that extended headers give, the file's real size, the bytes used up of its data."""
-    where = window.where
+    where = stream.where
     known = dict(records)
     real = known.get(b"GNU.sparse.realsize", known.get(b"GNU.sparse.size"))
     whole = size if real is None else _number(real, where)
@@ -45,7 +45,7 @@ def of_records(
         version = known[b"GNU.sparse.major"], known.get(b"GNU.sparse.minor")
         if version != (b"1", b"0"):
             raise broken("a sparse file of an unknown form", where)
-        numbers, used = _lines(window, size)
+        numbers, used = _lines(stream, size)
         return _pairs(numbers, where), whole, used
     if b"GNU.sparse.map" in known:
         text = known[b"GNU.sparse.map"]
@@ -80,9 +80,9 @@ def _fields(data: bytes, number: Callable[[bytes, str], int], where: str) -> lis
     return found
 
 
-def _lines(window: TarStream, size: int) -> tuple[list[int], int]:
+def _lines(stream: TarStream, size: int) -> tuple[list[int], int]:
     """Numbers in decimal at the data's begin, a line each; the first tells how many pairs."""
-    where = window.where
+    where = stream.where
     text, used = b"", 0
     wanted = 1
     lines: list[bytes] = []
@@ -91,7 +91,7 @@ def _lines(window: TarStream, size: int) -> tuple[list[int], int]:
             raise broken("the map of a sparse file is none", where)
         if used >= limits.HEADER:
             raise _too_many(where)
-        *more, text = (text + window.take(BLOCK)).split(b"\n")
+        *more, text = (text + stream.take(BLOCK)).split(b"\n")
         used += BLOCK
         lines += more
         if lines:

@@ -5,10 +5,19 @@ from __future__ import annotations
 import struct
 from typing import IO
 
-from sqshforge.tar.reader import BLOCK, EXTENDED, FILE, FOLDER, LONG_LINK, LONG_NAME, XATTR, Entry
+from sqshforge.tar.reader import (
+    BLOCK,
+    EXTENDED,
+    FILE,
+    FOLDER,
+    LONG_LINK,
+    LONG_NAME,
+    PIECE,
+    XATTR,
+    ZEROS,
+    Entry,
+)
 
-PIECE = 1 << 20
-_ZEROS = bytes(PIECE)
 _HEADER = struct.Struct("100s8s8s8s12s12s8sc100s8s64s8s8s167s")
 _ROOT = b"0000000\0"
 _SIZES = 8**11  # from here on octal digits do not do
@@ -54,19 +63,13 @@ class Output:
         if self._size >= PIECE:
             self._flush()
 
-    def zeros(self, count: int) -> None:
-        while count:
-            piece = min(count, PIECE)
-            self.data(_ZEROS[:piece])
-            count -= piece
-
     def fill(self, size: int) -> None:
         """Fill the last block of so much data up."""
         if size % BLOCK:
-            self.data(_ZEROS[: -size % BLOCK])
+            self.data(ZEROS[: -size % BLOCK])
 
     def end(self) -> None:
-        self.zeros(2 * BLOCK)
+        self.data(ZEROS[: 2 * BLOCK])
         self._flush()
 
     def _flush(self) -> None:
@@ -86,6 +89,13 @@ class Output:
             for key, value in entry.xattrs
             if key.startswith(NAMESPACES) and not key.startswith(OVERLAY)
         ]
+
+
+def made(
+    name: bytes, kind: bytes, mode: int, mtime: int, size: int = 0, target: bytes = b""
+) -> Entry:
+    """An entry of our own."""
+    return Entry(name, kind, mode, mtime, size, 0, target, (0, 0), (), None)
 
 
 def _header(
@@ -114,7 +124,8 @@ def _header(
         b"",
     ]
     raw = _HEADER.pack(*fields)
-    return raw[:148] + b"%06o\0 " % sum(raw) + raw[156:]
+    # What stands behind the device is zeros.
+    return raw[:148] + b"%06o\0 " % sum(raw[:345]) + raw[156:]
 
 
 def _record(key: bytes, value: bytes) -> bytes:

@@ -69,8 +69,8 @@ class Tarred:
                 mend=f"{program} --keep {path}",
             )
         reader = RegionReader(whole)
-        window = TarStream(lambda: reader.read(READ), self._where, reader.skip)
-        for count, entry in enumerate(entries(window)):
+        stream = TarStream(lambda: reader.read(READ), self._where, reader.skip)
+        for count, entry in enumerate(entries(stream)):
             if count >= limits.MEMBERS:
                 raise too_much(f"it has more than {limits.MEMBERS} members", self._where)
             name = _text(b"/".join(split(entry.name, self._where)))

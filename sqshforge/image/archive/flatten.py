@@ -14,9 +14,9 @@ from sqshforge.image import enroot
 from sqshforge.image.archive.layer import PIECE, Layer, Unpacked
 from sqshforge.image.archive.layer_tree import Folder, Node, is_data, steps
 from sqshforge.tar import limits
-from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry
+from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry, content
 from sqshforge.tar.stream import TarStream
-from sqshforge.tar.writer import Output
+from sqshforge.tar.writer import Output, made
 
 Names = dict[bytes, Node | Folder]
 ETC = b"etc"
@@ -63,13 +63,6 @@ def add_enroot_files(names: Names, files: Mapping[str, bytes], epoch: int) -> di
         target = os.fsencode(enroot.MTAB)
         placed[path] = Placed(made(path, SYMLINK, 0o777, epoch, target=target), b"")
     return placed
-
-
-def made(
-    name: bytes, kind: bytes, mode: int, mtime: int, size: int = 0, target: bytes = b""
-) -> Entry:
-    """An entry of our own."""
-    return Entry(name, kind, mode, mtime, size, 0, target, (0, 0), (), None)
 
 
 def _folder(names: Names, path: bytes) -> bytes | None:
@@ -141,18 +134,13 @@ def _copy(
 ) -> None:
     """Copy files of a layer in the order in which they stand in it."""
     unpacked = Unpacked(layer)
-    window = TarStream(unpacked.read, layer.where, unpacked.skip)
+    stream = TarStream(unpacked.read, layer.where, unpacked.skip)
     told = 0
     for offset, name, entry in wanted:
-        window.skip(offset - window.position)
+        stream.skip(offset - stream.position)
         output.header(entry, name)
-        at = 0
-        for begin, count in entry.segments or ((0, entry.size),):
-            output.zeros(begin - at)
-            for piece in window.pieces(count):
-                output.data(piece)
-            at = begin + count
-        output.zeros(entry.size - at)
+        for piece in content(entry, stream):
+            output.data(piece)
         output.fill(entry.size)
         told += entry.size
         if told >= PIECE:

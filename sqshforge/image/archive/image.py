@@ -142,11 +142,11 @@ def scan_layer(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
             return data
 
         tree = Tree(index, budget, layer.where)
-        window = TarStream(read, layer.where)
+        stream = TarStream(read, layer.where)
         try:
-            for entry in entries(window):
+            for entry in entries(stream):
                 tree.add(entry)
-            window.drain()
+            stream.drain()
         except WorkError:
             # Damage is a better reason than what it made of the tar.
             if blob is None and unpacked.is_plain:
