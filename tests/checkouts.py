@@ -28,7 +28,7 @@ FROM ${BASE} AS image
 LABEL io.sqshforge.target={{ recipe.target }}
 """
 # What fragments/training.j2 does, less the bill of materials, which takes a Python in the image.
-TAIL = """COPY meta/ /sqshforge/meta/
+PAYLOAD = """COPY meta/ /sqshforge/meta/
 COPY launch/ /sqshforge/launch/
 COPY training/ /sqshforge/training/
 ARG INPUTS=unknown
@@ -45,7 +45,7 @@ def copy(place: Path, lines: str | None = None) -> Path:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     _share(place)
     if lines is not None:
-        (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{TAIL}")
+        (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{PAYLOAD}")
     return place
 
 

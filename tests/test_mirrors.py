@@ -31,14 +31,14 @@ def written(folder: Path, text: str | bytes, name: str = "mirrors.yaml") -> Path
 def fault(folder: Path, environment: dict[str, str] | None = None) -> RequestError:
     """The one clear error that reading ends with."""
     with pytest.raises(RequestError) as caught:
-        mirrors.read(folder, environment or {})
+        mirrors.read_mirrors(folder, environment or {})
     assert caught.value.exit_code == 2
     assert len(caught.value.what.splitlines()) == 1
     return caught.value
 
 
 def test_without_mirrors_every_address_is_what_it_was(tmp_path: Path) -> None:
-    found = mirrors.read(tmp_path, {})
+    found = mirrors.read_mirrors(tmp_path, {})
     assert found.image("debian:bookworm-slim") == "debian:bookworm-slim"
     assert found.index("https://neuron.example.test") == ("https://neuron.example.test")
     assert found.source(NCCL) == NCCL
@@ -47,12 +47,12 @@ def test_without_mirrors_every_address_is_what_it_was(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "# none yet\n", "sources: {}\n", "sources:\n"])
 def test_an_empty_file_is_none_at_all(text: str, tmp_path: Path) -> None:
     written(tmp_path, text)
-    assert mirrors.read(tmp_path, {}).source(NCCL) == NCCL
+    assert mirrors.read_mirrors(tmp_path, {}).source(NCCL) == NCCL
 
 
 def test_the_file_of_the_checkout_counts(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
-    found = mirrors.read(tmp_path, {})
+    found = mirrors.read_mirrors(tmp_path, {})
     assert (
         found.image("hub.example.test/nvidia/cuda:12")
         == "registry.example.test/docker/nvidia/cuda:12"
@@ -63,28 +63,28 @@ def test_the_file_of_the_checkout_counts(tmp_path: Path) -> None:
 
 def test_the_longest_beginning_counts_and_only_beginnings_do(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
-    found = mirrors.read(tmp_path, {})
+    found = mirrors.read_mirrors(tmp_path, {})
     assert found.source(NCCL) == "file:///srv/nvidia/nccl"
     assert found.source(f"https://other.test/?{NCCL}") == f"https://other.test/?{NCCL}"
 
 
 def test_each_kind_has_its_own_mirrors(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
-    found = mirrors.read(tmp_path, {})
+    found = mirrors.read_mirrors(tmp_path, {})
     assert found.image(NCCL) == found.index(NCCL) == NCCL
 
 
 def test_a_file_that_is_named_counts_in_place_of_the_checkouts(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
     other = written(tmp_path, "sources: {'https://github.com/': 'file:///other/'}\n", "other.yaml")
-    found = mirrors.read(tmp_path, {"SQSHFORGE_MIRRORS": str(other)})
+    found = mirrors.read_mirrors(tmp_path, {"SQSHFORGE_MIRRORS": str(other)})
     assert found.source(NCCL) == "file:///other/NVIDIA/nccl"
 
 
 def test_the_environment_wins_and_leaves_the_rest_of_the_file(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
     pairs = f"https://github.com/NVIDIA/=https://nv.test/?a=b&c= {NCCL}-tests=file:///tests"
-    found = mirrors.read(tmp_path, {"SQSHFORGE_MIRRORS_SOURCES": pairs})
+    found = mirrors.read_mirrors(tmp_path, {"SQSHFORGE_MIRRORS_SOURCES": pairs})
     assert found.source(NCCL) == "https://nv.test/?a=b&c=nccl"
     assert found.source(f"{NCCL}-tests") == "file:///tests"
     assert found.source("https://github.com/a/b") == "https://git.example.test/github/a/b"
@@ -94,9 +94,9 @@ def test_the_environment_wins_and_leaves_the_rest_of_the_file(tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["images", "indexes", "sources"])
 def test_the_environment_is_enough(kind: str, tmp_path: Path) -> None:
     variable = f"SQSHFORGE_MIRRORS_{kind.upper()}"
-    found = mirrors.read(tmp_path, {variable: "https://a.test/=https://b.test/"})
+    found = mirrors.read_mirrors(tmp_path, {variable: "https://a.test/=https://b.test/"})
     assert getattr(found, kind) == {"https://a.test/": "https://b.test/"}
-    assert mirrors.read(tmp_path, {variable: ""}) == mirrors.Mirrors()
+    assert mirrors.read_mirrors(tmp_path, {variable: ""}) == mirrors.Mirrors()
 
 
 @pytest.mark.parametrize(

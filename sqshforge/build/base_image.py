@@ -44,28 +44,30 @@ class BaseImageProvider:
     reporter: Reporter
 
     @classmethod
-    def of(cls, project: Project, engine: Engine, outside: BuildEnvironment) -> BaseImageProvider:
+    def of(
+        cls, project: Project, engine: Engine, environment: BuildEnvironment
+    ) -> BaseImageProvider:
         return cls(
             engine=engine,
             cache=project.build / "bases",
             keys=project.recipes / "keys",
-            mirrors=outside.mirrors,
-            programs=outside.programs,
-            reporter=outside.reporter,
+            mirrors=environment.mirrors,
+            programs=environment.programs,
+            reporter=environment.reporter,
         )
 
 
-def prepare(what: Recipe, lock: Lock, foundry: BaseImageProvider) -> dict[str, str]:
+def prepare(what: Recipe, lock: Lock, provider: BaseImageProvider) -> dict[str, str]:
     """Make sure that the engine has base and compiler image: build arguments and their names there.
 
     Raises `MissingError` where no registry answers and the recipe has no other way; `RequestError`
     and `WorkError` where AWS's registry says what is wrong.
     """
-    base = _base(what, lock, foundry)
+    base = _base(what, lock, provider)
     if lock.compiler is None:
         return {"BASE": base, "COMPILER": base}
     reference = base_reference(what, lock.compiler)
-    compiler, said = _pulled(reference, foundry)
+    compiler, said = _pulled(reference, provider)
     if compiler is None:
         raise _nowhere("compiler image", reference, said, what)
     return {"BASE": base, "COMPILER": compiler}
@@ -84,37 +86,37 @@ def file_of(name: str) -> str:
     return f"base/{name.rpartition(':')[2]}.tar"
 
 
-def _base(what: Recipe, lock: Lock, foundry: BaseImageProvider) -> str:
-    engine, reporter = foundry.engine, foundry.reporter
+def _base(what: Recipe, lock: Lock, provider: BaseImageProvider) -> str:
+    engine, reporter = provider.engine, provider.reporter
     reference = base_reference(what, lock.base)
     bootstrap = what.base.bootstrap
-    sources = deb_lines(bootstrap, foundry.programs) if bootstrap else []
+    sources = deb_lines(bootstrap, provider.programs) if bootstrap else []
     made_at = source_date_epoch()
     bootstrapped = ""
     if bootstrap is not None:
         times = [] if made_at is None else [made_at]
         made_of = (bootstrap.model_dump(mode="json"), sources, *times)
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
-        pulled_before = engine.image(_name(foundry.mirrors.image(reference))) is not None
+        pulled_before = engine.image(_name(provider.mirrors.image(reference))) is not None
         if not pulled_before and engine.image(bootstrapped) is not None:
             return bootstrapped
-    pulled, said = _pulled(reference, foundry)
+    pulled, said = _pulled(reference, provider)
     if pulled is not None:
         return pulled
     if bootstrap is None:
         raise _nowhere("base image", reference, said, what)
     reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
-    tar = foundry.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
+    tar = provider.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
-        make(bootstrap, sources, tar, foundry)
+        make(bootstrap, sources, tar, provider)
     engine.load(tar, bootstrapped, made_at)
     return bootstrapped
 
 
-def _pulled(reference: str, foundry: BaseImageProvider) -> tuple[str | None, str]:
+def _pulled(reference: str, provider: BaseImageProvider) -> tuple[str | None, str]:
     """An image's name in the engine, from a mirror or its registry; else None and what was said."""
-    engine = foundry.engine
-    mirrored = foundry.mirrors.image(reference)
+    engine = provider.engine
+    mirrored = provider.mirrors.image(reference)
     name = _name(mirrored)
     # A mirror may be an image that the engine has, under a name that no registry knows; what that
     # names now is what counts.
@@ -125,8 +127,8 @@ def _pulled(reference: str, foundry: BaseImageProvider) -> tuple[str | None, str
         return name, ""
     repository = ecr.parse(mirrored)
     if repository is not None:
-        ecr.login(repository, engine.program, foundry.programs)
-    foundry.reporter.say(f"base: asking the registry for {mirrored}")
+        ecr.login(repository, engine.program, provider.programs)
+    provider.reporter.say(f"base: asking the registry for {mirrored}")
     said = engine.pull(mirrored, name)
     if said is None:
         return name, ""
@@ -167,13 +169,13 @@ def make(
     bootstrap: Bootstrap,
     sources: Sequence[str],
     tar: Path,
-    foundry: BaseImageProvider,
+    provider: BaseImageProvider,
 ) -> None:
     """Bootstrap a system into a tar file, which is there whole or not at all.
 
     mmdebstrap goes by SOURCE_DATE_EPOCH itself: times, and the days in /etc/shadow.
     """
-    argv: list[str | Path] = [foundry.programs.require("mmdebstrap", "it makes the base image")]
+    argv: list[str | Path] = [provider.programs.require("mmdebstrap", "it makes the base image")]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
@@ -182,11 +184,11 @@ def make(
     partial = tar.with_name(f".{os.getpid()}-{tar.name}")
     try:
         with (
-            _trusted(foundry.keys / f"{bootstrap.suite}.asc") as keys,
-            foundry.reporter.track("bootstrap") as tracker,
+            _trusted(provider.keys / f"{bootstrap.suite}.asc") as keys,
+            provider.reporter.track("bootstrap") as tracker,
         ):
             argv += [f"--keyring={keys}", bootstrap.suite, partial, *sources]
-            foundry.programs.follow(argv, tracker.note)
+            provider.programs.follow(argv, tracker.note)
         partial.rename(tar)
     finally:
         partial.unlink(missing_ok=True)

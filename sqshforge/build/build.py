@@ -16,16 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from sqshforge import __version__, doctor
-from sqshforge.build import base_image, dockerfile
-from sqshforge.build import inputs as supply
-from sqshforge.build import wheels as files
+from sqshforge.build import base_image, dockerfile, inputs, wheels
 from sqshforge.build.inputs import BuildEnvironment, BuildInput
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.host import network
 from sqshforge.host.files import exclusive, sha256
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.mirrors import read as read_mirrors
+from sqshforge.host.mirrors import Mirrors, read_mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
@@ -84,9 +81,9 @@ def build(
         made_at = source_date_epoch()
         context = dockerfile.context(what, locked, root, {})
         digest = context.digest()
-        inputs = digest if made_at is None else f"{digest} at {made_at}"
+        inputs_digest = digest if made_at is None else f"{digest} at {made_at}"
         image = engine.image(name)
-        up_to_date = image is not None and image.labels.get(INPUTS) == inputs
+        up_to_date = image is not None and image.labels.get(INPUTS) == inputs_digest
         if not up_to_date:
             doctor.require_builder(
                 doctor.Host(project=project, programs=programs, engine=engine.name)
@@ -96,7 +93,7 @@ def build(
             for entry in locked.unlocked:
                 reporter.say(f"warning: not locked: {entry}")
             require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")
-            _build(what, locked, engine, project, inputs, programs, reporter)
+            _build(what, locked, engine, project, inputs_digest, programs, reporter)
             image = engine.image(name)
     if image is None:
         raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
@@ -114,29 +111,29 @@ def _build(
     locked: Lock,
     engine: Engine,
     project: Project,
-    inputs: str,
+    inputs_digest: str,
     programs: Programs,
     reporter: Reporter,
 ) -> None:
     """The build itself, of an image that is not there as it should be."""
-    offline = supply.offline()
+    offline = inputs.offline()
     pip = network.pip(programs)
     mirrors = read_mirrors(project.root)
     bundle = project.bundle(what.target)
-    outside = BuildEnvironment(
+    environment = BuildEnvironment(
         bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter
     )
     if offline:
-        held = supply.bundled(locked, bundle)
+        held = inputs.bundled(locked, bundle)
         started_from = base_image.restored(held, engine)
         supplies = list(held.supplies)
     else:
-        with supply.gathering(outside):
-            supplies = [*supply.fetched(what, locked, outside), installer(locked, outside)]
+        with inputs.gathering(environment):
+            supplies = [*inputs.fetched(what, locked, environment), installer(locked, environment)]
         wheels = network.local_wheels(pip, locked.sums())
-        supplies += [supply.of(path, f"wheels/{path.name}") for path in wheels]
+        supplies += [inputs.of(path, f"wheels/{path.name}") for path in wheels]
         started_from = base_image.prepare(
-            what, locked, base_image.BaseImageProvider.of(project, engine, outside)
+            what, locked, base_image.BaseImageProvider.of(project, engine, environment)
         )
     made_at = source_date_epoch()
     revision = _revision(project.root, programs, reporter)
@@ -164,11 +161,11 @@ def _build(
             epoch=made_at,
             args={
                 **started_from,
-                **supply.arguments(supplies),
+                **inputs.arguments(supplies),
                 **({} if offline else network.proxies()),
                 **jobs(what),
                 **({} if made_at is None else {EPOCH_VARIABLE: str(made_at)}),
-                "INPUTS": inputs,
+                "INPUTS": inputs_digest,
                 "REVISION": revision,
                 "CREATED": created,
             },
@@ -268,16 +265,18 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     )
 
 
-def installer(locked: Lock, outside: BuildEnvironment) -> BuildInput:
+def installer(locked: Lock, environment: BuildEnvironment) -> BuildInput:
     """Pip's own wheel by the lock's hash, fetched once."""
     python = locked.python
     place = f"wheels/{python.installer_wheel()}"
-    path = outside.bundle / place
+    path = environment.bundle / place
     allowed = {one.removeprefix("sha256:") for one in python.installer.hashes}
     if path.is_file() and sha256(path) in allowed:
-        return supply.of(path, place)
-    (file,) = files.files([python.installer], python.version, outside.pip, outside.programs)
-    return supply.taken(file, place, outside)
+        return inputs.of(path, place)
+    (file,) = wheels.files(
+        [python.installer], python.version, environment.pip, environment.programs
+    )
+    return inputs.taken(file, place, environment)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from sqshforge.engine import Build, Engine
 from sqshforge.errors import MissingError
 from sqshforge.host import network
 from sqshforge.host.files import sha256
-from sqshforge.host.mirrors import read as read_mirrors
+from sqshforge.host.mirrors import read_mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
@@ -46,48 +46,51 @@ def gather(
             mend="triton: {from: wheel} takes the official wheel with the same patches",
         )
     folder = project.bundle(what.target)
-    outside = BuildEnvironment(
+    environment = BuildEnvironment(
         bundle=folder,
         pip=network.pip(programs),
         mirrors=read_mirrors(project.root),
         programs=programs,
         reporter=reporter,
     )
-    with inputs.gathering(outside):
-        supplies = [*inputs.fetched(what, locked, outside), build.installer(locked, outside)]
-        supplies += _wheels(what, locked, outside)
+    with inputs.gathering(environment):
+        supplies = [
+            *inputs.fetched(what, locked, environment),
+            build.installer(locked, environment),
+        ]
+        supplies += _wheels(what, locked, environment)
         images = base_image.prepare(
-            what, locked, base_image.BaseImageProvider.of(project, engine, outside)
+            what, locked, base_image.BaseImageProvider.of(project, engine, environment)
         )
-        supplies += _images(images, engine, outside)
-        supplies += _apt(what, images, supplies, engine, project, outside)
+        supplies += _images(images, engine, environment)
+        supplies += _apt(what, images, supplies, engine, project, environment)
         bundle = Bundle(supplies=tuple(supplies), images=images)
         inputs.record(locked, bundle, folder)
     return folder, bundle
 
 
-def _wheels(what: Recipe, locked: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
+def _wheels(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
     found = wheels.files(
-        [*python.packages, *python.builders], python.version, outside.pip, outside.programs
+        [*python.packages, *python.builders], python.version, environment.pip, environment.programs
     )
     for index in python.bound:
-        alone = network.Pip(index=outside.mirrors.index(index.url), cert=outside.pip.cert)
-        found += wheels.files(index.packages, python.version, alone, outside.programs)
+        alone = network.Pip(index=environment.mirrors.index(index.url), cert=environment.pip.cert)
+        found += wheels.files(index.packages, python.version, alone, environment.programs)
     for number, file in enumerate(found, 1):
-        outside.reporter.say(f"package {number} of {len(found)}: {file.name}")
-        yield inputs.taken(file, f"wheels/{file.name}", outside)
+        environment.reporter.say(f"package {number} of {len(found)}: {file.name}")
+        yield inputs.taken(file, f"wheels/{file.name}", environment)
 
 
 def _images(
-    images: Mapping[str, str], engine: Engine, outside: BuildEnvironment
+    images: Mapping[str, str], engine: Engine, environment: BuildEnvironment
 ) -> Iterator[BuildInput]:
     """The images that the build starts from; they are loaded and do not go into the context."""
     for name in dict.fromkeys(images.values()):
-        tar = outside.bundle / base_image.file_of(name)
+        tar = environment.bundle / base_image.file_of(name)
         if not tar.is_file():
-            outside.reporter.say(f"image {name}")
+            environment.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
             partial = tar.with_suffix(".part")
             engine.save(name, partial)
@@ -101,7 +104,7 @@ def _apt(
     supplies: list[BuildInput],
     engine: Engine,
     project: Project,
-    outside: BuildEnvironment,
+    environment: BuildEnvironment,
 ) -> Iterator[BuildInput]:
     """The Debian packages of each stage and the lists that prove them."""
     stages = {
@@ -112,17 +115,17 @@ def _apt(
     for stage, (packages, image) in stages.items():
         if not packages:
             continue
-        place = outside.bundle / "apt" / stage
+        place = environment.bundle / "apt" / stage
         made_of = json.dumps([*packages, image])
         note = place.with_name(f"{stage}.json")
         if not (place.is_dir() and note.is_file() and note.read_text() == made_of):
             note.unlink(missing_ok=True)
             shutil.rmtree(place, ignore_errors=True)
-            _download(what, stage, packages, image, supplies, engine, project, place, outside)
+            _download(what, stage, packages, image, supplies, engine, project, place, environment)
             note.write_text(made_of)
         for path in sorted(place.rglob("*")):
             if path.is_file():
-                yield inputs.of(path, str(path.relative_to(outside.bundle)))
+                yield inputs.of(path, str(path.relative_to(environment.bundle)))
 
 
 def _download(
@@ -134,16 +137,16 @@ def _download(
     engine: Engine,
     project: Project,
     place: Path,
-    outside: BuildEnvironment,
+    environment: BuildEnvironment,
 ) -> None:
     """Let the image's own apt download a stage's packages, and copy them out."""
-    environment = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(project.root / "images"),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    text = environment.get_template("vendor.Dockerfile.j2").render(
+    text = templates.get_template("vendor.Dockerfile.j2").render(
         recipe=what,
         stage=stage,
         packages=packages,
@@ -156,8 +159,8 @@ def _download(
     name = f"localhost/sqshforge-vendor:{what.target}-{stage}-{build.tag_of(project.root)}"
     secrets = project.build / what.target / "vendor-secrets"
     with (
-        build.secrets_of(outside.pip, False, secrets, {}) as given,
-        outside.reporter.track(f"Debian packages of {stage}") as tracker,
+        build.secrets_of(environment.pip, False, secrets, {}) as given,
+        environment.reporter.track(f"Debian packages of {stage}") as tracker,
     ):
         request = Build(
             context=folder, name=name, args={"BASE": image, **network.proxies()}, secrets=given

@@ -67,36 +67,36 @@ def offline() -> bool:
 
 
 @contextlib.contextmanager
-def gathering(outside: BuildEnvironment) -> Iterator[None]:
+def gathering(environment: BuildEnvironment) -> Iterator[None]:
     """Fill a bundle alone: others who would fetch the same wait, and then find it there."""
-    outside.bundle.mkdir(parents=True, exist_ok=True)
-    busy = f"waiting for another process that fills {outside.bundle}"
-    with exclusive(outside.bundle / ".lock", busy, outside.reporter):
+    environment.bundle.mkdir(parents=True, exist_ok=True)
+    busy = f"waiting for another process that fills {environment.bundle}"
+    with exclusive(environment.bundle / ".lock", busy, environment.reporter):
         yield
 
 
-def fetched(what: Recipe, lock: Lock, outside: BuildEnvironment) -> list[BuildInput]:
+def fetched(what: Recipe, lock: Lock, environment: BuildEnvironment) -> list[BuildInput]:
     """Sources, archives and source distributions, verified by the lock where it knows them.
 
     Raises `MissingError` where a host does not answer, `WorkError` for a wrong sum or a moved tag.
     """
     return [
-        *_sources(what, lock, outside),
-        *_archives(lock, outside),
-        *_distributions(what, lock, outside),
+        *_sources(what, lock, environment),
+        *_archives(lock, environment),
+        *_distributions(what, lock, environment),
     ]
 
 
-def _sources(what: Recipe, lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
+def _sources(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     for source in lock.sources:
         if source.name == "triton" and what.triton and what.triton.origin == "wheel":
             continue
-        outside.reporter.say(f"source {source.name}: {source.git} at {source.ref}")
+        environment.reporter.say(f"source {source.name}: {source.git} at {source.ref}")
         tar, commit = snapshot(
             source,
-            outside.mirrors.source(source.git),
-            outside.bundle / "sources",
-            outside.programs,
+            environment.mirrors.source(source.git),
+            environment.bundle / "sources",
+            environment.programs,
         )
         yield BuildInput(
             place=f"sources/{source.name}.tar",
@@ -107,36 +107,36 @@ def _sources(what: Recipe, lock: Lock, outside: BuildEnvironment) -> Iterator[Bu
         )
 
 
-def _archives(lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
+def _archives(lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     for archive in lock.archives:
         place = f"archives/{archive.url.rpartition('/')[2]}"
-        path = outside.bundle / place
-        url = outside.mirrors.source(archive.url)
-        with outside.reporter.track(f"archive {path.name}") as tracker:
-            total = download(url, path, archive.sha256, outside.pip, tracker)
+        path = environment.bundle / place
+        url = environment.mirrors.source(archive.url)
+        with environment.reporter.track(f"archive {path.name}") as tracker:
+            total = download(url, path, archive.sha256, environment.pip, tracker)
         yield BuildInput(
             place=place, path=path, sha256=total, argument=argument("ARCHIVE", archive.name)
         )
 
 
-def _distributions(what: Recipe, lock: Lock, outside: BuildEnvironment) -> Iterator[BuildInput]:
+def _distributions(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     """The source distributions of what is compiled from them."""
     elsewhere = {normalize(one.package) for one in what.python.built if one.source}
     packages = [one for one in lock.python.built if one.name not in elsewhere]
-    for file in listing.files(packages, what.python.version, outside.pip, outside.programs):
-        yield taken(file, f"sdists/{file.package}.tar.gz", outside)
+    for file in listing.files(packages, what.python.version, environment.pip, environment.programs):
+        yield taken(file, f"sdists/{file.package}.tar.gz", environment)
 
 
-def taken(file: File, place: str, outside: BuildEnvironment) -> BuildInput:
+def taken(file: File, place: str, environment: BuildEnvironment) -> BuildInput:
     """A package's file, under its own name in the bundle; one that another target has is linked."""
     kept = Path(place).with_name(file.name)
-    path = outside.bundle / kept
-    for other in outside.bundle.parent.glob(f"*/{kept}"):
+    path = environment.bundle / kept
+    for other in environment.bundle.parent.glob(f"*/{kept}"):
         if not path.exists() and sha256(other) == file.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
             os.link(other, path)
-    with outside.reporter.track(file.name) as tracker:
-        total = download(file.url, path, file.sha256, outside.pip, tracker)
+    with environment.reporter.track(file.name) as tracker:
+        total = download(file.url, path, file.sha256, environment.pip, tracker)
     return BuildInput(place=place, path=path, sha256=total)
 
 

@@ -90,7 +90,7 @@ def lock(target: str | None, check: bool) -> None:
         asked = locks.Asked(
             project=home,
             pip=network.pip(programs),
-            mirrors=mirrors.read(home.root),
+            mirrors=mirrors.read_mirrors(home.root),
             programs=programs,
             reporter=Reporter(),
             before=before,

@@ -43,7 +43,7 @@ class Mirrors(BaseModel):
         return _put(url, self.sources)
 
 
-def read(root: Path, environment: Mapping[str, str] = os.environ) -> Mirrors:
+def read_mirrors(root: Path, environment: Mapping[str, str] = os.environ) -> Mirrors:
     """The mirrors of this machine; `RequestError` for a file or a variable that is none."""
     named = environment.get(FILE)
     path = Path(named) if named else root / "mirrors.yaml"

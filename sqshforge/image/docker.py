@@ -167,7 +167,7 @@ class Exported:
         with self._container() as container, self._reading("export", container) as tar:
             docker_export.copy(tar, out, files, epoch, advance, split=split, xattrs=xattrs)
 
-    def write_tail(self, out: IO[bytes]) -> None:
+    def write_payload(self, out: IO[bytes]) -> None:
         # In a container of its own: a copy makes folders of the image's volumes in it.
         try:
             with (

@@ -63,7 +63,7 @@ class Stream(Protocol):
     ) -> None:
         """Write the tree, with `files` in it; without /sqshforge where it is `split` off."""
 
-    def write_tail(self, out: IO[bytes]) -> None:
+    def write_payload(self, out: IO[bytes]) -> None:
         """Write /sqshforge alone; nothing where the image has no such folder."""
 
 

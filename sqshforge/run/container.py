@@ -60,17 +60,17 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return pairs
 
 
-def mount_root(image: Path, keeper: Supervisor, *, as_root: bool, fuse: bool | None) -> Path:
-    """Mount all of it below the keeper's place; the merged root."""
-    place = keeper.place
+def mount_root(image: Path, supervisor: Supervisor, *, as_root: bool, fuse: bool | None) -> Path:
+    """Mount all of it below the supervisor's place; the merged root."""
+    place = supervisor.place
     mount_program("-t", "tmpfs", "-o", "mode=0755", "sqshforge", place)
     lower, upper, work, root = (place / name for name in ("lower", "upper", "work", "root"))
     for one in (lower, upper, work, root):
         one.mkdir()
     if not as_root:
-        keeper.serve([_squashfuse(), "-f", image, lower], lower)
+        supervisor.serve([_squashfuse(), "-f", image, lower], lower)
     elif fuse or not _mounted_by_kernel(image, lower, required=fuse is False):
-        keeper.serve([_squashfuse(), "-f", "-o", "allow_other", image, lower], lower)
+        supervisor.serve([_squashfuse(), "-f", "-o", "allow_other", image, lower], lower)
     upper.chmod(lower.stat().st_mode & 0o7777)  # the merged root has the mode of its upper layer
     layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
     if as_root:
@@ -79,7 +79,7 @@ def mount_root(image: Path, keeper: Supervisor, *, as_root: bool, fuse: bool | N
         mount_program("-t", "overlay", "-o", f"{layers},userxattr", "overlay", root)
     else:
         overlay = PROGRAMS.require("fuse-overlayfs", "it makes a root writable for a user")
-        keeper.serve([overlay, "-f", "-o", f"{layers},squash_to_root", root], root)
+        supervisor.serve([overlay, "-f", "-o", f"{layers},squash_to_root", root], root)
     return root
 
 

@@ -45,7 +45,7 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class Supervisor:
-    """The keeper of this process, as long as this process sets the container up."""
+    """The supervisor of this process, as long as this process sets the container up."""
 
     line: socket.socket
     place: Path  # an empty folder of the host to mount on
@@ -66,7 +66,7 @@ class Supervisor:
 
 
 def start() -> Supervisor:
-    """Start the keeper of this process, which is in the container's namespaces already."""
+    """Start the supervisor of this process, which is in the container's namespaces already."""
     watched = os.pidfd_open(os.getpid())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
@@ -145,7 +145,7 @@ def _let_go(kept: set[int]) -> None:
 
 def _serve(argv: Sequence[str], mountpoint: Path) -> int:
     """Start a server that ends with this process; its number, once it has mounted."""
-    keeper = os.getpid()
+    supervisor = os.getpid()
     before = mountpoint.stat().st_dev
     said = os.memfd_create("stderr")  # no pipe: nobody reads it later on, and it must not fill up
     server = subprocess.Popen(
@@ -153,7 +153,7 @@ def _serve(argv: Sequence[str], mountpoint: Path) -> int:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=said,
-        preexec_fn=lambda: syscalls.die_with_parent(signal.SIGKILL, keeper),
+        preexec_fn=lambda: syscalls.die_with_parent(signal.SIGKILL, supervisor),
     )
     deadline = time.monotonic() + PATIENCE
     while _device(mountpoint) == before:

@@ -115,19 +115,19 @@ class Squasher:
                 )
                 process.stdin.close()
 
-    def append(self, tail: Path, target: Path, epoch: int) -> None:
+    def append(self, payload: Path, target: Path, epoch: int) -> None:
         """Append a folder to a squash file that has none of that name, under its own name.
 
         What the file has is not looked through for the same content: mksquashfs would unpack it
         all over again for every file of a size that is there already, which takes longer than the
         rest, and little would be found.
         """
-        argv: list[str | Path] = ["mksquashfs", tail.name, target]
+        argv: list[str | Path] = ["mksquashfs", payload.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
         argv += self.arguments()
         argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
         set_duplicates(target, False)
-        with self._running(argv, epoch, cwd=tail.parent) as process:
+        with self._running(argv, epoch, cwd=payload.parent) as process:
             process.wait()
         set_duplicates(target, True)
 

@@ -36,11 +36,10 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot, overlay
 from sqshforge.image.address import Content, Folder, Source
 from sqshforge.image.enroot import CARRIED
-from sqshforge.squash import enroot_layer, mksquashfs, request
-from sqshforge.squash import payload as tail
+from sqshforge.squash import enroot_layer, mksquashfs, payload
 from sqshforge.squash.cache import Base, Cache
 from sqshforge.squash.mksquashfs import Options, Squasher
-from sqshforge.squash.request import PackRequest
+from sqshforge.squash.request import PackRequest, fits, read_record, write_record
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")
@@ -50,12 +49,12 @@ Result = TypeVar("Result")
 class Opened:
     """An image's content while it is open: mounted (`stack`), or streams.
 
-    `tail` is its /sqshforge where that can be appended, else None.
+    `payload` is its /sqshforge where that can be appended, else None.
     """
 
     content: Content
     stack: overlay.Stack | None
-    tail: Path | None
+    payload: Path | None
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Written:
 
 @contextmanager
 def open_content(
-    content: Content, order: PackRequest, work: Path, programs: Programs
+    content: Content, request: PackRequest, work: Path, programs: Programs
 ) -> Iterator[Opened]:
     """Mount an image's content, or unpack the little of it that has to be, below `work`.
 
@@ -86,15 +85,15 @@ def open_content(
         with content.mounted(mount, programs) as stack:
             folder = stack.image / CARRIED
             found = folder if folder.is_dir() and not folder.is_symlink() else None
-            yield Opened(content, stack, None if order.options.xattrs else found)
+            yield Opened(content, stack, None if request.options.xattrs else found)
     else:
-        unpacked = None if order.options.xattrs else tail.unpack(content, files)
+        unpacked = None if request.options.xattrs else payload.unpack(content, files)
         yield Opened(content, None, unpacked)
 
 
-def base_layers(order: PackRequest, content: Content) -> tuple[str, ...] | None:
+def base_layers(request: PackRequest, content: Content) -> tuple[str, ...] | None:
     """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
-    layers = order.config.layers
+    layers = request.config.layers
     count = len(layers)
     while count:
         names = content.top_names(count - 1)
@@ -107,30 +106,30 @@ def base_layers(order: PackRequest, content: Content) -> tuple[str, ...] | None:
 
 
 def pack_whole(
-    image: Opened, order: PackRequest, squasher: Squasher, target: Path, side: Executor
+    image: Opened, request: PackRequest, squasher: Squasher, target: Path, side: Executor
 ) -> Written:
     """Write an image from nothing; `side` does what need not be waited for."""
-    split = image.tail is not None
-    epoch = order.base_epoch if split else order.epoch
+    split = image.payload is not None
+    epoch = request.base_epoch if split else request.epoch
     if image.stack is not None:
-        enroot_layer.fill(image.stack.top, image.stack.image, order.files, epoch)
+        enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
         squasher.folder(image.stack.merge(), target, epoch, split=split)
         image.stack.unmerge()
     else:
         assert not isinstance(image.content, Folder)
-        squasher.tar(image.content, order.files, target, epoch, split=split)
-    jobs = order.options.jobs
-    if image.tail is None:
+        squasher.tar(image.content, request.files, target, epoch, split=split)
+    jobs = request.options.jobs
+    if image.payload is None:
         return Written(side.submit(_settle, target, jobs, {}))
     tables = Tables.of(target)
     kept = side.submit(_settle_base, target, jobs, tables.start)
-    squasher.append(image.tail, target, order.epoch)
+    squasher.append(image.payload, target, request.epoch)
     return Written(side.submit(_settle, target, jobs, kept.result()), tables)
 
 
 def pack_edited(
     image: Opened,
-    order: PackRequest,
+    request: PackRequest,
     squasher: Squasher,
     target: Path,
     side: Executor,
@@ -138,12 +137,12 @@ def pack_edited(
     cache: Cache,
 ) -> Written | None:
     """Write an image whose base the cache has; None where it has not."""
-    base: Base | None = cache.take(key, target, order.options.jobs)
-    if base is None or image.tail is None:
+    base: Base | None = cache.take(key, target, request.options.jobs)
+    if base is None or image.payload is None:
         return None
-    squasher.append(image.tail, target, order.epoch)
+    squasher.append(image.payload, target, request.epoch)
     known = {index: base.pieces[index] for index in _kept(base.start)}
-    return Written(side.submit(_settle, target, order.options.jobs, known))
+    return Written(side.submit(_settle, target, request.options.jobs, known))
 
 
 def _kept(start: int) -> range:
@@ -205,7 +204,7 @@ def pack(
     started = time.monotonic()
     program = programs.require("mksquashfs", "it writes the squash file")
     config = source.config()
-    order = PackRequest.of(config, options, mksquashfs.version(program, programs))
+    request = PackRequest.of(config, options, mksquashfs.version(program, programs))
     output = output.absolute()
     if len(os.fsencode(output.name)) > LONGEST:
         raise RequestError(
@@ -218,18 +217,18 @@ def pack(
     lock = output.with_name(f".{output.name}.lock")
     with exclusive(lock, f"waiting for another packer of {output}", reporter):
         remove_leftovers(output)
-        known = config.digest is not None and not options.force and request.fits(output, order)
+        known = config.digest is not None and not options.force and fits(output, request)
         if not known:
             _may_replace(output, options)
             # Compressed it takes a third or so; what it takes is not known before.
             require_space(output.parent, max(config.size // 2, 1 << 20), f"packing {output.name}")
             for name in enroot.left_out(config):
                 reporter.say(f"the variable {name} is left out: its value has a newline")
-            _Pack(source, order, output, programs, reporter, cache).run()
+            _Pack(source, request, output, programs, reporter, cache).run()
     return Packed(
         path=output,
         size=output.stat().st_size,
-        key=order.key,
+        key=request.key,
         seconds=time.monotonic() - started,
         up_to_date=known,
     )
@@ -240,7 +239,7 @@ class _Pack:
     """One squash file on its way."""
 
     source: Source
-    order: PackRequest
+    request: PackRequest
     output: Path
     programs: Programs
     reporter: Reporter
@@ -253,8 +252,8 @@ class _Pack:
         try:
             with ThreadPoolExecutor(1) as side, ExitStack() as held:
                 with (
-                    self.source.open(self.order.config.digest) as content,
-                    open_content(content, self.order, work, self.programs) as image,
+                    self.source.open(self.request.config.digest) as content,
+                    open_content(content, self.request, work, self.programs) as image,
                 ):
                     base = self._base(image, held)
                     made = self._write(image, written, base, side)
@@ -266,13 +265,13 @@ class _Pack:
 
     def _base(self, image: Opened, held: ExitStack) -> str | None:
         """The key of the image's base, whose lock is `held`; None where none is kept."""
-        if self.cache is None or image.tail is None:
+        if self.cache is None or image.payload is None:
             return None
-        layers = base_layers(self.order, image.content)
+        layers = base_layers(self.request, image.content)
         if layers is None:
             self.reporter.say("the image's layers cannot be seen: no base is kept of it")
             return None
-        key = self.order.base_key(layers)
+        key = self.request.base_key(layers)
         try:
             held.enter_context(self.cache.alone(key, self.reporter))
         except OSError as error:
@@ -285,45 +284,45 @@ class _Pack:
         self.reporter.say(f"no base is kept for the next pack: {where}: {error.strerror}")
 
     def _write(self, image: Opened, written: Path, base: str | None, side: Executor) -> Written:
-        total = self.order.config.size or None
+        total = self.request.config.size or None
         with self.reporter.track(f"pack {self.output.name}", total=total) as tracker:
-            squasher = Squasher(self.order.options, self.programs, tracker)
+            squasher = Squasher(self.request.options, self.programs, tracker)
             if base is not None and self.cache is not None:
-                made = pack_edited(image, self.order, squasher, written, side, base, self.cache)
+                made = pack_edited(image, self.request, squasher, written, side, base, self.cache)
                 if made is not None:
                     self.reporter.say("all but /sqshforge comes from the cache of bases")
                     return made
-                before = request.read_record(self.output)
+                before = read_record(self.output)
                 if before is not None and before.get("base") not in (None, base):
                     self.reporter.say(
                         "the image has changed outside of /sqshforge: all is packed anew"
                     )
-            return pack_whole(image, self.order, squasher, written, side)
+            return pack_whole(image, self.request, squasher, written, side)
 
     def _publish(self, written: Path, made: Written, base: str | None) -> None:
-        order, output = self.order, self.output
+        request, output = self.request, self.output
         pieces = made.settled.result()
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
-        request.write_record(output, order, base, pieces, written)
+        write_record(output, request, base, pieces, written)
         written.rename(output)
         sync(output.parent)
         if base is not None and self.cache is not None:
             try:
                 if made.base is not None:
-                    self.cache.add(base, output, pieces, made.base, order.config.reference)
+                    self.cache.add(base, output, pieces, made.base, request.config.reference)
                 else:
                     self.cache.keep(base)
             except OSError as error:
                 self._without_base(error)
-        request.write_record(output, order, base, pieces, output)
+        write_record(output, request, base, pieces, output)
 
 
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
         raise RequestError("the output is a folder", where=str(output), mend="name a file")
-    if os.path.lexists(output) and request.read_record(output) is None and not options.force:
+    if os.path.lexists(output) and read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
             where=str(output),

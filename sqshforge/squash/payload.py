@@ -24,7 +24,7 @@ def unpack(content: Stream, work: Path) -> Path | None:
     """
     held = _Held()
     try:
-        content.write_tail(held)
+        content.write_payload(held)
     except _TooLargeError:
         return None
     held.seek(0)

@@ -89,14 +89,14 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def write_record(
-    output: Path, order: PackRequest, base: str | None, pieces: Sequence[str], file: Path
+    output: Path, request: PackRequest, base: str | None, pieces: Sequence[str], file: Path
 ) -> None:
     """Put it beside the output; `file` is that, or what will become it."""
     found = file.stat()
     facts = {
-        "key": order.key,
-        "image": asdict(order.config),
-        "settings": order.settings,
+        "key": request.key,
+        "image": asdict(request.config),
+        "settings": request.settings,
         "base": base,
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
@@ -142,10 +142,10 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
-def fits(output: Path, order: PackRequest) -> bool:
+def fits(output: Path, request: PackRequest) -> bool:
     """Whether the output is the file that would come out, untouched since it was written."""
     facts = read_record(output)
-    if facts is None or facts["key"] != order.key or not output.is_file():
+    if facts is None or facts["key"] != request.key or not output.is_file():
         return False
     found = output.stat()
     if found.st_size != facts["size"]:
@@ -153,7 +153,7 @@ def fits(output: Path, order: PackRequest) -> bool:
     # Reading a file of many gigabytes takes long; its times tell whether that is called for.
     if (found.st_mtime_ns, found.st_ctime_ns) == (facts.get("mtime_ns"), facts.get("ctime_ns")):
         return True
-    return files.digest(output, order.options.jobs) == facts.get("digest")
+    return files.digest(output, request.options.jobs) == facts.get("digest")
 
 
 def record_path(output: Path) -> Path:

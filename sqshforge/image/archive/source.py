@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sqshforge.image.archive.image import Archive
 
 
-TAIL = os.fsencode(CARRIED)
+PAYLOAD = os.fsencode(CARRIED)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Layered:
     ) -> None:
         self.image.write_tar(
             out,
-            keep=(lambda name: not _in_tail(name)) if split else (lambda name: True),
+            keep=(lambda name: not _in_payload(name)) if split else (lambda name: True),
             layers=None,
             files=files,
             epoch=epoch,
@@ -84,11 +84,11 @@ class Layered:
             xattrs=xattrs,
         )
 
-    def write_tail(self, out: IO[bytes]) -> None:
+    def write_payload(self, out: IO[bytes]) -> None:
         self.image.write_tar(
-            out, keep=_in_tail, layers=None, files={}, epoch=0, advance=lambda count: None
+            out, keep=_in_payload, layers=None, files={}, epoch=0, advance=lambda count: None
         )
 
 
-def _in_tail(name: bytes) -> bool:
-    return name == TAIL or name.startswith(TAIL + b"/")
+def _in_payload(name: bytes) -> bool:
+    return name == PAYLOAD or name.startswith(PAYLOAD + b"/")
