@@ -11,8 +11,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sqshforge import lock, recipe
@@ -50,7 +49,7 @@ RUN --mount=type=bind,source=packages,target=/run/packages \\
 class Bench:
     """Builds the image in the daemon of DOCKER_HOST; its last layers as often as is asked."""
 
-    context: Mapping[str, bytes]
+    context: Context
     folder: Path
     programs: Programs
 
@@ -60,10 +59,10 @@ class Bench:
         An edit is another file in training/. It grows, as BuildKit takes a file of the same size
         and time for the same file.
         """
-        files = dict(self.context)
+        files = dict(self.context.files)
         if edits:
             files["training/edited.py"] = b"# an edit\n" * edits
-        Context(files=files).write(self.folder)
+        replace(self.context, files=files).write(self.folder)
         docker = _docker(self.programs)
         docker.build(Build(context=self.folder, name=name), _unheard)
         built = docker.image(name)
@@ -92,7 +91,9 @@ def prepare(
         _make(root, folder, below, programs, reporter, small=small)
         _save(archive, programs)
     files = {**context.files, "Dockerfile": f"FROM {BASE}\n{mark}{above}".encode()}
-    return Bench(context=files, folder=folder / "context", programs=programs)
+    return Bench(
+        context=replace(context, files=files), folder=folder / "context", programs=programs
+    )
 
 
 def _make(
