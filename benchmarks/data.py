@@ -1,6 +1,6 @@
 """How fast samples are read by one process, from files that are in the page cache.
 
-usage: python -m benchmarks.data [--rounds 5] [--tokens 32000000] [--output DIR]
+usage: python -m benchmarks.data [--rounds 5] [--tokens 32000000] [--small] [--output DIR]
 
 Writes synthetic documents to a temporary folder and reads every window of 4,096 once a round: of
 packed files plainly and weighted by position, and of a mixture of two. The goal holds for each of
@@ -10,7 +10,6 @@ benchmarks/results/data.json and exits 1 where the goal is missed. Take a quiet 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -24,14 +23,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks import options
 from training.data.base import Samples
 from training.data.lines import Lines
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, PackedWriter
 from training.data.synthetic import Synthetic
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 LENGTH = 4096
 GOAL = 50e6  # tokens/s
 VOCABULARY = 65_024
@@ -39,13 +37,12 @@ LINES = 2_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32_000_000)
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     given = parser.parse_args()
+    if given.small:
+        given.rounds, given.tokens = 1, 8 * (LENGTH + 1)
     if given.rounds < 1 or given.tokens < 4 * (LENGTH + 1):
         parser.error(f"--rounds must be at least 1, --tokens at least {4 * (LENGTH + 1)}")
     torch.set_num_threads(1)
@@ -68,9 +65,7 @@ def main() -> int:
         "numpy": np.__version__,
         "torch": torch.__version__,
     }
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "data.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if met else 1
+    return options.finish(given, "data", result, met=met)
 
 
 def sources(folder: Path, tokens: int) -> list[tuple[str, Samples, float | None]]:

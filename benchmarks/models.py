@@ -1,6 +1,6 @@
 """How fast the models are: on a CPU beside their own matrix products, on a GPU beside others.
 
-usage: python -m benchmarks.models [--rounds 5] [--output DIR]
+usage: python -m benchmarks.models [--rounds 5] [--small] [--output DIR]
 
 On the CPU, for Mamba-130m and Mamba-2-130m: a step (forward and backward, one sequence of 512,
 fp32) over the time of the step's own matrix products: for every linear layer and the output
@@ -29,13 +29,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks import throughput
+from benchmarks import options, throughput
+from benchmarks.options import ROOT
 from training.models import build, preset
 from training.models.language import LanguageModel
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 MODELS = ("state-spaces/mamba-130m", "state-spaces/mamba2-130m")
+SMALL = ("mamba-tiny", "mamba2-tiny")
 LENGTH = 512
 LONG = 2048
 TIME_GOAL = 3.0  # x the time of the products
@@ -43,11 +43,8 @@ MEMORY_GOAL = 4.4  # x the memory at a quarter of the length
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     parser.add_argument("--peak", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rounds < 1:
@@ -56,8 +53,8 @@ def main() -> int:
         print(json.dumps(peak(given.peak[0], int(given.peak[1]))))
         return 0
     result: dict[str, Any] = {"machine": machine(), "steps": [], "met": True}
-    for name in MODELS:
-        row = measure(name, given.rounds)
+    for name in SMALL if given.small else MODELS:
+        row = measure(name, 1 if given.small else given.rounds)
         result["steps"].append(row)
         result["met"] &= row["time_met"] and row["memory_met"]
         print(
@@ -67,10 +64,8 @@ def main() -> int:
             f"(goal: {MEMORY_GOAL})",
             flush=True,
         )
-    result["training"] = throughput.compare()
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "models.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if result["met"] else 1
+    result["training"] = throughput.compare(2 if given.small else 20)
+    return options.finish(given, "models", result, met=result["met"])
 
 
 def measure(name: str, rounds: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How long a rebuild takes after an edit of training/, by engine; the goal is 5 s at most.
 
-usage: python benchmarks/rebuild.py [--engine buildah|docker] [--rounds 5]
+usage: python -m benchmarks.rebuild [--engine buildah|docker] [--rounds 5] [--small] [--output DIR]
 
 Builds cpu-mamba once, then edits one file of a copy of training/ and builds again, `rounds` times,
 and writes the median of the whole command to benchmarks/results/rebuild-ENGINE.json. Without
@@ -9,8 +9,6 @@ and writes the median of the whole command to benchmarks/results/rebuild-ENGINE.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import shutil
@@ -20,17 +18,20 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks import options
+from benchmarks.options import ROOT
 from sqshforge.host.programs import Programs
 
-ROOT = Path(__file__).resolve().parent.parent
 GOAL = 5.0  # seconds
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = options.parser(__doc__)
     parser.add_argument("--engine", choices=("docker", "buildah"), default="buildah")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    if given.small:
+        given.rounds = 1
     programs = Programs()
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
         checkout = Path(folder)
@@ -58,10 +59,7 @@ def main() -> int:
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
         "python": platform.python_version(),
     }
-    path = ROOT / "benchmarks" / "results" / f"rebuild-{given.engine}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if median <= GOAL else 1
+    return options.finish(given, f"rebuild-{given.engine}", result, met=median <= GOAL)
 
 
 if __name__ == "__main__":

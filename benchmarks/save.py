@@ -1,9 +1,9 @@
 """How long training stands still for a checkpoint, written in the background or not.
 
-usage: python -m benchmarks.save [--model NAME] [--interval 10] [--saves 5] [--output DIR]
+usage: python -m benchmarks.save [--model NAME] [--interval 10] [--saves 5] [--small] [--output DIR]
 
-Trains Mamba-130m by its own door on two processes (FSDP2, gloo), one sequence of 128 each, with
-async_checkpoint=True and then False, and reads what the runs tell. Of each kind of run:
+Trains Mamba-130m by its own entry point on two processes (FSDP2, gloo), one sequence of 128 each,
+with async_checkpoint=True and then False, and reads what the runs tell. Of each kind of run:
 
 stall         seconds from a save's beginning to where training goes on, the median over the saves
               (the one after the last step, for which a run must wait, does not count)
@@ -20,7 +20,6 @@ missed. Take a quiet machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -31,11 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks import options
 from benchmarks.models import machine
 from tests.training.runs import run
 from training import manifest
 
-RESULTS = Path(__file__).resolve().parent / "results"
 GOAL = 0.05  # of the time between two checkpoints
 RANKS = 2
 LENGTH = 128
@@ -53,14 +52,13 @@ class Save:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--model", default="state-spaces/mamba-130m", metavar="NAME")
     parser.add_argument("--interval", type=int, default=10, metavar="STEPS")
     parser.add_argument("--saves", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     given = parser.parse_args()
+    if given.small:
+        given.model, given.interval, given.saves = "mamba-tiny", 4, 1
     if given.interval < 2 or given.saves < 1:
         parser.error("--interval must be at least 2, --saves at least 1")
     load = os.getloadavg()[0]
@@ -81,9 +79,7 @@ def main() -> int:
             flush=True,
         )
     result["met"] = result["background"]["share"] <= GOAL
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "save.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if result["met"] else 1
+    return options.finish(given, "save", result, met=result["met"])
 
 
 def measure(model: str, interval: int, saves: int, *, background: bool) -> dict[str, Any]:

@@ -14,8 +14,6 @@ machine.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import platform
 import statistics
@@ -32,12 +30,12 @@ import datasets
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
+from benchmarks import options
 from training.data.arrow import Arrow
 from training.data.tokenize.texts import Texts, open_texts
 from training.data.tokenize.tokenizer import open_tokenizer
 from training.data.tokenize.work import Job, run
 
-RESULTS = Path(__file__).resolve().parent / "results"
 GOAL = 0.9  # x the speed of encode_batch
 READ_GOAL = 5.0  # millions of tokens a second
 SEQ_LEN = 1024
@@ -46,13 +44,12 @@ TOGETHER = 1000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=8, help="text to tokenize")
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     given = parser.parse_args()
+    if given.small:
+        given.rounds = given.megabytes = 1
     if min(given.rounds, given.megabytes) < 1:
         parser.error("--rounds and --megabytes must be at least 1")
     with tempfile.TemporaryDirectory() as folder:
@@ -62,9 +59,7 @@ def main() -> int:
         f"{result['whole']:.2f} s: {result['ratio']:.2f} x its speed (goal: {GOAL}); read at "
         f"{result['read']:.0f} M tokens/s (goal: {READ_GOAL:g})"
     )
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "tokenize.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if result["met"] else 1
+    return options.finish(given, "tokenize", result, met=result["met"])
 
 
 def measure(folder: Path, rounds: int, megabytes: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What the training loop adds to the bare step of a model.
 
-usage: python -m benchmarks.train [--rounds 21] [--output DIR]
+usage: python -m benchmarks.train [--rounds 21] [--small] [--output DIR]
 
 In one process, on the CPU, under FSDP2, two things take turns with the same model and optimizer:
 the loop (Trainer.turn: read ahead, vote, mark for the watch, collect and write metrics, report once
@@ -14,8 +14,6 @@ Writes train.json to benchmarks/results/ and exits 1 where the goal is missed. T
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import sys
@@ -27,7 +25,8 @@ from operator import truediv
 from pathlib import Path
 from typing import Any
 
-from benchmarks.models import RESULTS, machine
+from benchmarks import options
+from benchmarks.models import machine
 from training.config.assemble import assemble
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.parallel.optimizer import clip_gradients
@@ -46,12 +45,11 @@ MODELS: dict[str, Sizes] = {
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=21)
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     given = parser.parse_args()
+    if given.small:
+        given.rounds = 1
     if given.rounds < 1:
         parser.error("--rounds must be at least 1")
     group = start("cpu")
@@ -66,9 +64,7 @@ def main() -> int:
     stop()
     met = all(row["ratio"] <= GOAL for row in rows)
     record = {"machine": machine(), "goal": GOAL, "met": met, "steps": rows}
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "train.json").write_text(json.dumps(record, indent=2) + "\n")
-    return 0 if met else 1
+    return options.finish(given, "train", record, met=met)
 
 
 def measure(name: str, sizes: Sizes, folder: Path, rounds: int, group: Any) -> dict[str, Any]:

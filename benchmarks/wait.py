@@ -1,6 +1,6 @@
 """How long steps wait for their data: FSDP on two processes, from three kinds of sources.
 
-usage: python -m benchmarks.wait [--steps 40] [--output DIR]
+usage: python -m benchmarks.wait [--steps 40] [--small] [--output DIR]
 
 Trains mamba-tiny on sequences of 512 from packed files, from a set on disk and from a stream of
 JSON lines that is tokenized as it is read, each with the defaults for reading ahead (a thread, two
@@ -12,7 +12,6 @@ Take a quiet machine: what other programs take of it is waited for as well.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -25,11 +24,10 @@ import datasets
 import numpy as np
 import torch
 
+from benchmarks import options
 from tests.training.runs import run
 from training.data.packed import PackedWriter
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 LENGTH = 512
 GOAL = 0.01
 UNCOUNTED = 10
@@ -37,12 +35,11 @@ DOCUMENTS = 20_000
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = options.parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    parser.add_argument("--output", type=Path, default=RESULTS, metavar="DIR")
     given = parser.parse_args()
+    if given.small:
+        given.steps = 2 * UNCOUNTED
     if given.steps <= UNCOUNTED:
         parser.error(f"--steps must be more than {UNCOUNTED}")
     rows: list[dict[str, Any]] = []
@@ -67,9 +64,7 @@ def main() -> int:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-    given.output.mkdir(parents=True, exist_ok=True)
-    (given.output / "wait.json").write_text(json.dumps(result, indent=2) + "\n")
-    return 0 if met else 1
+    return options.finish(given, "wait", result, met=met)
 
 
 def sources(folder: Path) -> list[tuple[str, tuple[str, ...]]]:

@@ -1,0 +1,65 @@
+"""Run every benchmark, one after the other, and sum up at the end.
+
+usage: python -m benchmarks [--small] [NAME ...]
+
+A missed goal ends none of the others. Exits 1 where a benchmark failed or missed a goal. Take a
+quiet machine, as root, with docker.io and buildah. --small tries the benchmarks themselves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from benchmarks.options import ROOT
+from sqshforge.errors import SqshforgeError
+from sqshforge.host.programs import Programs
+
+# Each is `python -m benchmarks.` and these words.
+ALL = {
+    "rebuild": ("rebuild", "--engine=buildah"),
+    "pack": ("pack",),
+    "models": ("models",),
+    "train": ("train",),
+    "data": ("data",),
+    "wait": ("wait",),
+    "tokenize": ("tokenize",),
+    "save": ("save",),
+    "scale_sim": ("scale_sim",),
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(ALL)}")
+    parser.add_argument("--small", action="store_true", help="short runs, to try the benchmarks")
+    given = parser.parse_args()
+    unknown = sorted(set(given.names) - set(ALL))
+    if unknown:
+        parser.error(f"no such benchmark: {', '.join(unknown)}; there are {', '.join(ALL)}")
+    verdicts = {}
+    for name in given.names or ALL:
+        print(f"== {name}", flush=True)
+        verdicts[name] = run(name, small=given.small)
+    print("\n" + "\n".join(f"{name:<10} {verdict}" for name, verdict in verdicts.items()))
+    return 0 if all(one.startswith("ok") for one in verdicts.values()) else 1
+
+
+def run(name: str, *, small: bool) -> str:
+    """Run one benchmark, its output on ours; what became of it."""
+    module, *words = ALL[name]
+    if small and name != "scale_sim":  # that one simulates: it has one size
+        words.append("--small")
+    since = time.monotonic()
+    try:
+        Programs().follow([sys.executable, "-m", f"benchmarks.{module}", *words], print, cwd=ROOT)
+    except SqshforgeError as error:
+        return f"FAILED after {time.monotonic() - since:.0f} s: {error.what}"
+    return f"ok, {time.monotonic() - since:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
