@@ -1,4 +1,4 @@
-"""Standard output and error that a run outlives: what a full disk does not take is dropped.
+"""What programs share: output that a run outlives, and helpers that end with their parent.
 
 A log line is worth less than a day of training, so nothing that is printed, here or by a library,
 ends the run: the first line that is lost is told on the other of the two, and once there is room
@@ -8,8 +8,10 @@ again a line says how many are missing.
 from __future__ import annotations
 
 import io
+import multiprocessing
 import os
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -89,3 +91,15 @@ def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
         line_buffering=like.line_buffering,
         write_through=like.write_through,
     )
+
+
+def leave_with_parent() -> None:
+    """Let this process end as soon as the one that started it is gone, be it by kill -9."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()

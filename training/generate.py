@@ -50,7 +50,7 @@ class Vocabulary(Protocol):
 
 
 class Bytes:
-    """Bytes of UTF-8 as tokens, as training.data.text has them."""
+    """Bytes of UTF-8 as tokens, as training.data.sources has them."""
 
     size = 256
 

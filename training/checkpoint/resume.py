@@ -13,7 +13,7 @@ from torch import nn
 from training import manifest
 from training.checkpoint import dcp
 from training.config.config import Config
-from training.data.loader import Ahead
+from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError
 from training.parallel.backend import Backend
 from training.process_group import Group
@@ -25,7 +25,7 @@ def resume(
     backend: Backend,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    data: Ahead,
+    data: Prefetcher,
     say: Callable[[str], None],
 ) -> tuple[int, int]:
     """Load the newest sound checkpoint, if any; (step, tokens seen) to go on from.

@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from training.data.feed import Feed
+from training.data.base import DataFeed
 from training.ops.loss import counted
 from training.process_group import Group
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: Feed, batches: int, group: Group) -> tuple[float, int]:
+def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tuple[float, int]:
     """Mean loss over the targets that count, and how many these are (a collective call).
 
     batches: of every rank, at most; 0 for all that there are. No sample is taken twice.

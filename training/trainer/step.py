@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from training.config import lr_schedule
 from training.config.config import Config
-from training.data.loader import Ahead
+from training.data.loader import Prefetcher
 from training.errors import TrainingError
 from training.observers.phases import Phases
 from training.observers.trace import look_at_gradients, trace
@@ -43,7 +43,7 @@ class Stepper:
         backend: Backend,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data: Ahead,
+        data: Prefetcher,
         phase: Phases,
         say: Callable[[str], None],
     ) -> None:

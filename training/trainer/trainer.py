@@ -18,9 +18,9 @@ from training.checkpoint.mirror import Mirror
 from training.checkpoint.resume import identity, resume, settings
 from training.config import degrees, lr_schedule
 from training.config.config import Config
-from training.data.feed import Feed
-from training.data.fetch import fetched
-from training.data.loader import Ahead
+from training.data.base import DataFeed
+from training.data.loader import Prefetcher
+from training.data.remote import fetch_data
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
 from training.loggers.console import Console
@@ -82,7 +82,7 @@ class Trainer:
         self.stopping = False
         run, optim = config.run, config.optim
         self._check()
-        config = self.config = fetched(config, group, self._say)
+        config = self.config = fetch_data(config, group, self._say)
         readers = group.data_rank, group.data_world_size
         self.data = group.together(lambda: open_data(config, *readers, group.device))
         for note in self.data.notes:
@@ -200,7 +200,7 @@ class Trainer:
         with self.phase("data"):
             return not self.group.any(not self.data.ended())
 
-    def _evaluate(self, held_out: Feed) -> None:
+    def _evaluate(self, held_out: DataFeed) -> None:
         since = time.perf_counter()
         batches = self.config.data.eval_batches
         loss, tokens = evaluate(self.model, held_out, batches, self.group)
@@ -226,6 +226,6 @@ class Trainer:
             self.console.say(text)
 
 
-def _require_same(data: Ahead, first: str) -> None:
+def _require_same(data: Prefetcher, first: str) -> None:
     if data.feed.fingerprint != first:
         raise RequestError("dataset_path: this rank sees other files than rank 0")
