@@ -50,7 +50,7 @@ def folder_of(sizes: models.Sizes, folder: Path) -> Path:
     folder.mkdir()
     held = {n: p.clone() for n, p in made(sizes).named_parameters()}
     save_file(held, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(native.write(sizes)))
+    (folder / "config.json").write_text(json.dumps(native.write_sizes(sizes)))
     return folder
 
 
