@@ -19,10 +19,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from training.errors import RequestError
-from training.loggers.base import Lenient
+from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
 from training.loggers.jsonl import JsonLines
-from training.loggers.outlet import Record
 from training.observers.phases import Observer
 from training.process_group import Group
 
@@ -39,7 +38,9 @@ class MemoryTracker(Observer):
 
     def __init__(self, save_path: str, device: torch.device, start: int, console: Console) -> None:
         self._device, self._console = device, console
-        self._file = Lenient(JsonLines(Path(save_path), start, MEMORY_FILE), MEMORY_FILE, console)
+        self._file = FaultTolerantLogger(
+            JsonLines(Path(save_path), start, MEMORY_FILE), MEMORY_FILE, console
+        )
         self._start = self._step = start
 
     def __enter__(self) -> MemoryTracker:

@@ -29,8 +29,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from training.errors import TrainingError
-from training.loggers import Outlet
-from training.loggers.outlet import Record
+from training.loggers import Logger
+from training.loggers.base import Record
 from training.process_group import Group
 from training.trainer import flops
 
@@ -38,12 +38,12 @@ from training.trainer import flops
 class Metrics:
     """Collects steps without making the device wait; tells them when `flush` is called.
 
-    A context manager: its outlets are closed at the end.
+    A context manager: its loggers are closed at the end.
     """
 
     def __init__(
         self,
-        outlets: list[Outlet],
+        loggers: list[Logger],
         group: Group,
         *,
         tokens_per_step: int,
@@ -52,7 +52,7 @@ class Metrics:
         operations_per_token: float,
         may_skip: bool = False,
     ) -> None:
-        self.outlets, self.group, self.tokens_per_step = outlets, group, tokens_per_step
+        self.loggers, self.group, self.tokens_per_step = loggers, group, tokens_per_step
         self.seq_length, self.parameters = seq_length, parameters
         self.operations_per_token, self.may_skip = operations_per_token, may_skip
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
@@ -64,16 +64,16 @@ class Metrics:
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         with ExitStack() as last:  # all are closed, even if one cannot write what is left
-            for outlet in self.outlets:
-                last.callback(outlet.close, kind is not None)
+            for logger in self.loggers:
+                last.callback(logger.close, kind is not None)
 
     def add(
         self, step: int, loss: Tensor, grad_norm: Tensor, learning_rate: float, tokens_seen: int
     ) -> None:
         """Note a step: its loss () on this rank and its gradient norm (), read later."""
         self._pending.append((step, loss, grad_norm, learning_rate, tokens_seen))
-        for outlet in self.outlets:
-            outlet.step()
+        for logger in self.loggers:
+            logger.step()
 
     def flush(self) -> None:
         """Tell the steps noted since the last call (a collective call).
@@ -163,8 +163,8 @@ class Metrics:
         self._since += seconds
 
     def _tell(self, records: list[Record]) -> None:
-        for outlet in self.outlets:
-            outlet.write(records)
+        for logger in self.loggers:
+            logger.write(records)
 
 
 def name_of(device: torch.device) -> str:

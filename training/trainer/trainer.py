@@ -109,7 +109,7 @@ class Trainer:
         self.phase = observers.observe(run, group, self.model, self.step, self.console, claim)
         self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
-            lambda: loggers.open_outlets(config, self.step, self.console) if group.rank == 0 else []
+            lambda: loggers.open_loggers(config, self.step, self.console) if group.rank == 0 else []
         )
         self.metrics = Metrics(
             opened,

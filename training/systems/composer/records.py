@@ -21,14 +21,13 @@ from composer.core import State
 from composer.loggers import Logger, LoggerDestination
 from composer.utils import dist
 
-from training import models
+from training import loggers, models
 from training.checkpoint.lease import Claim
 from training.errors import TrainingError, writing
-from training.loggers.base import Lenient
+from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
-from training.loggers.outlet import Outlet, Record
-from training.loggers.text import Log
+from training.loggers.text import TextLogger
 from training.systems.composer.callbacks import Clipping, LearningRate
 from training.systems.composer.config import ComposerConfig
 from training.trainer import flops
@@ -48,12 +47,12 @@ class Records(LoggerDestination):
         clipping: Clipping,
         console: Console,
         device: torch.device,
-        outlets: list[Outlet],
+        run_loggers: list[loggers.Logger],
         claim: Claim,
     ) -> None:
         self.config, self.folder, self._claim = config, folder, claim
         self.rate, self.clipping, self.console, self.device = rate, clipping, console, device
-        self._outlets = outlets
+        self._loggers = run_loggers
         self._logged: dict[str, Any] = {}
         self._settings: dict[str, Any] = {}
         self._clock: deque[float] = deque(maxlen=config.general.window_size + 1)  # seconds
@@ -67,8 +66,8 @@ class Records(LoggerDestination):
     def fit_start(self, state: State, logger: Logger) -> None:
         if dist.get_global_rank() == 0:
             done = int(state.timestamp.batch)
-            lines = Lenient(JsonLines(self.folder, done), FILE, self.console)
-            self._outlets = [lines, Log(self.config.num_steps, self.console), *self._outlets]
+            lines = FaultTolerantLogger(JsonLines(self.folder, done), FILE, self.console)
+            self._loggers = [lines, TextLogger(self.config.num_steps, self.console), *self._loggers]
             path = self.folder / SETTINGS
             with writing(path):
                 path.write_text(json.dumps(self._settings, indent=2, default=str) + "\n")
@@ -115,8 +114,8 @@ class Records(LoggerDestination):
 
     def close(self, state: State, logger: Logger) -> None:
         with ExitStack() as last:  # all are closed, even if one cannot write what is left
-            for outlet in self._outlets:
-                last.callback(outlet.close, state.timestamp < state.max_duration)
+            for one in self._loggers:
+                last.callback(one.close, state.timestamp < state.max_duration)
 
     def _speed(self, seconds: float) -> Record:
         """Tell how fast it goes, with so many seconds for a step."""
@@ -135,8 +134,8 @@ class Records(LoggerDestination):
         }
 
     def _tell(self, records: list[Record]) -> None:
-        for outlet in self._outlets:
-            outlet.write(records)
+        for one in self._loggers:
+            one.write(records)
 
 
 def _seconds(state: State) -> float:

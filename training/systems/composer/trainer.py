@@ -18,8 +18,8 @@ from training import models
 from training.checkpoint.lease import NOBODY, Claim, Own
 from training.config import lr_schedule
 from training.errors import SAVED, RequestError, TrainingError
-from training.loggers import Outlet
-from training.loggers.base import Lenient
+from training.loggers import Logger
+from training.loggers.base import FaultTolerantLogger
 from training.loggers.console import Console
 from training.parallel.fsdp import compute_dtype
 from training.systems.composer import checkpoints as folders
@@ -88,9 +88,9 @@ def _train(
             console.say(text)
 
     name = config.run_name(models.parameters(config.model.sizes))
-    outlets = _together(lambda: _wandb(config, folder, name, console))
+    loggers = _together(lambda: _wandb(config, folder, name, console))
     clipping, rate = Clipping(config.general.clipping_threshold), LearningRate(config)
-    records = Records(config, folder, rate, clipping, console, device, outlets, claim)
+    records = Records(config, folder, rate, clipping, console, device, loggers, claim)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
         gpu_flops_available=flops.peak(name_of(device)) or 0,  # 0: Composer is not to guess
@@ -174,7 +174,7 @@ def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
     return found
 
 
-def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Outlet]:
+def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Logger]:
     """Open Weights & Biases on rank 0, where the environment asks for it.
 
     Not by Composer's logger, which does not go on with the run that it began, and whose older
@@ -192,7 +192,7 @@ def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) ->
         ) from error
     project = config.general.project_name
     opened = begin(folder, asdict(config), project=project, name=name, dir=str(folder))
-    return [Lenient(opened, "Weights & Biases", console)]
+    return [FaultTolerantLogger(opened, "Weights & Biases", console)]
 
 
 def _together(work: Callable[[], T]) -> T:
