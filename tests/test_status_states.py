@@ -18,8 +18,13 @@ from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, report, step, write
 from training.loggers.console import Console
 from training.observers.hang_report import Answer, HangReporter, format_hang
-from training.systems.composer.config import ComposerConfig
-from training.systems.composer.sections import DataSection, HeldOut, Part, SchedulerSection
+from training.systems.composer.config import (
+    ComposerConfig,
+    DataSection,
+    HeldOut,
+    Part,
+    SchedulerSection,
+)
 
 
 @pytest.mark.parametrize(

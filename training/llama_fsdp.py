@@ -22,7 +22,7 @@ from training.config.setting import boolean
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems import llama
-from training.systems.llama_flags import COMMON, STYLES
+from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}
@@ -30,7 +30,7 @@ MOVED = {"c4": "allenai/c4"}
 
 
 KNOWN = (
-    *COMMON,
+    *COMMON_FLAGS,
     Known("dataset_config_name", "dataset_config", ""),
     Known("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
     Known("low_cpu_fsdp", "low_cpu_fsdp", True),
@@ -48,7 +48,7 @@ NAMES = names_of(
 
 OWN = (
     Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
-    Flag("lr_decay_style", str, "cosine", ", ".join(STYLES)),
+    Flag("lr_decay_style", str, "cosine", ", ".join(SCHEDULE_STYLES)),
     Flag("sharding_strategy", str, "full", ", ".join(SHARDING)),
     Flag(
         "dataset",
@@ -72,7 +72,7 @@ def configure(arguments: Sequence[str]) -> Config:
         given,
         {
             "model_type": llama.TYPES,
-            "lr_decay_style": STYLES,
+            "lr_decay_style": SCHEDULE_STYLES,
             "sharding_strategy": SHARDING,
         },
     )

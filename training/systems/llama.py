@@ -1,4 +1,4 @@
-"""The sizes of a model by the flags of the Llama FSDP system."""
+"""What the entry points for Llama share: flags, and the sizes of a model by them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from training.config.flags import Flag
+from training.config.known import Known
 from training.config.setting import integer, number
 from training.errors import RequestError
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
@@ -38,6 +39,25 @@ NAMES = {
     **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},
 }
 """What errors call by our names -> the flag that was meant."""
+
+SCHEDULE_STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
+
+COMMON_FLAGS = (
+    Known("train_batch_size", "batch_size", 2),
+    Known("val_batch_size", "eval_batch_size", 4),
+    Known("max_steps", "num_steps", 5000, ("max_training_steps",)),
+    Known("epochs", "epochs", 3),
+    Known("seed", "seed", 12345),
+    Known("max_context_width", "seq_length", 2048),
+    Known("validation_freq", "eval_interval", 0),
+    Known("validation_batches", "eval_batches", 10),
+    Known("lr", "learning_rate", 1e-4),
+    Known("grad_clip", "grad_clip_thresh", 1.0),
+    Known("weight_decay", "weight_decay", 0.2),
+    Known("activation_checkpointing", "fsdp_activation_checkpointing", True),
+    Known("logging_freq", "report_interval", 1),
+    Known("resume_from_checkpoint", "load_ckpt_path", ""),
+)
 
 
 def sizes(given: Mapping[str, Any]) -> Sizes:

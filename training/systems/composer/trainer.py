@@ -23,12 +23,10 @@ from training.loggers.base import FaultTolerantLogger
 from training.loggers.console import Console
 from training.parallel.fsdp import compute_dtype
 from training.systems.composer import checkpoints as folders
-from training.systems.composer import sharding
-from training.systems.composer.callbacks import Clipping, Described, LearningRate, Stopping
-from training.systems.composer.config import SEED, ComposerConfig, check_ranks
+from training.systems.composer.callbacks import Clipping, Described, LearningRate, Records, Stopping
+from training.systems.composer.config import SEED, ComposerConfig, check_ranks, fsdp_settings
 from training.systems.composer.data import held_out, training_data
 from training.systems.composer.model import MambaModel
-from training.systems.composer.records import Records
 from training.trainer import flops
 from training.trainer.metrics import name_of
 
@@ -149,7 +147,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
     if not sharded:
         say("fsdp: left out: Composer shards on GPUs alone, every rank holds the whole model")
         return found
-    settings = sharding.settings(
+    settings = fsdp_settings(
         config.fsdp,
         bf16=compute_dtype("auto", device) == torch.bfloat16,
         world_size=dist.get_world_size(),
