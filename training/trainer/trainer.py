@@ -28,10 +28,8 @@ from training.manifest import Manifest
 from training.parallel import backend
 from training.process_group import Group, stop
 from training.trainer import flops
-from training.trainer.evaluation import evaluate
-from training.trainer.metrics import Metrics
-from training.trainer.resolved import write_resolved
-from training.trainer.step import Stepper
+from training.trainer.metrics import Metrics, write_resolved
+from training.trainer.step import TrainStep, evaluate
 
 COMPILED = 4
 """Steps of a run that only compiles: from the second on, their graphs are the same."""
@@ -39,7 +37,7 @@ COMPILED = 4
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    group = backend.find(config.parallel.backend).start(config)
+    group = backend.find_backend(config.parallel.backend).start(config)
     first = group.rank == 0
     with Own(Path(config.run.save_ckpt_path)) if first else NOBODY as claim:
         trainer = Trainer(config, group, claim)
@@ -77,7 +75,7 @@ class Trainer:
 
     def __init__(self, config: Config, group: Group, claim: Claim = NOBODY) -> None:
         self.config, self.group, self.claim = config, group, claim
-        self.backend = backend.find(config.parallel.backend)
+        self.backend = backend.find_backend(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
         self.stopping = False
         run, optim = config.run, config.optim
@@ -107,7 +105,7 @@ class Trainer:
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.phase = observers.observe(run, group, self.model, self.step, self.console, claim)
-        self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
+        self.stepper = TrainStep(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
             lambda: loggers.open_loggers(config, self.step, self.console) if group.rank == 0 else []
         )

@@ -38,7 +38,7 @@ from training.models import Sizes
 from training.parallel.optimizer import clip_gradients, set_learning_rate
 from training.systems.composer.config import ComposerConfig
 from training.trainer import flops
-from training.trainer.metrics import memory, name_of
+from training.trainer.metrics import device_name, peak_memory
 
 SETTINGS_FILE = "hparams.json"
 
@@ -195,7 +195,7 @@ class Records(LoggerDestination):
         data, world_size = self.config.data, dist.get_world_size()
         targets = data.global_batch_size * data.seq_len / world_size
         operations = flops.per_token(self.config.model.sizes, data.seq_len) * targets
-        peak = flops.peak(name_of(self.device))
+        peak = flops.peak(device_name(self.device))
         return {
             "tokens_per_second_per_device": self.config.tokens_per_step / world_size / seconds,
             "samples_per_second": data.global_batch_size / seconds,
@@ -203,7 +203,7 @@ class Records(LoggerDestination):
                 models.parameters(self.config.model.sizes), targets / seconds
             ),
             "mfu": None if peak is None else operations / seconds / peak,
-            "memory_bytes": memory(self.device),
+            "memory_bytes": peak_memory(self.device),
         }
 
     def _tell(self, records: list[Record]) -> None:

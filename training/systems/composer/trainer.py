@@ -21,14 +21,14 @@ from training.errors import SAVED, RequestError, TrainingError
 from training.loggers import Logger
 from training.loggers.base import FaultTolerantLogger
 from training.loggers.console import Console
-from training.parallel.fsdp import compute_dtype
+from training.parallel.memory import compute_dtype
 from training.systems.composer import checkpoints as folders
 from training.systems.composer.callbacks import Clipping, Described, LearningRate, Records, Stopping
 from training.systems.composer.config import SEED, ComposerConfig, check_ranks, fsdp_settings
 from training.systems.composer.data import held_out, training_data
 from training.systems.composer.model import MambaModel
 from training.trainer import flops
-from training.trainer.metrics import name_of
+from training.trainer.metrics import device_name
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ def _train(
     records = Records(config, folder, rate, clipping, console, device, loggers, claim)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
-        gpu_flops_available=flops.peak(name_of(device)) or 0,  # 0: Composer is not to guess
+        gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer is not to guess
     )
     trainer = Trainer(
         **_model(config, device, say),
