@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.config.config import RunConfig
 from training.loggers.console import Console
 from training.observers import profiling
@@ -25,7 +25,7 @@ def check(run: RunConfig, device: torch.device) -> None:
 
 
 def observe(
-    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: Claim
+    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: RunLease
 ) -> Phases:
     """Make the observers of a run that goes on after step `start` (a collective call)."""
     found: list[Observer] = []

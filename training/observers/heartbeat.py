@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from training.checkpoint.lease import THREAD
+from training.checkpoint.lease import LEASE_THREAD
 from training.models.language import Block
 from training.observers.phases import Observer
 
@@ -43,7 +43,7 @@ def own_stacks() -> str:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     shown = _shown_frames(frames.pop(main.ident))[0] if main.ident in frames else []
     for ident, frame in frames.items():
-        if names.get(ident, "").startswith((WATCHING, THREAD)):
+        if names.get(ident, "").startswith((WATCHING, LEASE_THREAD)):
             continue
         lines, known = _shown_frames(frame)
         if known:  # one that runs only other code waits for work

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.config.config import RunConfig
 from training.errors import HUNG
 from training.loggers.console import Console
@@ -60,7 +60,7 @@ class HangWatchdog(Observer):
     """Watches this rank while it is entered; making it is a collective call."""
 
     def __init__(
-        self, run: RunConfig, group: Group, heartbeat: Heartbeat, console: Console, claim: Claim
+        self, run: RunConfig, group: Group, heartbeat: Heartbeat, console: Console, claim: RunLease
     ) -> None:
         self._group, self._heartbeat, self._claim = group, heartbeat, claim
         self._limits = Limits(run.hang_seconds, run.hang_abort_seconds)

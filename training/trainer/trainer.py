@@ -12,10 +12,9 @@ import torch
 from training import loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
-from training.checkpoint.lease import NOBODY, Claim, Own
-from training.checkpoint.manager import Saver
+from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
+from training.checkpoint.manager import Saver, changeable_settings, model_identity, resume
 from training.checkpoint.mirror import Mirror
-from training.checkpoint.resume import identity, resume, settings
 from training.config import degrees, lr_schedule
 from training.config.config import Config
 from training.data.base import DataFeed
@@ -39,7 +38,7 @@ def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
     group = backend.find_backend(config.parallel.backend).start(config)
     first = group.rank == 0
-    with Own(Path(config.run.save_ckpt_path)) if first else NOBODY as claim:
+    with OwnLease(Path(config.run.save_ckpt_path)) if first else NO_LEASE as claim:
         trainer = Trainer(config, group, claim)
         try:
             code = trainer.run()
@@ -73,7 +72,7 @@ class Trainer:
     rank 0 has of the folder; a run without one must be the only one there.
     """
 
-    def __init__(self, config: Config, group: Group, claim: Claim = NOBODY) -> None:
+    def __init__(self, config: Config, group: Group, claim: RunLease = NO_LEASE) -> None:
         self.config, self.group, self.claim = config, group, claim
         self.backend = backend.find_backend(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
@@ -212,8 +211,8 @@ class Trainer:
                 step=self.step,
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
-                model=identity(self.config),
-                settings=settings(self.config),
+                model=model_identity(self.config),
+                settings=changeable_settings(self.config),
                 data=self.data.state(self.group.gather),
                 torch=torch.__version__,
             )

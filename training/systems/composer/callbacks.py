@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from training import loggers, models
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.config import lr_schedule
 from training.errors import TrainingError, writing
 from training.loggers.base import FaultTolerantLogger, Record
@@ -121,7 +121,7 @@ class Records(LoggerDestination):
         console: Console,
         device: torch.device,
         run_loggers: list[loggers.Logger],
-        claim: Claim,
+        claim: RunLease,
     ) -> None:
         self.config, self.folder, self._claim = config, folder, claim
         self.rate, self.clipping, self.console, self.device = rate, clipping, console, device

@@ -15,7 +15,7 @@ from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
 from training import models
-from training.checkpoint.lease import NOBODY, Claim, Own
+from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
 from training.config import lr_schedule
 from training.errors import SAVED, RequestError, TrainingError
 from training.loggers import Logger
@@ -55,7 +55,7 @@ def run(config: ComposerConfig) -> int:
     if len(set(dist.all_gather_object(data[0].dataloader.dataset.fingerprint))) > 1:
         raise RequestError("data: the ranks see different files")
     is_first = dist.get_global_rank() == 0
-    with Own(folder) if is_first else NOBODY as claim:
+    with OwnLease(folder) if is_first else NO_LEASE as claim:
         _together(lambda: claim.take(say))
         prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
         newest = dist.all_gather_object(_together(lambda: prepare() if is_first else None))[0]
@@ -74,7 +74,7 @@ def _train(
     data: tuple[Any, Any],
     device: torch.device,
     console: Console,
-    claim: Claim,
+    claim: RunLease,
 ) -> int:
     """Train on data that was opened, in a folder that was prepared, from its newest checkpoint.
 
