@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.models import RESULTS, machine
-from training.config.assemble import assemble
+from training.config.flags import assemble
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.parallel.optimizer import clip_gradients
 from training.process_group import start, stop

@@ -13,10 +13,17 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from training.config.assemble import assemble
 from training.config.config import Config
-from training.config.flags import Flag, parse
-from training.config.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.config.flags import (
+    Flag,
+    FlagAlias,
+    assemble,
+    names_of,
+    parse,
+    settings_of,
+    with_ours,
+    wrong_choices,
+)
 from training.config.sections import STREAM
 from training.config.setting import boolean
 from training.entrypoint import enter, leave, renamed
@@ -31,11 +38,11 @@ MOVED = {"c4": "allenai/c4"}
 
 KNOWN = (
     *COMMON_FLAGS,
-    Known("dataset_config_name", "dataset_config", ""),
-    Known("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
-    Known("low_cpu_fsdp", "low_cpu_fsdp", True),
-    Known("checkpoint_freq", "checkpoint_interval", 1000),
-    Known("checkpoint_dir", "save_ckpt_path", ""),
+    FlagAlias("dataset_config_name", "dataset_config", ""),
+    FlagAlias("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
+    FlagAlias("low_cpu_fsdp", "low_cpu_fsdp", True),
+    FlagAlias("checkpoint_freq", "checkpoint_interval", 1000),
+    FlagAlias("checkpoint_dir", "save_ckpt_path", ""),
 )
 NAMES = names_of(
     KNOWN,

@@ -17,10 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from training.config.assemble import assemble
 from training.config.config import Config
-from training.config.flags import parse
-from training.config.known import settings_of, wrong_choices
+from training.config.flags import assemble, parse, settings_of, wrong_choices
 from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError

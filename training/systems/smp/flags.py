@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from training.config.flags import Flag
-from training.config.known import Known, names_of, with_ours
+from training.config.flags import Flag, FlagAlias, names_of, with_ours
 from training.config.sections import BACKENDS
 from training.config.setting import boolean, integer
 from training.systems import llama
@@ -123,17 +122,17 @@ CHOICES = {
 
 KNOWN = (
     *COMMON_FLAGS,
-    Known("tensor_parallel_degree", "tensor_parallel", 1),
-    Known("delayed_param", "low_cpu_fsdp", True),
-    Known("fp8", "fp8", True),
-    Known("forward_prefetch", "forward_prefetch", True),
-    Known("enable_memory_profiling", "track_memory", False),
-    Known("profile_nsys", "use_nsight", False),
-    Known("logging_freq_for_avg", "average_interval", 50),
-    Known("lr_decay_iters", "lr_decay_iters", 47683),
-    Known("data_num_workers", "num_workers", 0),
-    Known("num_kept_checkpoints", "keep_checkpoints", 2),
-    Known("checkpoint_freq", "checkpoint_interval", 1000),
+    FlagAlias("tensor_parallel_degree", "tensor_parallel", 1),
+    FlagAlias("delayed_param", "low_cpu_fsdp", True),
+    FlagAlias("fp8", "fp8", True),
+    FlagAlias("forward_prefetch", "forward_prefetch", True),
+    FlagAlias("enable_memory_profiling", "track_memory", False),
+    FlagAlias("profile_nsys", "use_nsight", False),
+    FlagAlias("logging_freq_for_avg", "average_interval", 50),
+    FlagAlias("lr_decay_iters", "lr_decay_iters", 47683),
+    FlagAlias("data_num_workers", "num_workers", 0),
+    FlagAlias("num_kept_checkpoints", "keep_checkpoints", 2),
+    FlagAlias("checkpoint_freq", "checkpoint_interval", 1000),
 )
 LISTED = ("num_kept_checkpoints", "checkpoint_freq", "checkpoint_dir", "tensorboard_dir")
 
