@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.errors import RequestError
 from training.models import Mamba2Config, Sizes
 
@@ -158,4 +158,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(convert, sys.argv[1:]))
+    sys.exit(run_command(convert, sys.argv[1:]))

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.runs import ROOT
 from training import models
-from training.arguments import enter
+from training.cli import run_command
 from training.convert import formats, hf, target
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
@@ -123,10 +123,10 @@ def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) 
 
 def test_exit_codes_and_no_traceback(ours: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--from", "ours", str(ours), "--to", "hf", str(tmp_path / "out")]
-    assert enter(convert, words) == 0
+    assert run_command(convert, words) == 0
     said = capsys.readouterr()
     assert "wrote" in said.out and "python -m training.generate" in said.out and not said.err
-    assert enter(convert, words) == 2
+    assert run_command(convert, words) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 

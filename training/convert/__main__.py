@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.config.setting import boolean
 from training.convert import SOURCES, TARGETS
 
@@ -90,4 +90,4 @@ def convert(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(convert, sys.argv[1:]))
+    sys.exit(run_command(convert, sys.argv[1:]))

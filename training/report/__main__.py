@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.errors import RequestError, writing
 from training.report.history import read_runs
 from training.report.page import OVER, draw_pictures, render_page
@@ -56,4 +56,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(report, sys.argv[1:]))
+    sys.exit(run_command(report, sys.argv[1:]))
