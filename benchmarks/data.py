@@ -28,7 +28,7 @@ from training.data.base import Samples
 from training.data.lines import Lines
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, PackedWriter
-from training.data.synthetic import Synthetic
+from training.data.sources import Synthetic
 
 LENGTH = 4096
 GOAL = 50e6  # tokens/s

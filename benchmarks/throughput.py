@@ -32,7 +32,7 @@ from training.models import LlamaConfig, Sizes, preset
 from training.parallel import fsdp
 from training.process_group import Group, start, stop
 from training.trainer import flops
-from training.trainer.metrics import name_of
+from training.trainer.metrics import device_name
 
 LENGTH = 4096
 SKIPPED = 3  # first steps, which compile and tune
@@ -145,7 +145,7 @@ def measured(
         losses.append(round(loss.item(), 4))  # waits for the device
         times.append(time.perf_counter() - since)
     rate = run.batch * length / statistics.median(times[SKIPPED:])
-    peak = flops.peak(name_of(device))
+    peak = flops.peak(device_name(device))
     work = flops.per_token(preset(run.name), length)
     return Measured(
         who=who,

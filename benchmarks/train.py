@@ -27,7 +27,7 @@ from typing import Any
 
 from benchmarks import options
 from benchmarks.models import machine
-from training.config.assemble import assemble
+from training.config.flags import assemble
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.parallel.optimizer import clip_gradients
 from training.process_group import start, stop

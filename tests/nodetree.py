@@ -136,7 +136,7 @@ def printed(root: Path, cores: int, environment: dict[str, str], words: Sequence
         for name, value in environment.items():
             patch.setenv(name, value)
         patch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-        patch.setattr(ulimits, "look", lambda: LIMITS)
+        patch.setattr(ulimits, "current_limits", lambda: LIMITS)
         assert launch.main(["--print-env", *words, "--"], root) == 0
     return out.getvalue()
 

@@ -12,7 +12,7 @@ from pathlib import Path
 PROGRAM = """\
 import functools, os, sys, time
 from training.job import preflight
-from training.job.preflight import checks_local, versions, workers
+from training.job.preflight import checks_local, workers
 from training.job.preflight.__main__ import main
 {odd}
 sys.exit(main([]))
@@ -103,7 +103,7 @@ class Nodes:
         return [Ended(process.returncode, *text) for process, text in ends]
 
     def worker(self, **values: object) -> str:
-        """What makes the crew of a node run a program of its own: WORKER with these values."""
+        """What makes the workers of a node run a program of its own: WORKER with these values."""
         path = self._folder / "worker.py"
         path.write_text(WORKER.format(**values))
         return f"workers.PROGRAM = ({str(path)!r},)"

@@ -251,10 +251,10 @@ def test_processes_whose_end_nobody_notices() -> None:
     """As on a node that is cut off from the first one, where torchrun waits for an answer."""
     code = textwrap.dedent("""\
         import subprocess, sys, time
-        from training.job import agent, stuck
-        stuck.SECONDS = 1.0
+        from training.job import agent
+        agent.UNNOTICED_SECONDS = 1.0
         started = [subprocess.Popen(["sh", "-c", how]) for how in ("exit 86", "kill -9 $$")]
-        stuck.watch(lambda: [one.pid for one in started], agent._leave)
+        agent.watch_ended(lambda: [one.pid for one in started], agent._leave)
         time.sleep(60)
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)

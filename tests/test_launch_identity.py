@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import nodetree
-from training.job.identity import instance_type
+from training.job.instances import instance_type
 
 TOKEN = "a-token"
 

@@ -17,8 +17,7 @@ import pytest
 from tests import nodetree
 from tests.nodetree import SLURM
 from training.errors import RequestError
-from training.job import identity
-from training.job.instances import TYPES
+from training.job.instances import TYPES, instance_type
 from training.job.ulimits import Limit
 
 P5 = TYPES["p5.48xlarge"]
@@ -318,4 +317,4 @@ def test_what_cannot_be(
 
 def test_the_type_is_checked_by_its_form() -> None:
     with pytest.raises(RequestError, match="INSTANCE_TYPE: must be a type such as"):
-        identity.instance_type(Path("/"), {"INSTANCE_TYPE": "big one"})
+        instance_type(Path("/"), {"INSTANCE_TYPE": "big one"})

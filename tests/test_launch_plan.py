@@ -10,8 +10,7 @@ import pytest
 
 from tests.launching import SLURM
 from training.errors import RequestError
-from training.job.facts import Accelerators
-from training.job.node import look
+from training.job.node import Accelerators, look_at_node
 from training.job.plan import Node, Plan, make_plan, read_job
 
 GOLDEN = Path(__file__).parent / "golden" / "launch"
@@ -104,9 +103,9 @@ def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
 def test_a_name_of_this_machine_that_means_loopback() -> None:
     """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
     route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)
-    found = look(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
+    found = look_at_node(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
     assert (found.interface == "lo") == (route.returncode != 0)
-    assert look(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
+    assert look_at_node(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
 
 
 @pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 1), ("GPU-6a,GPU-7b", 2)])

@@ -45,9 +45,9 @@ def test_each_bad_node_is_named(nodes: Nodes) -> None:
             Node(
                 "preflight.run = functools.partial(preflight.run, clock=lambda: time.time() + 90)"
             ),
-            Node("versions.platform.python_version = lambda: '3.9.1'"),
+            Node("checks_local.platform.python_version = lambda: '3.9.1'"),
             Node(nodes.worker(error=1)),
-            Node("checks_local.look = lambda *words: os._exit(1)"),
+            Node("checks_local.check_node = lambda *words: os._exit(1)"),
         ]
     )
     first = ends[0]
@@ -72,7 +72,7 @@ def test_each_bad_node_is_named(nodes: Nodes) -> None:
 
 def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
     """Right by itself, so that only pairs can tell: the node is named, and not its partners."""
-    only_later = "checks_local._inside = lambda crew, seconds: ('1 process', [])"
+    only_later = "checks_local._inside = lambda workers, seconds: ('1 process', [])"
     wrong = Node(f"{only_later}\n{nodes.worker(error=2)}")
     first, second, third = nodes.run([Node(), wrong, Node()])
     assert (first.code, second.code, third.code) == (87, 87, 87)

@@ -10,28 +10,34 @@ from typing import Any
 import pytest
 
 from training.job.plan import Job
-from training.job.preflight import fault_isolation, settings
-from training.job.preflight.blame import blame, further, levels, ring
-from training.job.preflight.coordinator import WIDTH, Conductor
+from training.job.preflight.coordinator import WIDTH, Coordinator
+from training.job.preflight.fault_isolation import (
+    clock_faults,
+    further_pairs,
+    isolate,
+    ring_rounds,
+    tree_levels,
+    version_faults,
+)
 from training.job.preflight.finding import Report
-from training.job.preflight.names import Names
-from training.job.preflight.wire import connect
+from training.job.preflight.protocol import connect
+from training.job.preflight.settings import NodeNames, coordinator_port, read_settings
 
-NAMES = Names(Job(id="1", nodes=4), {"NODES": "a b c d"})
+NAMES = NodeNames(Job(id="1", nodes=4), {"NODES": "a b c d"})
 
 
 def tried(nodes: list[int], bad: set[int]) -> dict[tuple[int, int], bool]:
     """What the pairs give when these nodes are bad."""
-    pairs = [pair for one in ring(nodes) for pair in one]
+    pairs = [pair for one in ring_rounds(nodes) for pair in one]
     found = {pair: bad.isdisjoint(pair) for pair in pairs}
-    return found | {pair: bad.isdisjoint(pair) for pair in further(nodes, found)}
+    return found | {pair: bad.isdisjoint(pair) for pair in further_pairs(nodes, found)}
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 8, 33, 512])
 @pytest.mark.parametrize("bad", [{0}, {1}, {2}])
 def test_one_bad_node_is_found(count: int, bad: set[int]) -> None:
     nodes = list(range(count))
-    assert blame(nodes, tried(nodes, bad)).odd == bad
+    assert isolate(nodes, tried(nodes, bad)).odd == bad
 
 
 @pytest.mark.parametrize("bad", [{1, 3}, {2, 3, 4}, {0, 7}, {0, 2, 5}])
@@ -39,24 +45,24 @@ def test_several_bad_nodes_are_found(bad: set[int]) -> None:
     """Among neighbours, too, where one has bad ones on both sides."""
     nodes = list(range(8))
     pairs = tried(nodes, bad)
-    assert blame(nodes, pairs).odd == bad
+    assert isolate(nodes, pairs).odd == bad
     sound = set(nodes) - bad
     assert all(any(node in pair and sound & set(pair) for pair in pairs) for node in bad)
 
 
 def test_what_cannot_be_told() -> None:
-    two = blame([0, 1], {(0, 1): False})
+    two = isolate([0, 1], {(0, 1): False})
     assert (two.odd, two.apart) == (frozenset(), (frozenset({0}), frozenset({1})))
-    link = blame([0, 1, 2], {(0, 1): True, (1, 2): False, (0, 2): True})
+    link = isolate([0, 1, 2], {(0, 1): True, (1, 2): False, (0, 2): True})
     assert (link.odd, link.links) == (frozenset(), ((1, 2),))
-    halves = blame([0, 1, 2, 3], {(0, 1): True, (2, 3): True, (1, 2): False, (3, 0): False})
+    halves = isolate([0, 1, 2, 3], {(0, 1): True, (2, 3): True, (1, 2): False, (3, 0): False})
     assert (halves.odd, len(halves.apart)) == (frozenset(), 2)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7, 512])
 def test_rounds_of_pairs(count: int) -> None:
     """Each node is in one pair a round, and all are done in three."""
-    rounds = ring(list(range(count)))
+    rounds = ring_rounds(list(range(count)))
     assert len(rounds) <= 3
     for one in rounds:
         ranks = [rank for pair in one for rank in pair]
@@ -66,12 +72,12 @@ def test_rounds_of_pairs(count: int) -> None:
 
 def test_groups_are_a_tree() -> None:
     """All compute; the connections grow with the number of nodes, not with its square."""
-    found = levels(list(range(512)), WIDTH)
+    found = tree_levels(list(range(512)), WIDTH)
     assert sorted(rank for group in found[0] for rank in group) == list(range(512))
     assert found[1] == [list(range(0, 512, WIDTH))]
     links = sum(len(group) * (len(group) - 1) // 2 for level in found for group in level)
     assert links < 512 * WIDTH
-    assert levels([0, 1, 2], 3) == [[[0, 1, 2]]]
+    assert tree_levels([0, 1, 2], 3) == [[[0, 1, 2]]]
 
 
 @pytest.mark.parametrize(
@@ -86,11 +92,11 @@ def test_groups_are_a_tree() -> None:
 )
 def test_clocks(clocks: list[float], named: list[int | None]) -> None:
     offsets = {rank: (ahead, 0.05) for rank, ahead in enumerate(clocks)}
-    assert [fault.rank for fault in fault_isolation.clocks(offsets, NAMES)] == named
+    assert [fault.rank for fault in clock_faults(offsets, NAMES)] == named
 
 
 def test_a_slow_answer_is_no_wrong_clock() -> None:
-    assert fault_isolation.clocks({0: (0.0, 0.0), 1: (8.0, 8.5), 2: (0.0, 0.0)}, NAMES) == []
+    assert clock_faults({0: (0.0, 0.0), 1: (8.0, 8.5), 2: (0.0, 0.0)}, NAMES) == []
 
 
 def report(rank: int, **versions: str) -> Report:
@@ -101,9 +107,9 @@ def report(rank: int, **versions: str) -> Report:
 
 def test_versions() -> None:
     same = [report(0, torch="2.13"), report(1, torch="2.13"), report(2, torch="2.11")]
-    (fault,) = fault_isolation.versions(same, NAMES)
+    (fault,) = version_faults(same, NAMES)
     assert (fault.rank, fault.text) == (2, "torch is 2.11, not 2.13 as on a, b")
-    (fault,) = fault_isolation.versions(same[1:], NAMES)
+    (fault,) = version_faults(same[1:], NAMES)
     assert fault.rank is None
     assert fault.text == "torch: 2.13 on b; 2.11 on c: which is right cannot be told"
 
@@ -112,11 +118,11 @@ def test_versions() -> None:
     ("master", "hub"), [(61000, 63268), (65535, 63267), (29500, 29501), (60999, 61000)]
 )
 def test_port(master: int, hub: int) -> None:
-    assert settings.port(Job(id="1", nodes=2, port=master)) == hub
+    assert coordinator_port(Job(id="1", nodes=2, port=master)) == hub
 
 
 def test_names_of_another_number_are_not_of_this_step() -> None:
-    names = Names(Job(id="1", nodes=2), {"NODES": "a b c"})
+    names = NodeNames(Job(id="1", nodes=2), {"NODES": "a b c"})
     names.learn(1, "c")
     assert (names[0], names[1], names.host(0)) == ("node 0", "c", "")
 
@@ -143,17 +149,17 @@ def attend(rank: int, port: int, asked: list[dict[str, Any]]) -> None:
 def test_many_nodes() -> None:
     """A real hub and 256 callers: what is asked grows with the nodes, not with their square."""
     count = 256
-    given = settings.read({"PREFLIGHT_SECONDS": "60"})
+    given = read_settings({"PREFLIGHT_SECONDS": "60"})
     job = Job(id="many", nodes=count)
-    conductor = Conductor(job, given, Names(job, {}), time.time, "nonce", 0)
+    coordinator = Coordinator(job, given, NodeNames(job, {}), time.time, "nonce", 0)
     asked: list[list[dict[str, Any]]] = [[] for _ in range(count)]
     threads = [
-        threading.Thread(target=attend, args=(rank, conductor.port, asked[rank]), daemon=True)
+        threading.Thread(target=attend, args=(rank, coordinator.port, asked[rank]), daemon=True)
         for rank in range(count)
     ]
     for thread in threads:
         thread.start()
-    conductor.run()
+    coordinator.run()
     for thread in threads:
         thread.join(30)
     messages = [message for own in asked for message in own]
@@ -165,25 +171,25 @@ def test_many_nodes() -> None:
 
 def test_strangers_and_other_versions() -> None:
     """What is no node's is not heard; a report in other words is told, and its node sent home."""
-    given = settings.read({"PREFLIGHT_SECONDS": "30"})
+    given = read_settings({"PREFLIGHT_SECONDS": "30"})
     job = Job(id="many", nodes=2)
-    conductor = Conductor(job, given, Names(job, {}), time.time, "nonce", 0)
-    thread = threading.Thread(target=conductor.run, daemon=True)
+    coordinator = Coordinator(job, given, NodeNames(job, {}), time.time, "nonce", 0)
+    thread = threading.Thread(target=coordinator.run, daemon=True)
     thread.start()
-    with socket.create_connection(("127.0.0.1", conductor.port)) as stranger:
+    with socket.create_connection(("127.0.0.1", coordinator.port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.0\r\n\r\n")
         assert stranger.recv(100) == b""
     for hello, refused in (
         ({"run": "many.1", "rank": 1}, "this is many.0, not many.1"),
         ({"run": "many.0", "rank": 2}, "there is no node 2 among 2"),
     ):
-        wire = connect("127.0.0.1", conductor.port, 30)
+        wire = connect("127.0.0.1", coordinator.port, 30)
         wire.send(hello)
         assert wire.receive(30) == {"refused": refused}
     asked: list[dict[str, Any]] = []
-    own = threading.Thread(target=attend, args=(0, conductor.port, asked), daemon=True)
+    own = threading.Thread(target=attend, args=(0, coordinator.port, asked), daemon=True)
     own.start()
-    wire = connect("127.0.0.1", conductor.port, 30)
+    wire = connect("127.0.0.1", coordinator.port, 30)
     wire.send({"run": "many.0", "rank": 1})
     wire.send({"round": wire.receive(30)["round"], "report": {"rank": 1}})
     end = wire.receive(30)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from training.job.plan import Job
-from training.job.preflight import checks_accelerator, checks_network, efa, neuron, space, versions
-from training.job.preflight import workers as crew_module
-from training.job.preflight.checks_network import BadNodes, Shared
-from training.job.preflight.finding import check
-from training.job.preflight.workers import Crew
+from training.job.preflight import checks_local, checks_network, workers
+from training.job.preflight.checks_accelerator import check_chips, check_gpus
+from training.job.preflight.checks_network import BadNodes, SharedFolder, check_efa
+from training.job.preflight.finding import run_check
+from training.job.preflight.workers import Workers
 
 GPU = """\
 <gpu id="00000000:{bus}:00.0">
@@ -78,19 +78,19 @@ def smi(place: Path, document: str) -> dict[str, str]:
 )
 def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], told: str) -> None:
     environment = smi(tmp_path, gpus({}, change))
-    assert checks_accelerator.look(environment) == (
+    assert check_gpus(environment) == (
         "2 GPUs asked",
         [f"GPU 1 (GPU-51aaaaaa-0000): {told}"],
     )
     # One that this job does not use is no matter of it.
     for others in ("0", "GPU-50aaaa"):
-        assert checks_accelerator.look({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
-    assert len(checks_accelerator.look({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
+        assert check_gpus({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
+    assert len(check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
 
 
 def test_gpus_that_are_well(tmp_path: Path) -> None:
     lacking = {"errors": "N/A", "action": "N/A", "pending": "N/A", "failure": "[N/A]"}
-    assert checks_accelerator.look(smi(tmp_path, gpus({}, lacking))) == ("2 GPUs asked", [])
+    assert check_gpus(smi(tmp_path, gpus({}, lacking))) == ("2 GPUs asked", [])
 
 
 def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
         "</volatile></ecc_errors><retired_pages><pending_retirement>Yes</pending_retirement>"
         "</retired_pages></gpu></nvidia_smi_log>"
     )
-    assert checks_accelerator.look(smi(tmp_path, old))[1] == [
+    assert check_gpus(smi(tmp_path, old))[1] == [
         "GPU 0 (GPU-1): 1 memory errors that ECC could not correct (double_bit)",
         "GPU 0 (GPU-1): memory pages wait for a reset to be retired",
     ]
@@ -109,9 +109,7 @@ def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
 def test_a_driver_that_has_lost_a_gpu(tmp_path: Path) -> None:
     said = "Unable to determine the device handle for GPU 0000:53:00.0: Unknown Error"
     environment = stand_in(tmp_path, "nvidia-smi", f'echo "{said}"; exit 15')
-    assert checks_accelerator.look(environment)[1] == [
-        f"nvidia-smi ends with exit code 15 and says: {said}"
-    ]
+    assert check_gpus(environment)[1] == [f"nvidia-smi ends with exit code 15 and says: {said}"]
 
 
 def efa_node(place: Path, *cards: str) -> Path:
@@ -145,11 +143,11 @@ done"""
 def test_efa(tmp_path: Path) -> None:
     root = efa_node(tmp_path, "rdmap16s27", "rdmap32s27")
     environment = stand_in(tmp_path, "fi_info", FI_INFO.format(names="rdmap16s27 rdmap32s27"))
-    assert efa.look(root, environment) == ("2 EFA cards", [])
+    assert check_efa(root, environment) == ("2 EFA cards", [])
     (root / "dev/infiniband/uverbs1").unlink()
     (root / "sys/class/infiniband/rdmap16s27/ports/1/state").write_text("1: DOWN\n")
     stand_in(tmp_path, "fi_info", FI_INFO.format(names="rdmap16s27"))
-    assert efa.look(root, environment)[1] == [
+    assert check_efa(root, environment)[1] == [
         "the port of rdmap16s27 is not active: 1: DOWN",
         "rdmap32s27: there is no /dev/infiniband/uverbs1 in the container",
         "libfabric's provider does not have rdmap32s27",
@@ -159,10 +157,10 @@ def test_efa(tmp_path: Path) -> None:
 def test_efa_provider_that_does_not_load(tmp_path: Path) -> None:
     root = efa_node(tmp_path, "efa_0")
     environment = stand_in(tmp_path, "fi_info", "echo fi_getinfo: -61 >&2; exit 61")
-    assert efa.look(root, environment)[1] == [
+    assert check_efa(root, environment)[1] == [
         "libfabric's provider does not load: fi_info -p efa: fi_getinfo: -61"
     ]
-    assert efa.look(tmp_path, environment) == ("no EFA here", [])
+    assert check_efa(tmp_path, environment) == ("no EFA here", [])
 
 
 def test_neuron(tmp_path: Path) -> None:
@@ -171,12 +169,15 @@ def test_neuron(tmp_path: Path) -> None:
         (tmp_path / f"dev/neuron{number}").touch()
     seen = [{"neuron_device": number, "nc_count": 2} for number in range(2)]
     environment = stand_in(tmp_path, "neuron-ls", f"echo '{json.dumps(seen)}'")
-    assert neuron.look(tmp_path, environment, 4) == ("2 Neuron chips, 4 cores", [])
+    assert check_chips(tmp_path, environment, 4) == (
+        "2 Neuron chips, 4 cores",
+        [],
+    )
     counts = tmp_path / "sys/devices/virtual/neuron_device/neuron1/stats/hardware"
     (counts / "mem_ecc_uncorrected").mkdir(parents=True)
     (counts / "mem_ecc_uncorrected/total").write_text("3\n")
     stand_in(tmp_path, "neuron-ls", f"echo '{json.dumps(seen[:1])}'")
-    assert neuron.look(tmp_path, environment, 4)[1] == [
+    assert check_chips(tmp_path, environment, 4)[1] == [
         "neuron1: 3 memory errors not corrected (mem_ecc_uncorrected)",
         "neuron-ls sees 1 chips, /dev has 2",
         "2 cores for 4 processes",
@@ -186,23 +187,25 @@ def test_neuron(tmp_path: Path) -> None:
 def test_a_folder_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "dev/shm").mkdir(parents=True)
     environment = {"TMPDIR": str(tmp_path)}
-    assert space.look(tmp_path, environment)[1] == []
-    monkeypatch.setitem(space.LEAST, "temporary", 1 << 60)
-    (fault,) = space.look(tmp_path, environment)[1]
+    assert checks_local.check_space(tmp_path, environment)[1] == []
+    monkeypatch.setitem(checks_local.LEAST_FREE, "temporary", 1 << 60)
+    (fault,) = checks_local.check_space(tmp_path, environment)[1]
     assert fault.startswith(f"{tmp_path} has ") and "less than 1073741824.0 GiB" in fault
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    shared = Shared(tmp_path / "fsx", Job(id="7"))
-    found = check("folder", lambda: shared.write("nonce"))
+    shared = SharedFolder(tmp_path / "fsx", Job(id="7"))
+    found = run_check("folder", lambda: shared.write("nonce"))
     assert found.faults == (f"{tmp_path}/fsx/.preflight.7.0: No such file or directory",)
 
 
 def test_files_of_an_earlier_meeting_are_not_taken_for_this_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checks_network, "PATIENCE", 0.3)
-    first, second = (Shared(tmp_path, Job(id="7", nodes=2, node_rank=rank)) for rank in (0, 1))
+    monkeypatch.setattr(checks_network, "SEEN_WITHIN", 0.3)
+    first, second = (
+        SharedFolder(tmp_path, Job(id="7", nodes=2, node_rank=rank)) for rank in (0, 1)
+    )
     first.write("old")
     second.write("new")
     assert second.unseen("new", [1]) == []
@@ -214,7 +217,7 @@ def test_what_hangs_is_a_fault() -> None:
         time.sleep(30)
         return "", []
 
-    assert check("folder", hang, 0.2).faults == ("no answer within 0 s",)
+    assert run_check("folder", hang, 0.2).faults == ("no answer within 0 s",)
 
 
 def test_bad_nodes_are_written_at_once_or_not_at_all(tmp_path: Path) -> None:
@@ -234,7 +237,7 @@ def test_versions_name_the_image_and_the_drivers(tmp_path: Path) -> None:
     (tmp_path / "sys/module/nvidia").mkdir(parents=True)
     (tmp_path / "sys/module/nvidia/version").write_text("550.127.05\n")
     environment = stand_in(tmp_path, "fi_info", "echo 'fi_info: 1.22.0\nlibfabric: 1.22.0amzn4.0'")
-    found = versions.read(tmp_path, environment, {"torch": "2.2.2"})
+    found = checks_local.read_versions(tmp_path, environment, {"torch": "2.2.2"})
     assert found["nvidia driver"] == "550.127.05"
     assert found["libfabric"] == "1.22.0amzn4.0"
     assert (found["torch"], found["nccl"]) == ("2.2.2", "none")
@@ -243,18 +246,18 @@ def test_versions_name_the_image_and_the_drivers(tmp_path: Path) -> None:
 
 
 def test_a_crew_outlives_a_process_that_hangs() -> None:
-    with Crew(1, {**os.environ, "OMP_NUM_THREADS": "1"}) as crew:
-        assert crew.ask([{"do": "ready"}], 60) == [{}]
+    with Workers(1, {**os.environ, "OMP_NUM_THREADS": "1"}) as processes:
+        assert processes.ask([{"do": "ready"}], 60) == [{}]
         alone = {"do": "reduce", "name": "x", "rank": 0, "world": 2, "seconds": 60}
-        (answer,) = crew.ask([{**alone, "store": ["127.0.0.1", 9]}], 1)
+        (answer,) = processes.ask([{**alone, "store": ["127.0.0.1", 9]}], 1)
         assert answer["fault"].startswith("no answer within 1 s")
-        (answer,) = crew.ask([{"do": "probe"}], 60)
+        (answer,) = processes.ask([{"do": "probe"}], 60)
         assert answer["accelerator"] == "cpu" and "fault" not in answer
 
 
 def test_the_last_word_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     dying = "import sys; print('the driver is gone', file=sys.stderr); sys.exit(3)"
-    monkeypatch.setattr(crew_module, "PROGRAM", ("-c", dying))
-    with Crew(2, os.environ) as crew:
-        for answer in crew.ask([{"do": "probe"}] * 2, 60):
+    monkeypatch.setattr(workers, "PROGRAM", ("-c", dying))
+    with Workers(2, os.environ) as processes:
+        for answer in processes.ask([{"do": "probe"}] * 2, 60):
             assert answer["fault"] == "ended by exit code 3: the driver is gone"

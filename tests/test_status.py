@@ -27,10 +27,10 @@ from training.loggers import jsonl
 STARTED = """\
 import os, sys
 from training.job import agent, job_log
-from training.job.node import look
+from training.job.node import look_at_node
 from training.job.plan import make_plan, read_job
 job = read_job(os.environ)
-plan = make_plan(job, look(job), os.environ, "training.mamba_fsdp", sys.argv[1:])
+plan = make_plan(job, look_at_node(job), os.environ, "training.mamba_fsdp", sys.argv[1:])
 job_log.begin(plan, os.environ)
 code = agent.run(plan.torchrun)
 job_log.end(plan, os.environ, code)

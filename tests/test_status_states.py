@@ -17,11 +17,14 @@ from sqshforge.status import run as clock
 from tests.commands import sqshforge
 from tests.statuses import HOUR, age, facts, history, noted, report, step, write
 from training.loggers.console import Console
-from training.observers.hang_report import Answer
-from training.observers.hang_report import report as hang_report
-from training.observers.tell import Tell
-from training.systems.composer.config import ComposerConfig
-from training.systems.composer.sections import DataSection, HeldOut, Part, SchedulerSection
+from training.observers.hang_report import Answer, HangReporter, format_hang
+from training.systems.composer.config import (
+    ComposerConfig,
+    DataSection,
+    HeldOut,
+    Part,
+    SchedulerSection,
+)
 
 
 @pytest.mark.parametrize(
@@ -174,14 +177,14 @@ def test_a_file_of_gigabytes_is_read_from_its_end(tmp_path: Path) -> None:
 
 def test_a_hang_as_the_watch_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run", history(50))
-    tell = Tell(run, Console())
+    tell = HangReporter(run, Console())
     places = {0: "backward", 1: "forward, block 1 of 2"}
     answers = {
         rank: Answer(step=51, number=2 - rank, place=place, idle=33.0, stacks="  loop.py:1 in f")
         for rank, place in places.items()
     }
     age(run, 10)
-    tell.hang(hang_report(answers, {}))
+    tell.hang(format_hang(answers, {}))
     words = "rank 1 hangs in step 51, forward, block 1 of 2; no progress for 33 s"
     told = facts(run)
     assert told["hang"]["what"] == words and not told["hang"]["over"]

@@ -1,17 +1,48 @@
-"""Standard output and error that a run outlives: what a full disk does not take is dropped.
+"""What programs share: command lines, output that a run outlives, helpers that end with it.
 
 A log line is worth less than a day of training, so nothing that is printed, here or by a library,
 ends the run: the first line that is lost is told on the other of the two, and once there is room
-again a line says how many are missing.
+again a line says how many are missing. Light: no torch here.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
+import multiprocessing
 import os
 import sys
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
+
+from training.errors import RequestError, TrainingError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose faults are RequestErrors; long flags must be whole."""
+
+    def __init__(self, program: str, about: str) -> None:
+        super().__init__(
+            prog=program,
+            description=about,
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise RequestError(message)
+
+
+def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+    """Do the work that the arguments ask for; the exit code. What went wrong is told once."""
+    try:
+        work(arguments)
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+    return 0
 
 
 class Lasting(io.RawIOBase):
@@ -89,3 +120,15 @@ def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
         line_buffering=like.line_buffering,
         write_through=like.write_through,
     )
+
+
+def leave_with_parent() -> None:
+    """Let this process end as soon as the one that started it is gone, be it by kill -9."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=leave, daemon=True).start()

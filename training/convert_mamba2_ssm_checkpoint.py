@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.errors import RequestError
 from training.models import Mamba2Config, Sizes
 
@@ -47,13 +47,13 @@ def convert(arguments: Sequence[str]) -> None:
     # Torch is not needed to refuse a bad request, nor to help.
     import torch
 
-    from training.convert.target import write
+    from training.convert.target import write_model
 
     tokenizer = _tokenizer(given.tokenizer or given.input)
     if given.tokenizer and not tokenizer:
         raise RequestError(f"-t: {given.tokenizer} is no tokenizer.json, {MODEL} or folder of one")
     source = _open(given.type, given.input)
-    done = write(
+    done = write_model(
         source,
         "neuron" if given.split_proj else "neuron-fused",
         given.output,
@@ -95,7 +95,7 @@ def _open(model_type: str, folder: Path) -> Source:
     # of the model.
     groups = {"ngroups": settings["ngroups"]} if "ngroups" in settings else {}
     settings["ssm_cfg"] = {**groups, **layers, "layer": "Mamba2"}
-    sizes = formats.read(settings, where)
+    sizes = formats.read_state_spaces(settings, where)
     return Source("state-spaces", folder, sizes, open_files(folder))
 
 
@@ -158,4 +158,4 @@ def _parser() -> Parser:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(convert, sys.argv[1:]))
+    sys.exit(run_command(convert, sys.argv[1:]))

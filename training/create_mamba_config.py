@@ -18,8 +18,7 @@ from training.config.setting import settings
 from training.entrypoint import told
 from training.errors import RequestError
 from training.systems.composer import yaml
-from training.systems.composer.config import ComposerConfig
-from training.systems.composer.sections import HeldOut, Part
+from training.systems.composer.config import ComposerConfig, HeldOut, Part
 
 _DATA = ("text_paths", "code_paths", "eval_paths")
 _COUNTED = "n_total_tokens"

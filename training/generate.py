@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.errors import RequestError, TrainingError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Vocabulary(Protocol):
 
 
 class Bytes:
-    """Bytes of UTF-8 as tokens, as training.data.text has them."""
+    """Bytes of UTF-8 as tokens, as training.data.sources has them."""
 
     size = 256
 
@@ -294,4 +294,4 @@ def _share(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(write_text, sys.argv[1:]))
+    sys.exit(run_command(write_text, sys.argv[1:]))

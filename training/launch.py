@@ -23,8 +23,8 @@ from pathlib import Path
 
 from training import cli
 from training.errors import RequestError, TrainingError, writing
-from training.job import agent, job_log, nsys, port, preflight, triton_cache, ulimits
-from training.job.node import HERE, look
+from training.job import agent, job_log, nsys, preflight, triton_cache, ulimits
+from training.job.node import HERE, look_at_node, require_port
 from training.job.plan import Job, Plan, make_plan, read_job
 from training.job.types import GIVEN
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
         job = read_job(os.environ)
         plan = make_plan(
             job,
-            look(job, os.environ, root),
+            look_at_node(job, os.environ, root),
             os.environ,
             asked.module,
             arguments[split + 1 :],
@@ -98,9 +98,9 @@ def _check_flags(plan: Plan) -> None:
 def _run(plan: Plan) -> int:
     """Check, then run the processes; their exit code. Raises TrainingError."""
     _check_flags(plan)
-    ulimits.apply(plan.limits)
+    ulimits.raise_limits(plan.limits)
     if plan.job.node_rank == 0 and plan.job.port:
-        port.require(plan.job.port)
+        require_port(plan.job.port)
     os.environ.update({one.name: one.value for one in plan.variables})
     os.environ.update(plan.shim)
     if plan.nsys and plan.nsys.folder:

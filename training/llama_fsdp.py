@@ -13,16 +13,23 @@ from glob import has_magic
 from pathlib import Path
 from typing import Any
 
-from training.config.assemble import assemble
 from training.config.config import Config
-from training.config.flags import Flag, parse
-from training.config.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.config.flags import (
+    Flag,
+    FlagAlias,
+    assemble,
+    names_of,
+    parse,
+    settings_of,
+    with_ours,
+    wrong_choices,
+)
 from training.config.sections import STREAM
 from training.config.setting import boolean
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems import llama
-from training.systems.llama_flags import COMMON, STYLES
+from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
 SHARDING = {"full": "fsdp", "hybrid": "hsdp", "none": "ddp"}
 MOVED = {"c4": "allenai/c4"}
@@ -30,12 +37,12 @@ MOVED = {"c4": "allenai/c4"}
 
 
 KNOWN = (
-    *COMMON,
-    Known("dataset_config_name", "dataset_config", ""),
-    Known("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
-    Known("low_cpu_fsdp", "low_cpu_fsdp", True),
-    Known("checkpoint_freq", "checkpoint_interval", 1000),
-    Known("checkpoint_dir", "save_ckpt_path", ""),
+    *COMMON_FLAGS,
+    FlagAlias("dataset_config_name", "dataset_config", ""),
+    FlagAlias("tokenizer", "tokenizer", "EleutherAI/gpt-neox-20b"),
+    FlagAlias("low_cpu_fsdp", "low_cpu_fsdp", True),
+    FlagAlias("checkpoint_freq", "checkpoint_interval", 1000),
+    FlagAlias("checkpoint_dir", "save_ckpt_path", ""),
 )
 NAMES = names_of(
     KNOWN,
@@ -48,7 +55,7 @@ NAMES = names_of(
 
 OWN = (
     Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
-    Flag("lr_decay_style", str, "cosine", ", ".join(STYLES)),
+    Flag("lr_decay_style", str, "cosine", ", ".join(SCHEDULE_STYLES)),
     Flag("sharding_strategy", str, "full", ", ".join(SHARDING)),
     Flag(
         "dataset",
@@ -72,7 +79,7 @@ def configure(arguments: Sequence[str]) -> Config:
         given,
         {
             "model_type": llama.TYPES,
-            "lr_decay_style": STYLES,
+            "lr_decay_style": SCHEDULE_STYLES,
             "sharding_strategy": SHARDING,
         },
     )

@@ -17,18 +17,14 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from training.config.assemble import assemble
 from training.config.config import Config
-from training.config.flags import parse
-from training.config.known import settings_of, wrong_choices
+from training.config.flags import assemble, parse, settings_of, wrong_choices
 from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
-from training.systems.smp import library, sharding, start
-from training.systems.smp import model as models
-from training.systems.smp import settings as data
-from training.systems.smp.fixed import refused
-from training.systems.smp.flags import CHOICES, FLAGS, KNOWN, NAMES
+from training.systems.smp import model
+from training.systems.smp.flags import CHOICES, FLAGS, KNOWN, NAMES, refused_flags
+from training.systems.smp.settings import data_settings, has_smp_library, sharding_settings
 
 NATIVE = "is not {}: torch's own FSDP and tensor parallelism run the models of training.models"
 
@@ -38,20 +34,20 @@ log = logging.getLogger("training.llama_smp")
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     given = parse(FLAGS, arguments, program="python -m training.llama_smp", about=str(__doc__))
-    faults = [*wrong_choices(given, CHOICES), *refused(given)]
+    faults = [*wrong_choices(given, CHOICES), *refused_flags(given)]
     if faults:
         raise RequestError.of(faults)
     notes: list[str] = []
     settings = settings_of(given, KNOWN)
     settings |= _backend(given, notes)
-    settings |= sharding.settings(given, notes, faults)
-    settings |= data.settings(given, notes, faults)
+    settings |= sharding_settings(given, notes, faults)
+    settings |= data_settings(given, notes, faults)
     settings |= _others(given, settings, faults)
-    faults += [*models.faults(given), *start.faults(given)]
+    faults += [*model.size_faults(given), *model.start_faults(given)]
     if faults:
         raise RequestError.of(faults)
     try:
-        begin = start.start(given)
+        begin = model.start_of(given)
         settings |= {"init_weights": begin.init_weights, "init_hub": begin.init_hub}
         config = assemble(settings, {"name": begin.name, "sizes": begin.sizes})
     except RequestError as error:
@@ -63,7 +59,7 @@ def configure(arguments: Sequence[str]) -> Config:
 
 def _backend(given: dict[str, Any], notes: list[str]) -> dict[str, Any]:
     """Choose what spreads the run, and say so."""
-    there = library.is_installed()
+    there = has_smp_library()
     backend = given["backend"] or ("smp" if there else "fsdp")
     own_layers, ranks = given["use_smp_implementation"], given["tensor_parallel_degree"]
     if backend == "fsdp":

@@ -15,11 +15,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from training.config.assemble import assemble
-from training.config.config import Config
-from training.config.faults import FSDP_ONLY
-from training.config.flags import Flag, parse
-from training.config.known import Known, names_of, settings_of, with_ours, wrong_choices
+from training.config.config import FSDP_ONLY, Config
+from training.config.flags import (
+    Flag,
+    FlagAlias,
+    assemble,
+    names_of,
+    parse,
+    settings_of,
+    with_ours,
+    wrong_choices,
+)
 from training.config.setting import boolean, integer
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
@@ -33,20 +39,20 @@ SIZES = ("d_model", "n_layer", "head_dim", "d_state", "n_groups")
 """Sizes that a flag of ours may set; 0 for those of the model."""
 
 KNOWN = (
-    Known("seed", "seed", 100),
-    Known("batch", "batch_size", 1),
-    Known("tp", "tensor_parallel", 1),
-    Known("use_zero_1", "zero1", False),
-    Known("lr", "learning_rate", 4e-4),
-    Known("weight_decay", "weight_decay", 0.01),
-    Known("beta1", "beta1", 0.9),
-    Known("beta2", "beta2", 0.999),
-    Known("grad_clip", "grad_clip_thresh", 1.0),
-    Known("max_steps", "num_steps", 0),
-    Known("warmup_steps", "warmup_steps", 2000),
-    Known("grad_accum_usteps", "gradient_accumulation", 1),
-    Known("logging_interval", "report_interval", 1),
-    Known("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
+    FlagAlias("seed", "seed", 100),
+    FlagAlias("batch", "batch_size", 1),
+    FlagAlias("tp", "tensor_parallel", 1),
+    FlagAlias("use_zero_1", "zero1", False),
+    FlagAlias("lr", "learning_rate", 4e-4),
+    FlagAlias("weight_decay", "weight_decay", 0.01),
+    FlagAlias("beta1", "beta1", 0.9),
+    FlagAlias("beta2", "beta2", 0.999),
+    FlagAlias("grad_clip", "grad_clip_thresh", 1.0),
+    FlagAlias("max_steps", "num_steps", 0),
+    FlagAlias("warmup_steps", "warmup_steps", 2000),
+    FlagAlias("grad_accum_usteps", "gradient_accumulation", 1),
+    FlagAlias("logging_interval", "report_interval", 1),
+    FlagAlias("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
 )
 OWN = (
     Flag("model", str, "Mamba130M", f"{', '.join(mamba2.MODELS)}"),

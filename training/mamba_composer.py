@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.arguments import Parser
+from training.cli import Parser
 from training.entrypoint import leave, told
 from training.errors import RequestError, TrainingError
 from training.systems.composer import yaml

@@ -10,9 +10,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from training.config.assemble import assemble, flags
 from training.config.config import Config
-from training.config.flags import Flag, parse
+from training.config.flags import Flag, assemble, parse, setting_flags
 from training.entrypoint import enter, leave
 from training.models import preset
 
@@ -21,7 +20,7 @@ ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_
 
 FLAGS = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
-    *flags(ALIASES),
+    *setting_flags(ALIASES),
 )
 
 

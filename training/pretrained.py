@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from training.convert.folders import detect
 from training.convert.source import Source, load
-from training.convert.target import write
+from training.convert.target import write_model
 from training.convert.weights import Held
 from training.errors import RequestError
 from training.generate import generate, picker
@@ -68,7 +68,7 @@ class Mamba2ForCausalLM(nn.Module):
         """
         held = {name: one.detach().cpu() for name, one in self.model.named_parameters()}
         source = Source("ours", self._folder, self.config, Held(held))
-        write(source, "neuron" if split_proj else "neuron-fused", Path(folder), None, None)
+        write_model(source, "neuron" if split_proj else "neuron-fused", Path(folder), None, None)
 
     def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> CausalLMOutput:
         """(b, l) -> logits (b, l, v), and the mean loss of predicting each label from those before.

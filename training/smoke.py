@@ -21,9 +21,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from training import smoke_triton
 from training.errors import TrainingError
-from training.smoke_checks import Rehearsal
+from training.smoke_checks import Rehearsal, check_patch, hammer_cache
 
 META = Path("/sqshforge/meta")
 RUNTIME = "sqshforge-run.pyz"  # by which a launcher starts the image where nothing else can
@@ -81,9 +80,9 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
     for patch in lock.get("patches") or ():
         if patch["of"] == "triton":
             with check(f"patch {patch['file']}") as result:
-                result.detail = smoke_triton.check_patch(patch["path"], patch["after"])
+                result.detail = check_patch(patch["path"], patch["after"])
             with check("triton cache") as result:
-                result.detail = smoke_triton.hammer()
+                result.detail = hammer_cache()
     for name in recipe.get("launchers", ()):
         with check(f"launcher {name}") as result:
             result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")

@@ -10,7 +10,7 @@ from tests.composer.runs import run, settings, write, write_packed
 from tests.training.runs import losses, steps
 from training.convert.source import Source, load
 from training.data.packed import Packed
-from training.systems.composer.metrics import measure
+from training.systems.composer.model import measure
 
 CREATE = (
     *("-m", "training.create_mamba_config", "--text_paths=text.npy", "--code_paths=code.npy"),

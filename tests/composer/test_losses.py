@@ -13,8 +13,7 @@ from training.config.lr_schedule import learning_rate
 from training.data.base import stacked
 from training.systems.composer import yaml
 from training.systems.composer.data import open_mixture
-from training.systems.composer.metrics import TOPS, measure
-from training.systems.composer.model import MambaModel
+from training.systems.composer.model import TOPS, MambaModel, measure
 
 
 @pytest.fixture(scope="module")

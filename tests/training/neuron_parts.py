@@ -17,7 +17,7 @@ from training.config.config import Config, DataConfig, ModelConfig, ParallelConf
 from training.config.setting import READ
 from training.entrypoint import leave
 from training.models import Mamba2Config
-from training.parallel.backend import find
+from training.parallel.backend import find_backend
 from training.parallel.neuron import device, nxd
 from training.parallel.neuron.places import place
 
@@ -31,7 +31,7 @@ def main(sizes: Mamba2Config, degree: int) -> None:
         run=RunConfig(save_ckpt_path="none", device="cpu", seed=5),
         parallel=ParallelConfig(backend="neuron", tensor_parallel=degree),
     )
-    backend = find("neuron")
+    backend = find_backend("neuron")
     group = backend.start(config)
     shared = backend.build(config, group, None)
     whole = models.build(sizes)

@@ -1,4 +1,4 @@
-"""The door for SMP v2 on CPUs, where another memory stands for the host's; see test_offload.
+"""The entry point for SMP v2 on CPUs, where another memory stands for the host's; see test_offload.
 
     torchrun --nproc_per_node=N -m tests.training.offloaded FLAGS
 
@@ -33,7 +33,7 @@ def check_but_for_the_device(config: Config, device: torch.device) -> None:
 def main() -> int:
     fsdp.HostMemory = other_memory  # type: ignore[misc,assignment]
     fsdp.Offload = functools.partial(offload.Offload, least=LEAST)  # type: ignore[misc,assignment]
-    memory.check = check_but_for_the_device
+    memory.check_tradeoffs = check_but_for_the_device
     code = enter(llama_smp.configure, sys.argv[1:], llama_smp.NAMES)
     sent = sum(len(one.there) for one in memories)
     fetched = sum(len(one.fetched_at) for one in memories)

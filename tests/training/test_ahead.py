@@ -17,8 +17,8 @@ from tests.processes import descendants
 from tests.training.runs import TINY, run, started, steps, wait_for, write_text
 from tests.training.test_stream import config, feed, write
 from training.config.config import DataConfig
-from training.data.feed import Feed
-from training.data.loader import Ahead
+from training.data.base import DataFeed
+from training.data.loader import Prefetcher
 from training.data.packed import PackedWriter
 from training.data.sources import open_feed
 from training.errors import RequestError, TrainingError
@@ -27,15 +27,17 @@ CPU = torch.device("cpu")
 
 
 @contextmanager
-def ahead(plain: Feed, reopen: partial[Feed], workers: int, prefetch: int) -> Iterator[Ahead]:
-    one = Ahead(plain, reopen, workers=workers, prefetch=prefetch, device=CPU)
+def ahead(
+    plain: DataFeed, reopen: partial[DataFeed], workers: int, prefetch: int
+) -> Iterator[Prefetcher]:
+    one = Prefetcher(plain, reopen, workers=workers, prefetch=prefetch, device=CPU)
     try:
         yield one
     finally:
         one.close()
 
 
-def of(path: str, batch: int = 3) -> partial[Feed]:
+def of(path: str, batch: int = 3) -> partial[DataFeed]:
     data = DataConfig(
         dataset_path=path, seq_length=16, batch_size=batch, position_weighting="packed" in path
     )

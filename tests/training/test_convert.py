@@ -28,7 +28,7 @@ from tests.training.runs import ROOT, train, write_text
 from training import models
 from training.convert.__main__ import convert
 from training.convert.source import Source, load
-from training.convert.target import write
+from training.convert.target import write_model
 
 TINY: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {**TINY, "intermediate_size": 48, "num_attention_heads": 4}
@@ -315,7 +315,7 @@ def test_sizes_with_a_scaling_of_positions_come_back(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(settings))
     source = Source.open("ours", folder)
     assert source.sizes == sizes
-    write(source, "hf", tmp_path / "hf", None, None)
+    write_model(source, "hf", tmp_path / "hf", None, None)
     assert Source.open("hf", tmp_path / "hf").sizes == sizes
 
 
@@ -325,7 +325,7 @@ from pathlib import Path
 import torch
 from training import models
 from training.convert.source import Source
-from training.convert.target import write
+from training.convert.target import write_model
 
 def held():  # bytes of memory that no file backs
     text = Path("/proc/self/status").read_text()
@@ -348,7 +348,7 @@ for begin, end, into, shard in (
     ("hf", "state-spaces", "state-spaces", None),
     ("state-spaces", "ours", "again", 10**7),
 ):
-    write(Source.open(begin, folder / begin), end, folder / into, torch.float32, shard)
+    write_model(Source.open(begin, folder / begin), end, folder / into, torch.float32, shard)
 done = True
 thread.join()
 print(most - start)

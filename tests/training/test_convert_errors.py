@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.training.runs import ROOT
 from training import models
-from training.arguments import enter
+from training.cli import run_command
 from training.convert import formats, hf, target
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
@@ -123,10 +123,10 @@ def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) 
 
 def test_exit_codes_and_no_traceback(ours: Path, tmp_path: Path, capsys: Any) -> None:
     words = ["--from", "ours", str(ours), "--to", "hf", str(tmp_path / "out")]
-    assert enter(convert, words) == 0
+    assert run_command(convert, words) == 0
     said = capsys.readouterr()
     assert "wrote" in said.out and "python -m training.generate" in said.out and not said.err
-    assert enter(convert, words) == 2
+    assert run_command(convert, words) == 2
     assert capsys.readouterr().err.startswith("error: ")
 
 
@@ -342,7 +342,7 @@ def test_settings_of_state_spaces_that_we_do_not_have(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RequestError) as error:
-        formats.read(settings, WHERE)
+        formats.read_state_spaces(settings, WHERE)
     assert str(error.value) == f"config.json: {message}" or message in str(error.value)
 
 
@@ -362,20 +362,22 @@ def test_groups_that_are_normalised_another_way_are_not_converted() -> None:
     with pytest.raises(RequestError, match="n_groups: transformers normalises all channels"):
         hf.write(alone)
     with pytest.raises(RequestError, match="n_groups: mamba-ssm normalises each group"):
-        formats.write(together)
+        formats.write_state_spaces(together)
     assert hf.read(hf.write(together), WHERE) == together
-    assert formats.read(formats.write(alone), WHERE) == alone
+    assert formats.read_state_spaces(formats.write_state_spaces(alone), WHERE) == alone
     for across in (False, True):  # of one group, both are the same
         one = models.Mamba2Config(**MAMBA2, norm_across_groups=across)
-        assert hf.write(one)["n_groups"] == formats.write(one)["ssm_cfg"]["ngroups"] == 1
+        assert (
+            hf.write(one)["n_groups"] == formats.write_state_spaces(one)["ssm_cfg"]["ngroups"] == 1
+        )
 
 
 def test_models_that_a_format_does_not_have() -> None:
     heads: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "d_ff": 8}
     with pytest.raises(RequestError, match="has Mamba and Mamba-2 models only, not llama"):
-        formats.write(models.LlamaConfig(**heads))
+        formats.write_state_spaces(models.LlamaConfig(**heads))
     with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms have 1e-05"):
-        formats.write(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
+        formats.write_state_spaces(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
     with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
         hf.write(models.MistralConfig(**heads, attention_bias=True))
 

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training.data.order import shuffled
-from training.data.sampler import Reader
-from training.data.text import Text
+from training.data.sampler import Reader, shuffled
+from training.data.sources import Text
 from training.errors import RequestError, TrainingError
 
 

@@ -10,7 +10,7 @@ import torch.distributed.checkpoint as dcp
 from tests.training import runs
 from tests.training.runs import losses, train, write_text
 from training.models import MixtralConfig, build
-from training.parallel.experts import placements
+from training.parallel.fsdp import expert_placements
 
 pytestmark = pytest.mark.fsdp2
 
@@ -71,6 +71,6 @@ def test_the_balance_loss_is_that_of_one_process(
 
 def test_experts_that_nothing_divides_are_cut_by_experts() -> None:
     model = build(MixtralConfig(**SIZES, n_expert=6))
-    assert len(placements(model, 4)) == 3 * 2
-    assert not placements(model, 3)  # two experts each
-    assert not placements(model, 5)
+    assert len(expert_placements(model, 4)) == 3 * 2
+    assert not expert_placements(model, 3)  # two experts each
+    assert not expert_placements(model, 5)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tests.training.runs import ROOT, train, write_text
 from training import generate as door
 from training import models
-from training.arguments import enter
+from training.cli import run_command
 from training.convert import native
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
@@ -50,7 +50,7 @@ def folder_of(sizes: models.Sizes, folder: Path) -> Path:
     folder.mkdir()
     held = {n: p.clone() for n, p in made(sizes).named_parameters()}
     save_file(held, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(native.write(sizes)))
+    (folder / "config.json").write_text(json.dumps(native.write_sizes(sizes)))
     return folder
 
 
@@ -213,7 +213,7 @@ def test_bytes_that_never_become_a_character_are_told(tmp_path: Path) -> None:
 
 def test_the_seed_decides(mamba: Path, capsys: Any) -> None:
     def text(*words: str) -> str:
-        assert enter(door.write_text, [str(mamba), "--prompt=the ", *words]) == 0
+        assert run_command(door.write_text, [str(mamba), "--prompt=the ", *words]) == 0
         said: str = capsys.readouterr().out
         return said
 
@@ -226,7 +226,7 @@ def test_the_seed_decides(mamba: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtypes(dtype: str, mamba: Path, capsys: Any) -> None:
     words = [str(mamba), "--prompt=the ", "--max-new-tokens=3", f"--dtype={dtype}"]
-    assert enter(door.write_text, words) == 0
+    assert run_command(door.write_text, words) == 0
     assert capsys.readouterr().out
 
 
@@ -234,15 +234,15 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
     sizes = models.LlamaConfig(**{**HEADS, "vocab_size": 300}, n_kv_head=2, context=64)
     folder = folder_of(sizes, tmp_path / "llama")
     words = [str(folder), "--prompt=the dog", "--max-new-tokens=9", "--temperature=0"]
-    assert enter(door.write_text, words) == 2
+    assert run_command(door.write_text, words) == 2
     assert "a vocabulary of 300 is not bytes" in capsys.readouterr().err
     path = tokenizer(tmp_path, "byte level")
     texts = set()
     for given in ([f"--tokenizer={path}"], [f"--tokenizer={tmp_path}"]):
-        assert enter(door.write_text, [*words, *given]) == 0
+        assert run_command(door.write_text, [*words, *given]) == 0
         texts.add(capsys.readouterr().out)
     tokenizer(folder, "byte level")
-    assert enter(door.write_text, words) == 0
+    assert run_command(door.write_text, words) == 0
     texts.add(capsys.readouterr().out)
     assert len(texts) == 1 and len(texts.pop()) > 3
 
@@ -268,7 +268,7 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
 )
 def test_bad_requests(words: str, message: str, mamba: Path, capsys: Any) -> None:
     given = [word.replace("SRC", str(mamba)) for word in words.split()]
-    assert enter(door.write_text, given) == 2
+    assert run_command(door.write_text, given) == 2
     said = capsys.readouterr()
     assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
 
@@ -277,13 +277,13 @@ def test_a_prompt_that_the_model_cannot_take(tmp_path: Path, capsys: Any) -> Non
     sizes = models.LlamaConfig(**HEADS, n_kv_head=2, context=20)
     folder = folder_of(sizes, tmp_path / "llama")
     words = [str(folder), f"--prompt={'x' * 11}", "--max-new-tokens=9"]
-    assert enter(door.write_text, words) == 0
-    assert enter(door.write_text, [*words[:2], "--max-new-tokens=10"]) == 2
+    assert run_command(door.write_text, words) == 0
+    assert run_command(door.write_text, [*words[:2], "--max-new-tokens=10"]) == 2
     assert "11 tokens and --max-new-tokens=10 are more than the 20" in capsys.readouterr().err
     small = models.MambaConfig(d_model=16, n_layer=1, vocab_size=40)
     folder = folder_of(small, tmp_path / "small")
     tokenizer(folder, "byte level")
-    assert enter(door.write_text, [str(folder), "--prompt=the dog"]) == 2
+    assert run_command(door.write_text, [str(folder), "--prompt=the dog"]) == 2
     assert "beyond the model's vocabulary of 40" in capsys.readouterr().err
 
 
@@ -313,7 +313,7 @@ def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> Non
     convert(["--from", "ours", str(run), "--to", "state-spaces", str(tmp_path / "out")])
     capsys.readouterr()
     for folder in (run / "checkpoints" / "step_30_ckp", tmp_path / "out"):
-        assert enter(door.write_text, [str(folder), *words]) == 0
+        assert run_command(door.write_text, [str(folder), *words]) == 0
         assert capsys.readouterr().out == text
 
 

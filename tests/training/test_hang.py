@@ -13,7 +13,7 @@ import pytest
 
 from tests.processes import descendants
 from tests.training.runs import ROOT, TINY, kill_tree, wait_for, write_text
-from training.observers.hang_report import Answer, Silence, report
+from training.observers.hang_report import Answer, Silence, format_hang
 from training.observers.watchdog import Limits
 
 PROGRAM = """
@@ -191,7 +191,7 @@ def test_what_is_waited_for() -> None:
 def test_many_ranks_make_a_short_report() -> None:
     answers = {rank: Answer(7, 3, "backward", 31.0, "  same") for rank in range(1024) if rank != 3}
     answers[5] = Answer(7, 2, "forward", 32.0, "  other")
-    text = report(answers, {3: Silence("its process 9 on b has ended", "")})
+    text = format_hang(answers, {3: Silence("its process 9 on b has ended", "")})
     assert text.splitlines() == [
         "hang: rank 3 hangs, without an answer; no progress for 32 s",
         "  rank 3: its process 9 on b has ended",
@@ -208,5 +208,5 @@ def test_many_ranks_make_a_short_report() -> None:
 
 def test_nobody_is_blamed_where_nobody_is_behind() -> None:
     answers = {rank: Answer(7, 3, "report", 31.0, "") for rank in range(4)}
-    assert "all ranks wait in step 7, report, none is behind" in report(answers, {})
-    assert report({0: answers[0]}, {}).startswith("hang: the run hangs in step 7, report; no")
+    assert "all ranks wait in step 7, report, none is behind" in format_hang(answers, {})
+    assert format_hang({0: answers[0]}, {}).startswith("hang: the run hangs in step 7, report; no")

@@ -21,10 +21,16 @@ from training.convert.source import Source
 from training.create_mamba_config import main
 from training.data.packed import PackedWriter
 from training.errors import RequestError
-from training.systems.composer import checkpoints, sharding
+from training.systems.composer import checkpoints
 from training.systems.composer import yaml as file
-from training.systems.composer.config import ComposerConfig, check_ranks
-from training.systems.composer.sections import FsdpSection, HeldOut, Part
+from training.systems.composer.config import (
+    ComposerConfig,
+    FsdpSection,
+    HeldOut,
+    Part,
+    check_ranks,
+    fsdp_settings,
+)
 
 WEIGHTS = {
     "text_paths": (0.19581, 0.24358, 0.06882, 0.06457, 0.01188, 0.00453),
@@ -240,17 +246,17 @@ def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_what_fsdp_is_told() -> None:
-    told = sharding.settings(FsdpSection(), bf16=True, world_size=16, local_world_size=8)
+    told = fsdp_settings(FsdpSection(), bf16=True, world_size=16, local_world_size=8)
     assert {name: told[name] for name in SHIPPED["fsdp"] if name != "process_group"} == {
         name: value for name, value in SHIPPED["fsdp"].items() if name != "process_group"
     }
     assert told["mixed_precision"]["reduce_dtype"] == "fp32" and "process_group" not in told
     hybrid = FsdpSection(sharding_strategy="HYBRID_SHARD")
-    told = sharding.settings(hybrid, bf16=False, world_size=16, local_world_size=8)
+    told = fsdp_settings(hybrid, bf16=False, world_size=16, local_world_size=8)
     assert told["mixed_precision"] == "FULL"
     assert (told["data_parallel_shard_degree"], told["data_parallel_replicate_degree"]) == (8, 2)
     node = FsdpSection(sharding_strategy="HYBRID_SHARD", process_group="node")
-    told = sharding.settings(node, bf16=False, world_size=16, local_world_size=8)
+    told = fsdp_settings(node, bf16=False, world_size=16, local_world_size=8)
     assert told["process_group"] == "node" and "data_parallel_shard_degree" not in told
 
 

@@ -19,7 +19,7 @@ from training.config.config import ParallelConfig
 from training.errors import RequestError
 from training.mamba_fsdp import configure
 from training.models import preset
-from training.parallel import fsdp1, memory, recompute
+from training.parallel import fsdp1, memory
 
 STEPS, GLOBAL_BATCH = 4, 4
 RECOMPUTE = "--fsdp_activation_checkpointing=True"
@@ -63,7 +63,7 @@ class Count(TorchDispatchMode):
 def computed(name: str, **settings: Any) -> tuple[int, int, list[Any]]:
     """Products, all operations, and gradients of a step."""
     model = filled(preset(name))
-    recompute.mark(model.blocks, ParallelConfig(**settings))
+    memory.mark_recomputed(model.blocks, ParallelConfig(**settings))
     tokens = torch.randint(256, (2, 33), generator=torch.Generator().manual_seed(1))  # (b, l)
     with Count() as count:
         model(tokens[:, :-1], tokens[:, 1:]).backward()
@@ -178,7 +178,7 @@ def refusals() -> list[tuple[tuple[str, ...], str]]:
 def test_what_cannot_be_had_is_refused(flags: tuple[str, ...], message: str) -> None:
     asked = ("--model_name=mamba-tiny", "--dataset_path=synthetic:", "--save_ckpt_path=out")
     with pytest.raises(RequestError) as error:
-        memory.check(configure((*asked, *flags)), torch.device("cpu"))
+        memory.check_tradeoffs(configure((*asked, *flags)), torch.device("cpu"))
     assert message in str(error.value)
 
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from training.loggers.jsonl import truncate
-from training.loggers.text import readable
+from training.loggers.text import format_report
 
 
 def test_lines_after_the_checkpoint_are_removed(tmp_path: Path) -> None:
@@ -39,9 +39,9 @@ def test_the_line_for_people() -> None:
         "mfu": None,
         "memory_bytes": 3 * 2**29,
     }
-    assert readable(line, 80) == (
+    assert format_report(line, 80) == (
         "step 20/80 | tokens 40,960 | loss 4.1235 | gradient norm 1.500 | "
         "learning rate 3.00e-04 | 12,346 tokens/s/device | 24.11 samples/s | "
         "41.99 TFLOPS/device | memory 1.50 GiB"
     )
-    assert "41.99 TFLOPS/device | MFU 41.2% | memory" in readable({**line, "mfu": 0.4123}, 80)
+    assert "41.99 TFLOPS/device | MFU 41.2% | memory" in format_report({**line, "mfu": 0.4123}, 80)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.training.ranks import CORE, SIZES, split, weights
 from tests.training.runs import run
-from training.convert import neuron
+from training.convert import formats
 from training.convert.__main__ import convert as convert_weights
 from training.convert.folders import detect
 from training.convert.source import Source, load
@@ -278,7 +278,7 @@ def test_the_layout_of_the_system_there_and_back(sizes: Mamba2Config, tmp_path: 
         {name: one.contiguous() for name, one in split(held, sizes).items()},
         folder / "model.safetensors",
     )
-    (folder / "config.json").write_text(json.dumps(neuron.write(sizes)))
+    (folder / "config.json").write_text(json.dumps(formats.write_neuron(sizes)))
     for form, begin, end in (
         ("neuron", "theirs", "ours"),
         ("ours", "ours", "neuron"),
@@ -309,14 +309,14 @@ def test_a_layout_with_a_part_missing_is_told(tmp_path: Path) -> None:
 
 
 def test_the_settings_of_the_system() -> None:
-    settings = neuron.write(SIZES)
+    settings = formats.write_neuron(SIZES)
     assert settings["rmsnorm_within_groups"] is True
-    assert neuron.read(settings, WHERE) == SIZES
+    assert formats.read_neuron(settings, WHERE) == SIZES
     across = replace(SIZES, norm_across_groups=True)
-    assert neuron.write(across)["rmsnorm_within_groups"] is False
-    assert neuron.read(neuron.write(across), WHERE) == across
+    assert formats.write_neuron(across)["rmsnorm_within_groups"] is False
+    assert formats.read_neuron(formats.write_neuron(across), WHERE) == across
     del settings["rmsnorm_within_groups"]
-    assert neuron.read(settings, WHERE) == SIZES  # that is the system's default
+    assert formats.read_neuron(settings, WHERE) == SIZES  # that is the system's default
     for change, message in (
         ({"rms_norm": False}, "config.json: rms_norm False: ours has True only"),
         ({"rmsnorm_within_groups": 1}, "rmsnorm_within_groups must be true or false, not 1"),
@@ -324,9 +324,9 @@ def test_the_settings_of_the_system() -> None:
         ({"n_groups": 3}, "n_groups: 3 does not divide the 8 heads"),
     ):
         with pytest.raises(RequestError, match=message):
-            neuron.read({**settings, **change}, WHERE)
+            formats.read_neuron({**settings, **change}, WHERE)
     with pytest.raises(RequestError, match="neuron: has Mamba-2 models only, not llama"):
-        neuron.write(LlamaConfig(d_model=16, n_layer=1, n_head=2, n_kv_head=1, d_ff=8))
+        formats.write_neuron(LlamaConfig(d_model=16, n_layer=1, n_head=2, n_kv_head=1, d_ff=8))
 
 
 def test_flags_of_ranks_are_for_ranks(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.training.ranks import CORE, SIZES, rank_file, save
 from tests.training.runs import run
-from training.convert import neuron
+from training.convert import formats
 from training.convert.__main__ import convert
 from training.convert.folders import detect
 from training.convert.source import Source
@@ -88,7 +88,7 @@ def test_a_config_beside_the_files_says_the_sizes(tmp_path: Path) -> None:
     folder = tmp_path / "exp_step_8"
     save(folder, sizes, 2)
     assert "d_inner that is 3 times d_model, not 2: give the files of all" in refused(folder)
-    (folder / "config.json").write_text(json.dumps(neuron.write(sizes)))
+    (folder / "config.json").write_text(json.dumps(formats.write_neuron(sizes)))
     assert Source.open("neuron-tp", folder).sizes == sizes
     assert "n_groups 3 is no multiple of the 2 ranks" in refused(folder, "--n-groups=3")
     told = refused_whole(folder, "--n-groups=2")

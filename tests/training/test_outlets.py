@@ -20,8 +20,8 @@ from tests.training.runs import ROOT, TINY, command, run, steps, write_text
 from training import loggers
 from training.config.config import RunConfig
 from training.errors import RequestError
-from training.loggers.average import Average
 from training.loggers.console import Console
+from training.loggers.text import AverageSpeed
 
 Start = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -73,10 +73,10 @@ def test_the_mean_speed_leaves_the_first_steps_out() -> None:
     told: list[str] = []
     console = Console()
     console.say = lambda text, file=None: told.append(text)  # type: ignore[method-assign,assignment]
-    outlet = Average(50, start=100, console=console)
+    logger = AverageSpeed(50, start=100, console=console)
     speeds = {120: 1.0, 140: 1.0, 160: 10.0, 180: 30.0, 200: 10.0, 220: 10.0}
     for step, speed in speeds.items():
-        outlet.write(
+        logger.write(
             [{"kind": "report", "step": step, "samples_per_second": speed, "tflops": speed / 4}]
         )
     assert told == ["mean of steps 141 to 200: 12.86 samples/s, 3.21 TFLOPS/device"]
@@ -102,14 +102,14 @@ def test_wandb_gets_the_known_keys_and_no_step_twice() -> None:
     from training.loggers.wandb import WeightsBiases
 
     sent = Sent(step=11)
-    outlet = WeightsBiases(sent)
+    logger = WeightsBiases(sent)
     report = {
         **{"kind": "report", "loss": 2.5, "grad_norm": 1.5, "learning_rate": 1e-3, "mfu": None},
         **{"tokens_seen": 640, "tokens_per_second_per_device": 9.0, "memory_bytes": 7},
     }
-    outlet.write([{"kind": "step", "step": 15, "loss": 9.0}])
-    outlet.write([{**report, "step": step} for step in (10, 15)])
-    outlet.close(failed=True)
+    logger.write([{"kind": "step", "step": 15, "loss": 9.0}])
+    logger.write([{**report, "step": step} for step in (10, 15)])
+    logger.close(failed=True)
     values = {"loss": 2.5, "gradient norm": 1.5, "learning rate": 1e-3, "token seen": 640}
     assert sent.lines == [{"step": 15, **values, "throughput": 9.0, "gpu memory": 7}]
     assert sent.code == 1

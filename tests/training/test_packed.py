@@ -18,7 +18,7 @@ from training.data import packed
 from training.data.base import Sample
 from training.data.packed import LAYOUTS, Layout, Packed, PackedWriter
 from training.data.sampler import Reader
-from training.data.synthetic import Synthetic
+from training.data.sources import Synthetic
 from training.errors import RequestError, TrainingError
 
 NARROW, WIDE = LAYOUTS["16/14"], LAYOUTS["17/13"]

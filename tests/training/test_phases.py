@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.training.runs import TINY, run, write_text
-from training.observers.heartbeat import Marks
-from training.observers.nsight import Nsight
+from training.observers.heartbeat import Heartbeat
 from training.observers.phases import Observer, Phases
+from training.observers.profiling import Nsight
 
 
 class Fake:
@@ -84,20 +84,20 @@ def test_observers_end_in_the_reverse_of_their_order() -> None:
 
 
 def test_marks_count_up_within_a_step_and_know_the_longest() -> None:
-    marks = Marks(start=7)
-    phases = Phases([marks])
-    assert Marks(0).longest_step is None
+    heartbeat = Heartbeat(start=7)
+    phases = Phases([heartbeat])
+    assert Heartbeat(0).longest_step is None
     with phases("step"):
-        first = marks.last
+        first = heartbeat.last
         with phases("data"):
-            inside = marks.last
-        after = marks.last
+            inside = heartbeat.last
+        after = heartbeat.last
     assert (first.step, first.place) == (8, "step")
     assert (inside.place, after.place) == ("data", "after data")
-    assert first.number < inside.number < after.number < marks.last.number
-    assert marks.longest_step is not None
+    assert first.number < inside.number < after.number < heartbeat.last.number
+    assert heartbeat.longest_step is not None
     with phases("step"):
-        assert (marks.last.step, marks.last.number) == (9, 0)
+        assert (heartbeat.last.step, heartbeat.last.number) == (9, 0)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

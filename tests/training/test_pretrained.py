@@ -15,7 +15,7 @@ from tests.training.ranks import SIZES, save
 from tests.training.runs import ROOT
 from training import models
 from training.convert.source import Source
-from training.convert.target import write
+from training.convert.target import write_model
 from training.convert.weights import Held
 from training.errors import RequestError
 from training.pretrained import Mamba2ForCausalLM
@@ -98,7 +98,7 @@ def test_other_models_and_folders_are_refused(tmp_path: Path) -> None:
         Mamba2ForCausalLM.from_pretrained(tmp_path / "nowhere")
     sizes = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
     held = {n: torch.ones(one.shape) for n, one in models.build(sizes).named_parameters()}
-    write(Source("ours", tmp_path, sizes, Held(held)), "hf", tmp_path / "mamba", None, None)
+    write_model(Source("ours", tmp_path, sizes, Held(held)), "hf", tmp_path / "mamba", None, None)
     with pytest.raises(RequestError, match="mamba is a model of mamba, not of mamba2"):
         Mamba2ForCausalLM.from_pretrained(tmp_path / "mamba")
 

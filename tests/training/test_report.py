@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.training.runs import ROOT, train, write_text
-from training.report.pictures import blocks
+from training.report.page import blocks
 
 PICTURES = {"gradient-norm.png", "learning-rate.png", "loss.png", "memory.png", "throughput.png"}
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -12,8 +12,8 @@ import pytest
 from tests.servers import serving
 from tests.training.runs import TINY, kill_tree, run, started, steps, train, wait_for
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
-from training.data import faults
-from training.data.feed import Feed
+from training.data import stream_shards
+from training.data.base import DataFeed
 from training.data.sources import open_evaluation, open_feed
 from training.errors import RequestError, TrainingError
 from training.models import preset
@@ -36,7 +36,7 @@ def write(folder: Path, files: int, count: int = 12) -> str:
     return f"stream:{folder}"
 
 
-def feed(path: str, rank: int = 0, ranks: int = 1, batch: int = 4, **more: Any) -> Feed:
+def feed(path: str, rank: int = 0, ranks: int = 1, batch: int = 4, **more: Any) -> DataFeed:
     data = DataConfig(
         dataset_path=path,
         seq_length=LENGTH,
@@ -54,7 +54,7 @@ def config(data: DataConfig, **run: Any) -> Config:
     )
 
 
-def rows(feeds: list[Feed], steps: int) -> list[list[list[int]]]:
+def rows(feeds: list[DataFeed], steps: int) -> list[list[list[int]]]:
     """The sequences of so many steps, each in the order of its batches and ranks."""
     found = []
     for _ in range(steps):
@@ -66,7 +66,7 @@ def rows(feeds: list[Feed], steps: int) -> list[list[list[int]]]:
     return found
 
 
-def state_of(feeds: list[Feed]) -> dict[str, Any]:
+def state_of(feeds: list[DataFeed]) -> dict[str, Any]:
     """What a checkpoint of all ranks holds, read from its file again."""
     told: list[Any] = []
     for one in feeds:
@@ -180,7 +180,7 @@ def test_evaluations_read_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults.Patience, "first_wait", 0.0)
+    monkeypatch.setattr(stream_shards.Backoff, "first_wait", 0.0)
 
 
 def test_a_broken_connection_is_taken_up_again(tmp_path: Path, quick: None) -> None:

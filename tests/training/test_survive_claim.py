@@ -16,10 +16,8 @@ from typing import Any
 import pytest
 
 from tests.training.runs import ROOT, TINY, kill_tree, losses, run, started, wait_for, write_text
-from training.checkpoint import chain, lease
-from training.checkpoint.chain import FILE
-from training.checkpoint.holder import Holder
-from training.checkpoint.lease import Own
+from training.checkpoint import lease
+from training.checkpoint.lease import LEASE_FILE, LeaseOwner, OwnLease
 from training.errors import RequestError, TrainingError
 
 HOLD = """
@@ -29,7 +27,7 @@ from training.checkpoint import lease
 from training.errors import TrainingError
 lease.BEAT, lease.SILENCE = 0.3, 2.0
 try:
-    with lease.Own(Path(sys.argv[1])) as held:
+    with lease.OwnLease(Path(sys.argv[1])) as held:
         held.take(lambda told: print("told", told, flush=True))
         print("has it", flush=True)
         while not held.lost and not Path(sys.argv[1], "end").exists():
@@ -73,18 +71,18 @@ def said(process: subprocess.Popen[str], until: str) -> str:
     raise AssertionError(f"it never said {until!r} but: {lines}")
 
 
-def left(folder: Path, **other: Any) -> Holder:
+def left(folder: Path, **other: Any) -> LeaseOwner:
     """Leave the claim of a process that is dead, as it seems from here or elsewhere."""
     with subprocess.Popen(["true"]) as gone:
         pass
-    holder = Holder(**{**vars(Holder.here()), "id": "old", "pid": gone.pid, **other})
+    holder = LeaseOwner(**{**vars(LeaseOwner.here()), "id": "old", "pid": gone.pid, **other})
     folder.mkdir(exist_ok=True)
-    os.close(chain.make(folder / FILE, holder))
+    os.close(lease.make_claim(folder / LEASE_FILE, holder))
     return holder
 
 
-def take(folder: Path, tell: Any) -> Own:
-    own = Own(folder)
+def take(folder: Path, tell: Any) -> OwnLease:
+    own = OwnLease(folder)
     own.take(tell)
     return own
 
@@ -100,7 +98,7 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--report_interval=1")
     with started(2, *flags, "--num_steps=100000", "--checkpoint_interval=20") as first:
         assert wait_for(lambda: (save / "metrics.jsonl").exists() and losses(save), first)
-        held = json.loads((save / FILE).read_text().splitlines()[0])
+        held = json.loads((save / LEASE_FILE).read_text().splitlines()[0])
         stray = save / "checkpoints" / "step_99999999_ckp.tmp"
         stray.mkdir()  # as the first run writes one; a starting run clears what is not complete
         begun = time.monotonic()
@@ -117,7 +115,7 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         assert wait_for(lambda: len(losses(save)) > done, first), "the first was disturbed"
         first.send_signal(signal.SIGTERM)
         first.communicate(timeout=60)
-    assert not (save / FILE).exists()
+    assert not (save / LEASE_FILE).exists()
 
 
 @pytest.mark.parametrize("background", [True, False])
@@ -128,7 +126,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
     more = ("--num_steps=100000", f"--async_checkpoint={background}", "--checkpoint_interval=5")
     with started(2, *flags, *more) as process:
         assert wait_for(lambda: list(save.glob("checkpoints/step_*_ckp")), process)
-        (save / FILE).unlink()
+        (save / LEASE_FILE).unlink()
         left(save, host="other-host", job="8")
         there = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
         _, err = process.communicate(timeout=60)
@@ -136,7 +134,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
     assert len(after - there) <= 1, "one was about to be given its name"
     assert err.count("error: ") == 1 and "exitcode  : 1" in err
     assert f"{save} was taken over by job 8 (restart 0), process" in err
-    assert json.loads((save / FILE).read_text().splitlines()[0])["job"] == "8"
+    assert json.loads((save / LEASE_FILE).read_text().splitlines()[0])["job"] == "8"
 
 
 def test_many_starters_one_winner(tmp_path: Path) -> None:
@@ -145,7 +143,7 @@ def test_many_starters_one_winner(tmp_path: Path) -> None:
         (
             lambda folder: None,
             lambda folder: left(folder, boot="another"),
-            lambda folder: (folder.mkdir(), (folder / FILE).write_text('{"id": "ab')),
+            lambda folder: (folder.mkdir(), (folder / LEASE_FILE).write_text('{"id": "ab')),
         )
     ):
         folder = tmp_path / str(round_)
@@ -211,7 +209,7 @@ def test_a_requeued_job_follows_its_earlier_start_even_if_that_lives(tmp_path: P
 def test_a_claim_that_is_gone_is_lost(tmp_path: Path) -> None:
     with take(tmp_path, print) as held:
         held.check()
-        (tmp_path / FILE).unlink()
+        (tmp_path / LEASE_FILE).unlink()
         with pytest.raises(TrainingError, match=r"has lost its \.running; this run ends before"):
             held.check()
     assert list(tmp_path.iterdir()) == []

@@ -11,9 +11,8 @@ from tests.training.disks import small_disk
 from tests.training.events import curves
 from tests.training.runs import TINY, command, losses, steps, train, write_text
 from training import manifest
-from training.loggers.base import Lenient
+from training.loggers.base import FaultTolerantLogger, Logger
 from training.loggers.console import Console
-from training.loggers.outlet import Outlet
 
 STEPS = 14
 PROGRAM = """
@@ -164,7 +163,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         assert len((disk.seen / "metrics.jsonl").read_text().splitlines()) == len(lines) + 4
 
 
-class Broken(Outlet):
+class Broken(Logger):
     """A server that is away from its second record to its fourth."""
 
     def __init__(self) -> None:
@@ -184,11 +183,11 @@ class Broken(Outlet):
 def test_faults_of_a_server_are_told_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """As Weights & Biases: its library raises what it likes."""
     broken = Broken()
-    outlet = Lenient(broken, "Weights & Biases", Console())
+    logger = FaultTolerantLogger(broken, "Weights & Biases", Console())
     for step in range(9):
-        outlet.write([{"step": step}] * 2)
-        outlet.step()
-    outlet.close(failed=False)
+        logger.write([{"step": step}] * 2)
+        logger.step()
+    logger.close(failed=False)
     assert [one["step"] for one in broken.taken[::2]] == [0, 4, 5, 6, 7, 8]
     name = "WARNING: Weights & Biases"
     assert capsys.readouterr().err.splitlines() == [

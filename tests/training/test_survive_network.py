@@ -25,8 +25,8 @@ ABORT = 12
 LAUNCH = """\
 import sys
 from training import launch
-from training.job import stuck
-stuck.SECONDS = 10.0
+from training.job import agent
+agent.UNNOTICED_SECONDS = 10.0
 sys.exit(launch.main(sys.argv[1:]))
 """
 """training.launch, which waits less for what it cannot reach."""

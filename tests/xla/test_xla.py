@@ -25,10 +25,10 @@ from pathlib import Path
 from torch_xla.debug import metrics
 from training.config.yaml import load
 from training.trainer.trainer import Trainer
-from training.parallel.backend import find
+from training.parallel.backend import find_backend
 
 config = load(Path(sys.argv[1]), sys.argv[2:])
-trainer = Trainer(config, find("neuron").start(config))
+trainer = Trainer(config, find_backend("neuron").start(config))
 with trainer.saver, trainer.phase, trainer.metrics:
     while not trainer.turn():
         print("compiled", trainer.step, metrics.metric_data("CompileTime")[0])

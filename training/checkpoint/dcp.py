@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from training import manifest
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
 from training.process_group import Group
@@ -31,7 +31,7 @@ def write(
     state: dict[str, Any],
     told: Manifest,
     group: Group,
-    claim: Claim,
+    claim: RunLease,
     *,
     takes: int,
     keep: int = 0,
@@ -64,7 +64,7 @@ def write(
 
 
 def _write_files(
-    folder: Path, state: dict[str, Any], group: Group, claim: Claim, takes: int
+    folder: Path, state: dict[str, Any], group: Group, claim: RunLease, takes: int
 ) -> dict[str, File]:
     """Write and sync what all ranks hold; each then reads what it wrote, for the checksums."""
 

@@ -53,7 +53,7 @@ def write(config: Config, say: Callable[[str], None]) -> None:
     if not config.run.final_model_dir:
         return
     from training.convert.source import Source
-    from training.convert.target import write as write_model
+    from training.convert.target import write_model
 
     folder = Path(config.run.final_model_dir).absolute()
     new = folder.with_name(folder.name + NEW)

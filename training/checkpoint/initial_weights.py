@@ -52,13 +52,13 @@ def open_weights(model: ModelConfig) -> Source:
     Raises RequestError if it is none of weights, with every size that is another, or with every
     tensor that is missing, too many or of another shape.
     """
-    from training.convert import composer
+    from training.convert import native
     from training.convert.folders import detect
     from training.convert.source import Source
 
     folder = Path(model.init_weights)
     try:
-        if folder.is_file() and not composer.find(folder):
+        if folder.is_file() and not native.find_composer(folder):
             return _of_file(folder, model.sizes)
         source = Source.open(detect(folder), folder)
     except RequestError as error:

@@ -12,19 +12,25 @@ counts; who has made one renames it to .running. Light: no torch here.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from training.checkpoint.chain import FILE, Found, chain, make, renew
-from training.checkpoint.holder import Holder
 from training.errors import RequestError, TrainingError
 
-THREAD = "claim"
+LEASE_FILE = ".running"
+_COUNT = 20  # digits of the counter, so that it can be written over in place
+LEASE_THREAD = "claim"
 """The name of the thread that renews."""
 BEAT = 4.0
 """Seconds between two renewals."""
@@ -36,7 +42,138 @@ _MOST = 1.0
 _SAID = 1.0
 
 
-class Claim:
+@dataclass(frozen=True, kw_only=True)
+class LeaseOwner:
+    """One start of a run, as it is written into a claim."""
+
+    id: str  # no other start has it
+    job: str  # Slurm's; empty outside of it
+    restart: int  # of that job
+    host: str
+    pid: int
+    boot: str  # of the host's kernel; empty where it cannot be known
+    namespace: str  # in which pid counts; empty where it cannot be known
+    since: str  # by the clock of its host, for people
+
+    @classmethod
+    def here(cls) -> LeaseOwner:
+        """Describe this process."""
+        restart = os.environ.get("SLURM_RESTART_COUNT", "")
+        boot = namespace = ""
+        with suppress(OSError):
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+            # A /proc of another namespace than this process's own has other numbers.
+            if Path("/proc/self").readlink().name == str(os.getpid()):
+                namespace = str(Path("/proc/self/ns/pid").readlink())
+        return cls(
+            id=uuid4().hex,
+            job=os.environ.get("SLURM_JOB_ID", ""),
+            restart=int(restart) if restart.isdecimal() else 0,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            boot=boot,
+            namespace=namespace,
+            since=datetime.now().astimezone().isoformat(timespec="seconds"),
+        )
+
+    @classmethod
+    def of(cls, line: str) -> LeaseOwner | None:
+        """Read what `line` wrote; None if it is torn."""
+        try:
+            return cls(**json.loads(line))
+        except (ValueError, TypeError):
+            return None
+
+    @property
+    def line(self) -> str:
+        return json.dumps(asdict(self))
+
+    def told(self) -> str:
+        what = f"job {self.job} (restart {self.restart})" if self.job else "a run"
+        return f"{what}, process {self.pid} on {self.host} since {self.since}"
+
+    def how_to_end(self) -> str:
+        return f"scancel {self.job}" if self.job else f"kill {self.pid} on {self.host}"
+
+    def has_died(self, me: LeaseOwner) -> bool:
+        """Tell whether its process is seen to be gone; False where it cannot be seen from here."""
+        same = (self.boot, self.namespace) == (me.boot, me.namespace)
+        return same and all((me.boot, me.namespace)) and not _lives(self.pid)
+
+    def was_restarted_as(self, me: LeaseOwner) -> bool:
+        """Tell whether Slurm has ended it, and started its job again as this process."""
+        return bool(me.job) and self.job == me.job and self.restart < me.restart
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state not in "ZX"  # ended, and not yet fetched by its parent
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+    except OSError:  # another user's
+        return True
+
+
+@dataclass(frozen=True)
+class FoundClaim:
+    """A claim as it was read; holder is None where it was cut off by a kill."""
+
+    path: Path
+    holder: LeaseOwner | None
+    text: str  # all of it, which differs once it has been renewed
+
+    @property
+    def next(self) -> Path:
+        """Where the claim that follows this one is."""
+        if self.holder is None:
+            return self.path.with_name(f"{self.path.name}.torn")
+        return self.path.with_name(f"{LEASE_FILE}.{self.holder.id}")
+
+
+def read_chain(folder: Path) -> list[FoundClaim]:
+    """Read the claims of a folder; the last counts. Raises OSError."""
+    found: list[FoundClaim] = []
+    path = folder / LEASE_FILE
+    while (text := _read(path)) is not None:
+        found.append(FoundClaim(path, LeaseOwner.of(text.partition("\n")[0]), text))
+        path = found[-1].next
+    return found
+
+
+def make_claim(path: Path, holder: LeaseOwner) -> int:
+    """Make a claim's file, which must not be there, and give its descriptor. Raises OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    text = f"{holder.line}\n{0:0{_COUNT}}\n".encode()
+    try:
+        if os.write(file, text) < len(text):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(file)
+    except OSError:
+        os.close(file)
+        path.unlink()
+        raise
+    return file
+
+
+def renew_claim(file: int, holder: LeaseOwner, count: int) -> None:
+    """Write the counter where it is: it takes no room, and a file that was replaced stays so."""
+    os.pwrite(file, f"{count:0{_COUNT}}\n".encode(), len(holder.line.encode()) + 1)
+    os.fsync(file)  # else other hosts would not see it
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace")
+    except OSError as error:
+        # On a shared disk one that is replaced while it is read is stale, not missing.
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise
+
+
+class RunLease:
     """A folder that this process need not claim, as that is done by another one: of rank 0."""
 
     lost = ""
@@ -51,24 +188,24 @@ class Claim:
     def release(self) -> None:
         """Give the folder free, if it was taken. May be called again, and from any thread."""
 
-    def __enter__(self) -> Claim:
+    def __enter__(self) -> RunLease:
         return self
 
     def __exit__(self, *error: Any) -> None:
         self.release()
 
 
-NOBODY = Claim()
+NO_LEASE = RunLease()
 
 
-class Own(Claim):
+class OwnLease(RunLease):
     """A folder to be this process's own; a thread renews the claim and looks whether it is."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._holder, self._file = folder, Holder.here(), -1
+        self._folder, self._holder, self._file = folder, LeaseOwner.here(), -1
         self._over = threading.Event()
         self._last = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name=THREAD, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=LEASE_THREAD, daemon=True)
 
     def take(self, tell: Callable[[str], None]) -> None:
         """Claim the folder.
@@ -101,7 +238,7 @@ class Own(Claim):
             self._over.set()
         self._thread.join(BEAT)  # a disk that hangs is not waited for
         with suppress(OSError):
-            found = chain(self._folder)
+            found = read_chain(self._folder)
             os.close(self._file)
             if found and found[0].holder == self._holder:
                 found[0].path.unlink()
@@ -111,35 +248,35 @@ class Own(Claim):
         while not self._over.wait(BEAT) and not self.lost:
             count += 1
             with suppress(OSError):  # of a disk that is full or away: looked at in a while
-                renew(self._file, self._holder, count)
+                renew_claim(self._file, self._holder, count)
             self._look()
 
     def _look(self) -> None:
         try:
-            found = chain(self._folder)
+            found = read_chain(self._folder)
         except OSError:
             return  # nothing is known, and nothing can be written there either
         if [one.holder for one in found] == [self._holder]:
             return
         other = found[-1].holder if found else None
-        what = f"was taken over by {other.told()}" if other else f"has lost its {FILE}"
+        what = f"was taken over by {other.told()}" if other else f"has lost its {LEASE_FILE}"
         self.lost = (
             f"{self._folder} {what}; this run ends before it writes another checkpoint: let one "
             "run at a time use a folder"
         )
 
 
-def _try(folder: Path, me: Holder, tell: Callable[[str], None]) -> int | None:
+def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | None:
     """Look once and try; the claim's file, or None where another process was at work meanwhile."""
-    found = chain(folder)
-    path = folder / FILE
+    found = read_chain(folder)
+    path = folder / LEASE_FILE
     if found:
         why = _outlive(folder, found[-1], me, tell)
         if not why:
             return None
         path = found[-1].next
     try:
-        file = make(path, me)
+        file = make_claim(path, me)
     except FileExistsError:
         return None
     if found:
@@ -153,13 +290,13 @@ def _try(folder: Path, me: Holder, tell: Callable[[str], None]) -> int | None:
     return file
 
 
-def _put_in_place(folder: Path, path: Path, me: Holder) -> bool:
+def _put_in_place(folder: Path, path: Path, me: LeaseOwner) -> bool:
     """Let this process's claim be the only one, if it is the last; whether it was."""
-    now = chain(folder)
+    now = read_chain(folder)
     if not now or now[-1].holder != me:  # what it follows was given free meanwhile
         return False
     try:
-        path.replace(folder / FILE)
+        path.replace(folder / LEASE_FILE)
     except FileNotFoundError:  # it was followed itself, as after this process was stopped for long
         return False
     for one in now[1:-1]:
@@ -167,7 +304,7 @@ def _put_in_place(folder: Path, path: Path, me: Holder) -> bool:
     return True
 
 
-def _outlive(folder: Path, found: Found, me: Holder, tell: Callable[[str], None]) -> str:
+def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[str], None]) -> str:
     """Watch a claim until its run is known to be dead, and say why; empty if another one counts.
 
     Raises RequestError if it lives, unless it is an earlier start of this very job, which is ended
@@ -187,7 +324,7 @@ def _outlive(folder: Path, found: Found, me: Holder, tell: Callable[[str], None]
             who = holder.told() if holder else "an unknown run"
             tell(f"{folder} is claimed by {who}: looking for up to {SILENCE:.0f} s if it lives")
         time.sleep(_POLL)
-        now, last = time.monotonic(), chain(folder)
+        now, last = time.monotonic(), read_chain(folder)
         passed, before = min(now - before, _MOST), now
         if not last or last[-1].path != found.path or last[-1].holder != holder:
             return ""

@@ -1,11 +1,16 @@
-"""Saving a run: training goes on while a checkpoint is written, where that can be."""
+"""Saving a run, and going on from a checkpoint.
+
+Training goes on while a checkpoint is written, where that can be. Of what a checkpoint was made
+with, some must be the same, and some may be another and is told.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +18,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from training import manifest
 from training.checkpoint import dcp
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.checkpoint.mirror import Mirror
 from training.config.config import Config
-from training.errors import TrainingError
+from training.data.loader import Prefetcher
+from training.errors import RequestError, TrainingError
 from training.manifest import Manifest
 from training.parallel.backend import Backend
 from training.process_group import Group
@@ -50,7 +57,7 @@ class Saver:
         optimizer: torch.optim.Optimizer,
         group: Group,
         say: Callable[[str], None],
-        claim: Claim,
+        claim: RunLease,
         takes: int,
     ) -> None:
         self.run, self.backend, self.group, self.say = config.run, backend, group, say
@@ -142,3 +149,81 @@ def _use(device: torch.device) -> None:
     """Let a new thread use this rank's GPU; it would use the first one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+def resume(
+    config: Config,
+    group: Group,
+    backend: Backend,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    data: Prefetcher,
+    say: Callable[[str], None],
+) -> tuple[int, int]:
+    """Load the newest sound checkpoint, if any; (step, tokens seen) to go on from.
+
+    The save folder comes first: what this run wrote is newer than what it began from. Broken ones
+    of it that were passed over are set aside. A collective call. Raises RequestError for a
+    checkpoint of another model, or of more steps than asked for, and TrainingError where there are
+    checkpoints and none is sound.
+    """
+    run = config.run
+    found, broken = dcp.find(run.checkpoint_folders, group, say)
+    if found is None and broken:
+        raise TrainingError(
+            f"none of the {len(broken)} checkpoints of {' and '.join(run.checkpoint_folders)} is "
+            "sound; take them away to begin at step 0"
+        )
+    if found is None:
+        say("no checkpoint found: starting at step 0")
+        return 0, 0
+    path, told = found
+    if told.step > run.num_steps:
+        raise RequestError(
+            f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
+        )
+    state = backend.state(model, optimizer)
+    dcp.load(path, told, state, group, model_identity(config))
+    backend.restore(model, optimizer, state)
+    say(f"resumed from {path} at step {told.step}")
+    if group.rank == 0:  # else they would count among the newest, which are kept
+        for one in broken:
+            manifest.set_aside(one, run.save_ckpt_path)
+    for change in _changes(told.settings, changeable_settings(config)):
+        say(f"WARNING: {change}; what was asked for now counts")
+    if told.world_size != group.world_size:
+        say(f"it was saved by {told.world_size} ranks, now {group.world_size}")
+    warning = data.resume(told.data)
+    if warning:
+        say(f"WARNING: {warning}")
+    return told.step, told.tokens_seen
+
+
+def model_identity(config: Config) -> dict[str, Any]:
+    """Give what must not change between a checkpoint and its resumption."""
+    sizes = config.model.sizes
+    return {"family": sizes.family, **asdict(sizes)}
+
+
+def changeable_settings(config: Config) -> dict[str, Any]:
+    """Give what a resumption may change, but seldom means to."""
+    optim = asdict(config.optim)
+    rates = optim.pop("schedule")
+    return {
+        "schedule": rates.pop("name"),
+        **rates,
+        **optim,
+        "num_steps": config.run.num_steps,
+        "seed": config.run.seed,
+        "gradient_accumulation": config.data.gradient_accumulation,
+    }
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """List the settings of a checkpoint that are others now, as they are after a JSON file."""
+    now = json.loads(json.dumps(now))
+    return [
+        f"{name}: the checkpoint was made with {before[name]}, this is {value}"
+        for name, value in now.items()
+        if name in before and before[name] != value
+    ]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from training import manifest
 from training.config.config import RunConfig
-from training.data.remote import open_url, told
+from training.data.remote import one_line_errors, open_url
 from training.errors import RequestError, TrainingError
 from training.loggers.jsonl import FILE as METRICS
 from training.process_group import Group
@@ -59,7 +59,7 @@ class Mirror:
         def begin() -> list[str]:
             if group.rank:
                 return []
-            with told(f"{folder} cannot be made"):
+            with one_line_errors(f"{folder} cannot be made"):
                 folder.mkdir(parents=True)
             self._fetch(place, [manifest.NAME], folder)
             if not (self.save_path / METRICS).exists():
@@ -74,7 +74,7 @@ class Mirror:
 
     def _newer(self) -> str | None:
         """Name the newest complete checkpoint there, unless one here is as new."""
-        with told(f"{self.url} cannot be listed"):
+        with one_line_errors(f"{self.url} cannot be listed"):
             self.fs.invalidate_cache()
             files = self.fs.glob(f"{self.root}/checkpoints/step_*_ckp/{manifest.NAME}")
         there = [(int(name.split("_")[1]), name) for name in (one.split("/")[-2] for one in files)]
@@ -87,17 +87,17 @@ class Mirror:
         complete, fault = manifest.read(folder)
         if complete is None:
             raise TrainingError(f"{self.url}/checkpoints/{folder.stem} is broken: {fault}")
-        with told(f"{folder} cannot be written"):
+        with one_line_errors(f"{folder} cannot be written"):
             manifest.publish(folder, complete)
 
     def _send(self, folder: Path, names: Iterable[str], place: str) -> None:
-        with told(f"{folder} cannot be copied to {self.url}"):
+        with one_line_errors(f"{folder} cannot be copied to {self.url}"):
             self.fs.makedirs(place, exist_ok=True)
             for name in names:
                 self.fs.put_file(str(folder / name), f"{place}/{name}")
 
     def _fetch(self, place: str, names: Iterable[str], folder: Path) -> None:
-        with told(f"{self.url} cannot be copied to {folder}"):
+        with one_line_errors(f"{self.url} cannot be copied to {folder}"):
             for name in names:
                 self.fs.get_file(f"{place}/{name}", str(folder / name))
 
@@ -105,7 +105,7 @@ class Mirror:
         """Remove what is no longer kept in the run's own folder."""
         if not self.keep:
             return
-        with told(f"{self.url} cannot be cleared"):
+        with one_line_errors(f"{self.url} cannot be cleared"):
             self.fs.invalidate_cache()
             for one in self.fs.ls(f"{self.root}/checkpoints", detail=False):
                 if not (folder / one.rstrip("/").rpartition("/")[2]).exists():

@@ -17,8 +17,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-from training.config.assemble import SECTIONS, assemble
 from training.config.config import Config
+from training.config.flags import SECTIONS, assemble
 from training.config.setting import READ, Setting, named
 from training.errors import RequestError
 from training.models import FAMILIES, RopeScaling, Sizes, preset

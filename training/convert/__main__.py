@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.config.setting import boolean
 from training.convert import SOURCES, TARGETS
 
@@ -72,14 +72,16 @@ def convert(arguments: Sequence[str]) -> None:
     # Torch is not needed to refuse a bad request, nor to help.
     import torch
 
-    from training.convert.rank_sizes import Told
+    from training.convert.ranks import RankSettings
     from training.convert.source import Source
-    from training.convert.target import write
+    from training.convert.target import write_model
 
-    source = Source.open(given.form, given.src, Told(given.n_groups, given.norm_across_groups))
+    source = Source.open(
+        given.form, given.src, RankSettings(given.n_groups, given.norm_across_groups)
+    )
     print(f"reading {source.folder}: {source.sizes.family}", flush=True)
     dtype = getattr(torch, given.dtype) if given.dtype else None
-    done = write(source, given.to, given.dst, dtype, given.max_shard_size)
+    done = write_model(source, given.to, given.dst, dtype, given.max_shard_size)
     files = "1 file" if done.files == 1 else f"{done.files} files"
     print(
         f"wrote {given.dst}: {done.tensors} tensors, {done.size:,} bytes, {files}\n"
@@ -88,4 +90,4 @@ def convert(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(convert, sys.argv[1:]))
+    sys.exit(run_command(convert, sys.argv[1:]))

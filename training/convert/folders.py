@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from training import manifest
-from training.convert import codestral, composer, formats, hf, native, neuron, ranks
-from training.convert.rank_sizes import Told, open_ranks
+from training.convert import formats, hf, native, ranks
+from training.convert.ranks import RankSettings, open_ranks
 from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
 from training.errors import RequestError
 from training.models import Sizes
@@ -18,9 +18,9 @@ CONFIG = "config.json"
 
 _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
     "hf": hf.read,
-    "state-spaces": formats.read,
-    "ours": native.read,
-    "neuron": neuron.read,
+    "state-spaces": formats.read_state_spaces,
+    "ours": native.read_sizes,
+    "neuron": formats.read_neuron,
 }
 
 
@@ -39,12 +39,12 @@ def detect(folder: Path) -> str:
     return _formats(folder)[0]
 
 
-def open_folder(form: str, folder: Path, told: Told) -> Opened:
+def open_folder(form: str, folder: Path, told: RankSettings) -> Opened:
     """Open a folder of a format. Raises RequestError if it is of another, or broken."""
     found = _formats(folder)
     if form not in found:
         raise RequestError(f"{folder} is of format {found[0]}, not {form}")
-    if form != "neuron-tp" and told != Told():
+    if form != "neuron-tp" and told != RankSettings():
         raise RequestError("--n-groups, --norm-across-groups: only --from neuron-tp needs them")
     if form == "neuron-tp":
         return _open_ranks(folder, told)
@@ -52,31 +52,31 @@ def open_folder(form: str, folder: Path, told: Told) -> Opened:
         return _open_codestral(folder)
     if _is_trained(folder):
         if not (folder / manifest.NAME).exists():
-            folder = native.newest(folder)
+            folder = native.newest_checkpoint(folder)
         return Opened("ours", folder, *native.read_checkpoint(folder))
-    if file := composer.find(folder):
-        return Opened("ours", file.parent, *composer.read(file))
+    if file := native.find_composer(folder):
+        return Opened("ours", file.parent, *native.read_composer(file))
     sizes = _READ[form](read_json(folder / CONFIG), folder / CONFIG)
     weights = open_files(folder)
     return Opened(_layout(form, weights), folder, sizes, weights)
 
 
-def _open_ranks(folder: Path, told: Told) -> Opened:
-    place = ranks.find(folder)
+def _open_ranks(folder: Path, told: RankSettings) -> Opened:
+    place = ranks.find_ranks(folder)
     assert place is not None, "its format was told by that"
     sizes, weights = open_ranks(place, told)
     return Opened(_layout("neuron", weights), folder, sizes, weights)
 
 
 def _open_codestral(folder: Path) -> Opened:
-    settings = read_json(folder / codestral.PARAMS)
-    path = folder / codestral.WEIGHTS
+    settings = read_json(folder / formats.CODESTRAL_PARAMS)
+    path = folder / formats.CODESTRAL_WEIGHTS
     if not path.is_file():
         raise RequestError(f"{path} is not there")
     weights = SafetensorsFiles([path])
     shapes = {name: one.shape for name, one in weights.found.items()}
-    sizes = codestral.read(settings, shapes, folder / codestral.PARAMS)
-    is_prefixed = any(name.startswith(codestral.PREFIX) for name in shapes)
+    sizes = formats.read_codestral(settings, shapes, folder / formats.CODESTRAL_PARAMS)
+    is_prefixed = any(name.startswith(formats.CODESTRAL_PREFIX) for name in shapes)
     return Opened("codestral" if is_prefixed else "state-spaces", folder, sizes, weights)
 
 
@@ -91,16 +91,16 @@ def _formats(folder: Path) -> list[str]:
     """List the formats that a folder is of, the likeliest first. Raises RequestError for none."""
     if _is_trained(folder):
         return ["ours"]
-    if composer.find(folder):
+    if native.find_composer(folder):
         return ["composer"]
     if not folder.is_dir():
         raise RequestError(f"{folder} is no folder")
-    if ranks.find(folder) is not None:
+    if ranks.find_ranks(folder) is not None:
         return ["neuron-tp"]
-    has_params = (folder / codestral.PARAMS).is_file()
+    has_params = (folder / formats.CODESTRAL_PARAMS).is_file()
     if has_params and not (folder / CONFIG).is_file():
         return ["codestral"]
-    saved = [] if (folder / CONFIG).is_file() else ranks.checkpoints(folder)
+    saved = [] if (folder / CONFIG).is_file() else ranks.rank_checkpoints(folder)
     if saved:
         raise RequestError(f"{folder} holds checkpoints of ranks; give one: {', '.join(saved)}")
     found = [*_by_settings(folder), *(["codestral"] if has_params else [])]
@@ -117,7 +117,7 @@ def _by_settings(folder: Path) -> list[str]:
     if "family" in settings:
         return ["ours"]
     if "model_type" in settings:
-        return ["neuron", "hf"] if neuron.WITHIN in settings else ["hf", "neuron"]
+        return ["neuron", "hf"] if formats.NORM_WITHIN_GROUPS in settings else ["hf", "neuron"]
     return ["state-spaces"] if "d_model" in settings else []
 
 

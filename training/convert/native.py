@@ -1,13 +1,20 @@
-"""Our own formats: what training writes (torch's distributed checkpoints), and weights alone.
+"""What training writes: torch's distributed checkpoints, weights alone, and Composer's checkpoints.
 
-A checkpoint is read one parameter at a time from whatever files its ranks wrote. Of its content
-only the model is read: neither the optimizer nor the random states.
+A distributed checkpoint is read one parameter at a time from whatever files its ranks wrote. Of its
+content only the model is read: neither the optimizer nor the random states.
+
+training.mamba_composer lets Composer write a file each: ep0-ba40-rank0.pt. Such a file is a pickle,
+which could run anything. Only tensors and plain values are made of it; all else that Composer keeps
+(clocks, random states) is passed over.
 """
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,8 +31,18 @@ from training.models import Sizes
 _PREFIX = "model."
 """Before the names of parameters, in what training.checkpoint.dcp saves."""
 
+COMPOSER_LATEST = "latest-rank0.pt"
+_COMPOSER_PREFIX = "model.language."
+"""Before the names of parameters, in what training.systems.composer.model has."""
+_MADE_OF_PICKLES = {
+    ("collections", "OrderedDict"),
+    ("torch", "Size"),
+    ("torch._utils", "_rebuild_parameter"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+}
 
-def read(settings: dict[str, Any], where: Path) -> Sizes:
+
+def read_sizes(settings: dict[str, Any], where: Path) -> Sizes:
     """Read the sizes of a folder of weights. Raises RequestError listing what is wrong."""
     family, values = settings.get("family"), settings.get("sizes")
     if family not in FAMILIES:
@@ -40,11 +57,11 @@ def read(settings: dict[str, Any], where: Path) -> Sizes:
     return make(str(family), values, where)
 
 
-def write(sizes: Sizes) -> dict[str, Any]:
+def write_sizes(sizes: Sizes) -> dict[str, Any]:
     return {"family": sizes.family, "sizes": asdict(sizes)}
 
 
-def newest(folder: Path) -> Path:
+def newest_checkpoint(folder: Path) -> Path:
     """Find a run's newest complete checkpoint. Raises RequestError telling what is broken."""
     told: list[str] = []
     found = manifest.newest(manifest.checkpoints(str(folder)), told.append)
@@ -63,7 +80,7 @@ def read_checkpoint(folder: Path) -> tuple[Sizes, Weights]:
     where = folder / manifest.NAME
     values = dict(told.model)
     family = values.pop("family", None)
-    return read({"family": family, "sizes": values}, where), _CheckpointFiles(folder)
+    return read_sizes({"family": family, "sizes": values}, where), _CheckpointFiles(folder)
 
 
 class _CheckpointFiles(Weights):
@@ -99,3 +116,71 @@ class _CheckpointFiles(Weights):
                 f"checkpoint {self._folder}: {name} cannot be read: {str(error).strip()}"
             ) from error
         return whole
+
+
+def find_composer(path: Path) -> Path | None:
+    """Find the checkpoint that a path is, or the newest in a folder; None where there is none.
+
+    Raises RequestError for a checkpoint that is in parts.
+    """
+    if path.is_dir() and any(path.glob("*.distcp")):
+        raise RequestError(
+            f"{path} is a checkpoint in parts; let Composer write whole ones, as "
+            "training.mamba_composer does (state_dict_type: full)"
+        )
+    found = path / COMPOSER_LATEST if path.is_dir() else path
+    return found if found.suffix == ".pt" and found.is_file() else None
+
+
+def read_composer(path: Path) -> tuple[Sizes, Weights]:
+    """Open a checkpoint. Raises RequestError if it is broken, or not of training.mamba_composer."""
+    try:
+        held = torch.load(
+            str(path),
+            map_location="cpu",
+            mmap=zipfile.is_zipfile(path),
+            weights_only=False,
+            pickle_module=SimpleNamespace(
+                Unpickler=_Unpickler, load=pickle.load, __name__="pickle"
+            ),
+        )
+        state = held["state"]
+        tensors = {
+            name.removeprefix(_COMPOSER_PREFIX): value
+            for name, value in state["model"].items()
+            if name.startswith(_COMPOSER_PREFIX)
+        }
+    except Exception as error:  # pickle, zip and torch fail in many ways
+        told = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RequestError(f"{path} cannot be read as Composer's checkpoint: {told}") from error
+    described = state.get("callbacks", {}).get("Described")
+    if not described or not tensors:
+        raise RequestError(f"{path} tells no sizes: training.mamba_composer has not written it")
+    return read_sizes(described, path), _ComposerState(tensors)
+
+
+class _ComposerState(Weights):
+    """The model in a checkpoint, mapped into memory."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self._tensors = tensors
+        self.found = {n: Found(tuple(t.shape), t.dtype) for n, t in tensors.items()}
+
+    def read(self, name: str) -> Tensor:
+        return self._tensors[name]  # its own shape
+
+
+class _PassedOver:
+    """Stands for what is not made."""
+
+    def __init__(self, *args: Any) -> None: ...
+
+    def __setstate__(self, state: Any) -> None: ...
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        """Give what tensors are made with; torch itself gives their storages."""
+        return (
+            super().find_class(module, name) if (module, name) in _MADE_OF_PICKLES else _PassedOver
+        )

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from training.convert.folders import open_folder
 from training.convert.names import Parameters, Stored, doubles, layout
-from training.convert.rank_sizes import Told
+from training.convert.ranks import RankSettings
 from training.convert.weights import Weights
 from training.errors import RequestError
 from training.models import Sizes, build
@@ -38,12 +38,12 @@ class Source:
             self._parts.setdefault(one.parameter, []).append(one)
 
     @classmethod
-    def open(cls, form: str, folder: Path, told: Told | None = None) -> Source:
+    def open(cls, form: str, folder: Path, told: RankSettings | None = None) -> Source:
         """Open a folder of a format; told: what the files of ranks do not say.
 
         Raises RequestError if it is of another, or broken.
         """
-        opened = open_folder(form, folder, told or Told())
+        opened = open_folder(form, folder, told or RankSettings())
         return cls(opened.layout, opened.folder, opened.sizes, opened.weights)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:

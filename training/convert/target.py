@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.convert import formats, hf, native, neuron
+from training.convert import formats, hf, native
 from training.convert.folders import CONFIG
 from training.convert.names import Stored, doubles, layout
 from training.convert.source import Source
@@ -41,10 +41,10 @@ TOKENIZER = (
 
 _WRITE = {
     "hf": hf.write,
-    "state-spaces": formats.write,
-    "ours": native.write,
-    "neuron": neuron.write,
-    "neuron-fused": neuron.write,
+    "state-spaces": formats.write_state_spaces,
+    "ours": native.write_sizes,
+    "neuron": formats.write_neuron,
+    "neuron-fused": formats.write_neuron,
 }
 _NOTHING: Mapping[str, Any] = {}
 
@@ -70,7 +70,7 @@ class _Item:
         return torch.Size(self.stored.shape).numel() * self.dtype.itemsize
 
 
-def write(
+def write_model(
     source: Source,
     form: str,
     folder: Path,

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from training.data.base import Sample
-from training.data.columns import IDS, LABELS, METADATA
+from training.data.tokenize.blocks import IDS, LABELS, METADATA
 from training.errors import RequestError
 from training.ops.loss import IGNORED
 

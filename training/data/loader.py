@@ -26,16 +26,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.data.base import Sample
-from training.data.child import leave_with_parent
-from training.data.feed import Feed, Gather, Part
+from training.cli import leave_with_parent
+from training.data.base import BatchPart, DataFeed, Gather, Sample
 from training.errors import TrainingError
 
 Arrays = tuple[np.ndarray[Any, np.dtype[Any]] | None, ...]
 NOT_FOR_CHILDREN = {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT}
 
 
-class Ahead:
+class Prefetcher:
     """Takes batches of a feed in turn, on the device. `reopen` opens the same feed elsewhere.
 
     workers: processes that read, 0 for a thread. prefetch: batches that are read before they are
@@ -44,8 +43,8 @@ class Ahead:
 
     def __init__(
         self,
-        feed: Feed,
-        reopen: Callable[[], Feed],
+        feed: DataFeed,
+        reopen: Callable[[], DataFeed],
         *,
         workers: int,
         prefetch: int,
@@ -62,7 +61,7 @@ class Ahead:
         self._pools: list[Executor] = []
         self._reads: list[Callable[[], Future[Any]]] = []
         self._coming: deque[list[Future[Any]]] = deque()
-        self._ready: deque[Part] = deque()
+        self._ready: deque[BatchPart] = deque()
         self._waited = 0.0
 
     def next_batch(self) -> Sample:
@@ -98,7 +97,7 @@ class Ahead:
         while self._pools:
             self._pools.pop().shutdown(wait=bool(self._workers), cancel_futures=True)
 
-    def _part(self, index: int) -> Part:
+    def _part(self, index: int) -> BatchPart:
         """Give a batch of those that come next, which stays the next."""
         since = time.perf_counter()
         if not self._reads:
@@ -132,16 +131,16 @@ class Ahead:
             for one in begun:
                 one.result()
 
-    def _collected(self) -> Part:
+    def _collected(self) -> BatchPart:
         """Put together what each has read of the batch that comes next."""
         with _told():
             parts = [one.result() for one in self._coming.popleft()]
         if not self._workers:
-            part: Part = parts[0]
-            return Part(part.rows.to(self.device), part.lanes, part.spent)
+            part: BatchPart = parts[0]
+            return BatchPart(part.rows.to(self.device), part.lanes, part.spent)
         rows = Sample(*(_woven([sent[0][at] for sent in parts]) for at in range(3)))  # type: ignore[arg-type]
         lanes = {lane: place for _, lanes, _ in parts for lane, place in lanes.items()}
-        return Part(rows.to(self.device), lanes, all(spent for *_, spent in parts))
+        return BatchPart(rows.to(self.device), lanes, all(spent for *_, spent in parts))
 
 
 def _woven(parts: list[Any]) -> Tensor | None:
@@ -176,11 +175,11 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-_feed: Feed
+_feed: DataFeed
 _rows: range
 
 
-def _begin(reopen: Callable[[], Feed], state: dict[str, Any], rows: range) -> None:
+def _begin(reopen: Callable[[], DataFeed], state: dict[str, Any], rows: range) -> None:
     """Open the feed in a process of its own, to read these rows from here on."""
     global _feed, _rows
     leave_with_parent()

@@ -17,7 +17,7 @@ from fractions import Fraction
 import torch
 
 from training.data.base import Sample, Samples
-from training.data.order import shuffled
+from training.data.sampler import shuffled
 from training.errors import RequestError
 
 SLOTS = 1000

@@ -2,7 +2,8 @@
 
 Step s takes the samples s * G ... (s + 1) * G - 1 of the order, G being the global batch, so the
 number of ranks changes nothing but who reads what. Every sample is read once in an epoch; the order
-is shuffled anew each epoch, or is that of the samples' own numbers.
+is shuffled anew each epoch, or is that of the samples' own numbers. A shuffled order needs no list:
+the place of one item is computed on its own.
 """
 
 from __future__ import annotations
@@ -11,16 +12,38 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from training.data.base import Sample, Samples, stacked
-from training.data.feed import Gather, Part
-from training.data.order import shuffled
+from training.data.base import BatchPart, Gather, Sample, Samples, stacked
 from training.errors import RequestError
+
+ROUNDS = 4
 
 OTHER_DATA = "it was trained on other data; this data is read from its beginning"
 
 
+def shuffled(place: int, count: int, key: str) -> int:
+    """Map 0 ... count - 1 one to one onto itself, differently for every key.
+
+    A Feistel network over the smallest even number of bits that holds `count` (Luby & Rackoff
+    1988: four rounds), walked until it lands inside (Black & Rogaway 2002, cycle walking).
+    """
+    half = max(1, ((count - 1).bit_length() + 1) // 2)
+    mask = (1 << half) - 1
+    while True:
+        left, right = place >> half, place & mask
+        for turn in range(ROUNDS):
+            left, right = right, left ^ (_mix(key, turn, right) & mask)
+        place = left << half | right
+        if place < count:
+            return place
+
+
+def _mix(key: str, turn: int, value: int) -> int:
+    digest = hashlib.blake2b(f"{key}/{turn}/{value}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big")
+
+
 class Reader:
-    """What one rank reads of numbered samples, a Feed (see training.data.feed).
+    """What one rank reads of numbered samples, a DataFeed (see training.data.base).
 
     The run's first `skip` samples of the order are left out. With `epochs`, reading ends before
     the first step that would need more than so many epochs have.
@@ -76,11 +99,11 @@ class Reader:
     def notes(self) -> Sequence[str]:
         return getattr(self.samples, "notes", ())
 
-    def next_rows(self, rows: range) -> Part:
+    def next_rows(self, rows: range) -> BatchPart:
         """Read these rows of the rank's next batch, and go on to the one after it."""
         first = self.position + self.rank * self.batch_size
         read = [self.samples[self._number(first + row)] for row in rows]
-        part = Part(stacked(read), spent=self._is_spent())
+        part = BatchPart(stacked(read), spent=self._is_spent())
         self.took(part)
         return part
 
@@ -88,7 +111,7 @@ class Reader:
         """Read this rank's part of the next step, (batch_size, seq_length)."""
         return self.next_rows(range(self.batch_size)).rows
 
-    def took(self, part: Part) -> None:
+    def took(self, part: BatchPart) -> None:
         self.position += self.global_batch
 
     def rewind(self) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+from bisect import bisect_right
 from collections.abc import Mapping
 from functools import partial
+from glob import iglob
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -11,30 +15,137 @@ import torch
 from training.config.config import Config
 from training.config.sections import STREAM
 from training.data.arrow import Arrow
-from training.data.base import Samples
-from training.data.feed import Feed
+from training.data.base import DataFeed, Sample, Samples
 from training.data.lines import Lines
-from training.data.loader import Ahead
+from training.data.loader import Prefetcher
 from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
 from training.data.stream import open_stream
-from training.data.synthetic import Synthetic
-from training.data.text import Text
-from training.errors import RequestError
+from training.errors import RequestError, TrainingError
 
-_LAYOUTS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
-_ENTRY = {"path", "weight", "order"}
+BYTE_VOCABULARY = 256
+_PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
+_MIXTURE_ENTRY = {"path", "weight", "order"}
 
 
-def open_data(config: Config, rank: int, world_size: int, device: torch.device) -> Ahead:
+class Synthetic:
+    """Uniformly random tokens, to try a model or a machine without data.
+
+    Each sample is a pure function of the seed and its number.
+    """
+
+    def __init__(
+        self, seq_length: int, vocab_size: int, *, seed: int = 0, count: int = 100_000
+    ) -> None:
+        for name, value in (("vocab_size", vocab_size), ("count", count)):
+            if value < 1:
+                raise RequestError(f"synthetic data: {name} is {value}, must be at least 1")
+        self.seq_length, self.vocab_size = seq_length, vocab_size
+        self._seed, self._count = seed, count
+        facts = f"synthetic {seq_length} {vocab_size} {seed} {count}"
+        self.fingerprint = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: int) -> Sample:
+        if not 0 <= index < self._count:
+            raise IndexError(index)
+        # Seeds that differ by little make generators that look alike at first; digests differ.
+        digest = hashlib.blake2b(f"{self._seed}/{index}".encode(), digest_size=8).digest()
+        source = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        row = torch.randint(self.vocab_size, (self.seq_length + 1,), generator=source)  # (l + 1,)
+        return Sample.of_text(row)
+
+    def told(self) -> str:
+        return f"{self._count * (self.seq_length + 1):,} synthetic tokens"
+
+
+class Text:
+    """`text:GLOB`: plain files as bytes, with a vocabulary of 256, as samples.
+
+    The files that match, in sorted order, are one long text. It is cut into windows of
+    seq_length + 1 bytes; each shares one byte with the next, so every byte but the first is
+    predicted once.
+
+    Raises RequestError if nothing matches or a file cannot be read.
+    """
+
+    vocab_size = BYTE_VOCABULARY
+
+    def __init__(self, pattern: str, seq_length: int) -> None:
+        self.seq_length = seq_length
+        self._paths, sizes = _text_files(pattern)
+        self._ends = list(accumulate(sizes))
+        names = "\n".join(
+            f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)
+        )
+        self.fingerprint = hashlib.blake2b(
+            f"text {seq_length}\n{names}".encode(), digest_size=16
+        ).hexdigest()
+
+    def __len__(self) -> int:
+        return max(0, self._ends[-1] - 1) // self.seq_length
+
+    def __getitem__(self, index: int) -> Sample:
+        text = self._read(index * self.seq_length, self.seq_length + 1)
+        return Sample.of_text(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+
+    def told(self) -> str:
+        return f"{self._ends[-1]:,} bytes in {len(self._paths)} files"
+
+    def _read(self, begin: int, length: int) -> bytes:
+        pieces = []
+        index = bisect_right(self._ends, begin)
+        while length:
+            end = self._ends[index]
+            size = end - (self._ends[index - 1] if index else 0)
+            take = min(length, end - begin)
+            path = self._paths[index]
+            try:
+                with Path(path).open("rb") as file:
+                    file.seek(size - (end - begin))
+                    piece = file.read(take)
+            except OSError as error:
+                raise TrainingError(
+                    f"{path}: cannot be read: {error.strerror}", local=True
+                ) from error
+            if len(piece) < take:
+                raise TrainingError(f"{path}: became shorter while it was read", local=True)
+            pieces.append(piece)
+            begin, length, index = begin + take, length - take, index + 1
+        return b"".join(pieces)
+
+
+def _text_files(pattern: str) -> tuple[list[str], list[int]]:
+    """Paths and sizes of the files that match, sorted, the empty ones left out."""
+    if not pattern:
+        raise RequestError("text: must be followed by a file name or pattern")
+    found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
+    if not found:
+        raise RequestError(f"no file matches {pattern}")
+    try:
+        for path in found:
+            with Path(path).open("rb"):
+                pass
+        sizes = [Path(path).stat().st_size for path in found]
+    except OSError as error:
+        raise RequestError(f"{error.filename} cannot be read: {error.strerror}") from error
+    kept = [(path, size) for path, size in zip(found, sizes, strict=True) if size]
+    if not kept:
+        raise RequestError(f"the files that match {pattern} are empty")
+    return [path for path, _ in kept], [size for _, size in kept]
+
+
+def open_data(config: Config, rank: int, world_size: int, device: torch.device) -> Prefetcher:
     """Open the data of a run, checked against the model before the first step, to be read ahead.
 
     Raises RequestError for a source that is not known, missing, too short, or with token ids
     beyond the model's vocabulary.
     """
     reopen = partial(open_feed, config, rank, world_size)
-    return Ahead(
+    return Prefetcher(
         reopen(),
         partial(reopen, checked=True),
         workers=config.data.num_workers,
@@ -43,14 +154,14 @@ def open_data(config: Config, rank: int, world_size: int, device: torch.device) 
     )
 
 
-def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = False) -> Feed:
+def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = False) -> DataFeed:
     """Open what one rank trains on; what is `checked` already is taken as it is."""
     data, setting = config.data, "dataset_path"
     if data.dataset_path.startswith(STREAM):
         if data.n_samples_to_skip or data.position_weighting:
             name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
             raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
-        feed: Feed = open_stream(config, setting, rank, world_size, checked=checked)
+        feed: DataFeed = open_stream(config, setting, rank, world_size, checked=checked)
     else:
         samples = open_samples(
             data.dataset_path,
@@ -79,13 +190,13 @@ def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = Fal
     return feed
 
 
-def open_evaluation(config: Config, rank: int, world_size: int) -> Feed | None:
+def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | None:
     """Open the held-out data, to be read in order, once; None where there is none."""
     data, setting = config.data, "eval_dataset_path"
     if not data.eval_dataset_path:
         return None
     if data.eval_dataset_path.startswith(STREAM):
-        feed: Feed = open_stream(config, setting, rank, world_size)
+        feed: DataFeed = open_stream(config, setting, rank, world_size)
     else:
         samples = open_samples(
             data.eval_dataset_path,
@@ -109,7 +220,7 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> Feed | None:
     return feed
 
 
-def _require_vocabulary(feed: Feed, config: Config, setting: str) -> None:
+def _require_vocabulary(feed: DataFeed, config: Config, setting: str) -> None:
     if config.model.sizes.vocab_size < feed.vocab_size:
         raise RequestError(
             f"{setting}: has token ids up to {feed.vocab_size - 1:,}, and the vocabulary of "
@@ -137,16 +248,16 @@ def open_samples(
     a folder            a Hugging Face set on disk; `split` is its part, where it has parts
     """
     kind, separator, rest = path.partition(":")
-    if position_weighting and kind not in (*_LAYOUTS, "mixture"):
+    if position_weighting and kind not in (*_PACKED_KINDS, "mixture"):
         raise RequestError("position_weighting: only packed data has positions")
     try:
         if kind == "text" and separator:
             return Text(rest, seq_length)
-        if kind in _LAYOUTS and rest:
+        if kind in _PACKED_KINDS and rest:
             return Packed(
                 rest,
                 seq_length,
-                layout=_LAYOUTS[kind],
+                layout=_PACKED_KINDS[kind],
                 vocab_size=vocab_size,
                 position_weighting=position_weighting,
             )
@@ -182,7 +293,7 @@ def _mixture(
     sources = []
     for number, entry in enumerate(entries, 1):
         where = f"{file}: entry {number}"
-        if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _ENTRY:
+        if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _MIXTURE_ENTRY:
             raise RequestError(f"{where}: must have path and weight, and may have order")
         path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
         if type(weight) not in (int, float) or type(order) is not int:
@@ -200,4 +311,4 @@ def _mixture(
 
 
 def _is_packed(path: str) -> bool:
-    return path.partition(":")[0] in _LAYOUTS
+    return path.partition(":")[0] in _PACKED_KINDS

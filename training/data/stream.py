@@ -6,14 +6,19 @@ a set): its own shards where there are at least as many as lanes, else every n-t
 that n lanes share. A block is a run of a lane's documents that are shuffled among themselves. So
 what is read in which order follows from the set, the seed and the number of lanes alone.
 
-Shapes: l sequence length, r rows that are read at once.
+The documents of a lane make one line of tokens that is cut into rows. A row has l + 1 tokens, and
+shares one with the next, so each token but the first is a target once.
+
+Shapes: l sequence length, n tokens of a document, r rows that are read at once.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import astuple
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import astuple, dataclass, replace
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -21,14 +26,140 @@ import torch
 
 from training.config.config import Config, DataConfig
 from training.config.sections import STREAM
-from training.data.base import Sample, stacked
-from training.data.feed import Gather, Part
-from training.data.lane import Lane, Place, Reading
-from training.data.sampler import OTHER_DATA
+from training.data.base import BatchPart, Gather, Sample, stacked
+from training.data.sampler import OTHER_DATA, shuffled
 from training.data.stream_shards import Shards
 from training.data.tokenize.tokenizer import Encoder, Ids, Tokenizer, open_tokenizer
-from training.errors import RequestError
+from training.errors import RequestError, TrainingError
 from training.ops.loss import IGNORED
+
+
+@dataclass(frozen=True)
+class LanePlace:
+    """Where a lane stands: at a token of a document of a block.
+
+    shard, document: where the block begins, the shard by its number in the lane's order. index: of
+    the document in the block's shuffled order. token: of the last token that was read.
+    """
+
+    epoch: int = 0
+    block: int = 0
+    shard: int = 0
+    document: int = 0
+    index: int = 0
+    token: int = 0
+
+
+@dataclass(frozen=True)
+class StreamReading:
+    """What all lanes have in common; the settings are those of training.config.config."""
+
+    shards: Shards
+    encoder: Encoder
+    lanes: int
+    seq_length: int
+    shuffle_buffer: int
+    seed: int
+    epochs: int
+
+
+class StreamLane:
+    """Lane `number`, from a place on. Raises TrainingError where it has no documents."""
+
+    def __init__(self, reading: StreamReading, number: int, place: LanePlace) -> None:
+        self._reading, self._number = reading, number
+        self._pieces: deque[tuple[LanePlace, Ids]] = deque()  # what is not read yet, (n,) each
+        self._source = self._documents(place)
+        shards = reading.shards.count
+        self._shards = range(number % shards, shards, reading.lanes)
+        self._sharing = range(number % shards, reading.lanes, shards)
+        """The lanes that read the same shards, each its own documents of them."""
+
+    @property
+    def place(self) -> LanePlace | None:
+        """Where to begin again, once something was read."""
+        return self._pieces[0][0] if self._pieces else None
+
+    def next_row(self) -> Ids:
+        """Read the next l + 1 tokens; fewer, and at last one or none, where the last epoch ends."""
+        wanted = self._reading.seq_length + 1
+        while sum(len(ids) for _, ids in self._pieces) < wanted:
+            piece = next(self._source, None)
+            if piece is None:
+                break
+            self._pieces.append(piece)
+        if not self._pieces:
+            return np.zeros(0, np.int32)  # (0,)
+        row = np.concatenate([ids for _, ids in self._pieces])[:wanted]  # (l + 1,)
+        self._pass(len(row) - 1)
+        return row
+
+    def _pass(self, tokens: int) -> None:
+        while tokens >= len(self._pieces[0][1]):
+            tokens -= len(self._pieces.popleft()[1])
+        place, ids = self._pieces[0]
+        self._pieces[0] = (replace(place, token=place.token + tokens), ids[tokens:])
+
+    def _documents(self, begin: LanePlace) -> Iterator[tuple[LanePlace, Ids]]:
+        """Give the tokens of all documents from a place on, with the place of the first of them."""
+        epochs = self._reading.epochs
+        for epoch in range(begin.epoch, epochs) if epochs else count(begin.epoch):
+            start = begin if epoch == begin.epoch else LanePlace(epoch)
+            empty = start == LanePlace(epoch)
+            for place, ids in self._epoch(start):
+                empty = False
+                yield place, ids
+            if empty and not epochs:
+                raise TrainingError(
+                    f"{self._reading.shards.name}: has too few documents for "
+                    f"{self._reading.lanes:,} sequences a step, each of which reads documents of "
+                    f"its own: none is left for number {self._number + 1:,}; take a smaller "
+                    "global batch, or text:GLOB or a set on disk",
+                    local=True,
+                )
+
+    def _epoch(self, begin: LanePlace) -> Iterator[tuple[LanePlace, Ids]]:
+        reading = self._reading
+        key = f"{reading.seed}/{begin.epoch}/{self._number}/{reading.lanes}"
+        order = list(self._shards)
+        if reading.shuffle_buffer > 1:
+            order = [order[shuffled(at, len(order), key)] for at in range(len(order))]
+        texts = self._texts(order, begin.shard, begin.document)
+        for number in count(begin.block):
+            block = list(islice(texts, reading.shuffle_buffer))
+            if not block:
+                return
+            _, shard, document = block[0]
+            place = LanePlace(begin.epoch, number, shard, document)
+            first = begin.index if number == begin.block else 0
+            for index in range(first, len(block)):
+                which = shuffled(index, len(block), f"{key}/{number}")
+                ids = reading.encoder.encode([block[which][0]])  # (n,)
+                skip = begin.token if (number, index) == (begin.block, begin.index) else 0
+                if len(ids) > skip:
+                    yield replace(place, index=index, token=skip), ids[skip:]
+
+    def _texts(
+        self, order: Sequence[int], at: int, document: int
+    ) -> Iterator[tuple[str, int, int]]:
+        """Read this lane's documents: text, shard by its number in `order`, number in the shard.
+
+        After a fault that may pass the shard is opened again, and what was read is passed over.
+        """
+        shards, sharing = self._reading.shards, self._sharing
+        mine, backoff = sharing.index(self._number), shards.backoff()
+        while at < len(order):
+            try:
+                for text in shards.read(order[at], document):
+                    backoff.progress()
+                    document += 1
+                    if (document - 1) % len(sharing) == mine:
+                        yield text, at, document - 1
+                at, document = at + 1, 0
+            except TrainingError:
+                raise
+            except Exception as error:  # the libraries have many ways to say no
+                backoff.wait(error, shards.where(order[at]))
 
 
 def open_stream(
@@ -56,7 +187,7 @@ def open_stream(
         raise RequestError(f"{setting}: {error}") from error
     if shards.has_no_splits and split != getattr(DataConfig, split_setting):
         raise RequestError(f"{split_setting}: {name} is files, which are of no split")
-    reading = Reading(
+    reading = StreamReading(
         shards=shards,
         encoder=Encoder(tokenizer, append_eos=True),
         lanes=batch_size * world_size * accumulation,
@@ -87,14 +218,14 @@ def _tokenizer(name: str) -> Tokenizer:
 
 
 class Stream:
-    """A rank's lanes, a Feed (see training.data.feed).
+    """A rank's lanes, a DataFeed (see training.data.base).
 
     With `epochs`, a lane that has come to its end before others gives rows without targets.
     """
 
     def __init__(
         self,
-        reading: Reading,
+        reading: StreamReading,
         tokenizer: Tokenizer,
         *,
         batch_size: int,
@@ -105,9 +236,9 @@ class Stream:
         self._reading, self.vocab_size = reading, tokenizer.vocab_size
         self.batch_size, self.accumulation = batch_size, accumulation
         self._rank, self.global_batch = rank, batch_size * world_size
-        self.position, self._first = 0, Place()
-        self._places: dict[int, Place] = {}  # of the lanes that were read
-        self._open: dict[int, Lane] = {}
+        self.position, self._first = 0, LanePlace()
+        self._places: dict[int, LanePlace] = {}  # of the lanes that were read
+        self._open: dict[int, StreamLane] = {}
         shards = reading.shards
         facts = [
             f"stream {shards.fingerprint}",
@@ -122,7 +253,7 @@ class Stream:
                 "several read the same file, each the whole of it to train on its own part"
             ]
 
-    def next_rows(self, rows: range) -> Part:
+    def next_rows(self, rows: range) -> BatchPart:
         """Read these rows of the rank's next batch, each from its own lane."""
         read = []
         lanes: dict[int, tuple[int, ...]] = {}
@@ -130,13 +261,13 @@ class Stream:
             number = (self.position + self._rank * self.batch_size + row) % self._reading.lanes
             lane = self._open.get(number)
             if lane is None:
-                lane = self._open[number] = Lane(
+                lane = self._open[number] = StreamLane(
                     self._reading, number, self._places.get(number, self._first)
                 )
             read.append(lane.next_row())  # (l + 1,) or less
             if lane.place is not None:
                 lanes[number] = astuple(lane.place)
-        part = Part(
+        part = BatchPart(
             stacked([_sample(ids, self._reading.seq_length) for ids in read]),
             lanes,
             spent=all(len(ids) < 2 for ids in read),
@@ -144,11 +275,11 @@ class Stream:
         self.took(part)
         return part
 
-    def took(self, part: Part) -> None:
+    def took(self, part: BatchPart) -> None:
         self.position += self.global_batch
         self._places = {
             **self._places,
-            **{number: Place(*place) for number, place in part.lanes.items()},
+            **{number: LanePlace(*place) for number, place in part.lanes.items()},
         }
 
     def rewind(self) -> None:
@@ -179,15 +310,15 @@ class Stream:
         if state["fingerprint"] != self.fingerprint:
             return OTHER_DATA
         self.rewind()
-        first = Place(*map(int, state["first"].split()))
-        places = {int(n): Place(*map(int, at.split())) for n, at in state["lanes"].items()}
+        first = LanePlace(*map(int, state["first"].split()))
+        places = {int(n): LanePlace(*map(int, at.split())) for n, at in state["lanes"].items()}
         now, before = self._reading.lanes, state["sequences"]
         if now == before:
             self.position, self._places, self._first = state["position"], places, first
             return None
         self.position = -(-state["position"] // now) * now
         epoch = max((place.epoch for place in places.values()), default=first.epoch)
-        self._first = Place(epoch)
+        self._first = LanePlace(epoch)
         return (
             f"a step had {before:,} sequences and has {now:,} now, which divides the stream "
             f"otherwise: its epoch {epoch + 1} begins again in another order, and reads anew what "

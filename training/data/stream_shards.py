@@ -1,22 +1,86 @@
 """The documents of a stream by shard, through the library datasets; a shard is read from its start.
 
-Code that comes with a set is never run.
+Code that comes with a set is never run. Faults of the network are waited out for a while.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import time
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from training.data.faults import Patience
-from training.data.files import builder_of, find_files, is_local
+from training.data.tokenize.texts import builder_of, causes, find_files, is_local
 from training.errors import RequestError, TrainingError
+
+LONGEST_WAIT = 60.0
+LASTING_FAULTS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
+PASSING_FAULTS = (OSError, asyncio.TimeoutError, zlib.error, EOFError)
+"""EOFError and zlib.error: a compressed file that a lost connection cut off."""
+NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
+"""Libraries whose errors are the network's; not all of them are OSErrors."""
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-COLUMN = "text"
-AT_ONCE = 256
+TEXT_COLUMN = "text"
+DOCUMENTS_AT_ONCE = 256
 """Documents that are taken from the library at once."""
+
+
+@dataclass
+class Backoff:
+    """Waits after each of some faults in a row, twice as long as before, and then gives up."""
+
+    name: str
+    retries: int
+    first_wait: float = 1.0
+    faults: int = field(default=0, init=False)
+
+    def wait(self, error: Exception, where: str) -> None:
+        """Wait. Raises TrainingError for what does not pass, or has come too often in a row."""
+        reason = reason_of(error)
+        if not is_passing(error):
+            raise TrainingError(f"{self.name}: {where} cannot be read: {reason}", local=True)
+        self.faults += 1
+        if self.faults > self.retries:
+            raise TrainingError(
+                f"{self.name}: {where} cannot be reached: {reason} (stream_retries={self.retries} "
+                "in a row did not help); start again to go on from the last checkpoint",
+                local=True,
+            )
+        seconds = min(self.first_wait * 2 ** (self.faults - 1), LONGEST_WAIT)
+        log.warning(
+            f"WARNING: {self.name}: {where}: {reason}; try {self.faults} of {self.retries} "
+            f"in {seconds:g} s"
+        )
+        time.sleep(seconds)
+
+    def progress(self) -> None:
+        """Note that something was read: the next fault is the first in a row again."""
+        self.faults = 0
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether trying again may help: for faults of the network and the disk, not of the data."""
+    chain = list(causes(error))
+    if any(isinstance(cause, LASTING_FAULTS) for cause in chain):
+        return False
+    return any(
+        isinstance(cause, PASSING_FAULTS)
+        or type(cause).__module__.partition(".")[0] in NETWORK_LIBRARIES
+        for cause in chain
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in one line what is at the bottom of an error."""
+    last = list(causes(error))[-1]
+    return " ".join(str(last).split()) or type(last).__name__
 
 
 class Shards:
@@ -38,8 +102,8 @@ class Shards:
     def has_no_splits(self) -> bool:
         return bool(self._files)
 
-    def patience(self) -> Patience:
-        return Patience(self.name, self.retries)
+    def backoff(self) -> Backoff:
+        return Backoff(self.name, self.retries)
 
     def where(self, shard: int) -> str:
         """Name a shard for messages."""
@@ -57,7 +121,7 @@ class Shards:
         # As many nodes as shards: each has one.
         one = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
         begin = 0
-        for table in one.with_format("arrow").iter(batch_size=AT_ONCE):
+        for table in one.with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE):
             if begin + len(table) > first:
                 for number, text in enumerate(self._texts(table, shard), begin):
                     if not isinstance(text, str):
@@ -67,16 +131,16 @@ class Shards:
             begin += len(table)
 
     def _texts(self, table: Any, shard: int) -> list[Any]:
-        if COLUMN not in table.column_names:
+        if TEXT_COLUMN not in table.column_names:
             there = ", ".join(sorted(table.column_names))
-            raise self._fault(shard, f"there is no column {COLUMN!r}; there are: {there}")
-        found: list[Any] = table.column(COLUMN).to_pylist()
+            raise self._fault(shard, f"there is no column {TEXT_COLUMN!r}; there are: {there}")
+        found: list[Any] = table.column(TEXT_COLUMN).to_pylist()
         return found
 
     def _fault(self, shard: int, what: str) -> TrainingError:
         return TrainingError(
             f"{self.name}: {self.where(shard)}: {what}; each document must have a text "
-            f"in column {COLUMN!r}",
+            f"in column {TEXT_COLUMN!r}",
             local=True,
         )
 
@@ -103,7 +167,7 @@ class Shards:
 
     def tried(self, work: Callable[[], T]) -> T:
         """Do what opens the stream, again after faults that may pass. Raises RequestError."""
-        patience = self.patience()
+        backoff = self.backoff()
         while True:
             try:
                 return work()
@@ -113,7 +177,7 @@ class Shards:
                 raise RequestError(f"{self.name} cannot be read: {error}") from error
             except Exception as error:  # the libraries have many ways to say no
                 try:
-                    patience.bear(error, self._files[0] if self._files else "it")
+                    backoff.wait(error, self._files[0] if self._files else "it")
                 except TrainingError as last:
                     raise RequestError(str(last)) from error
 

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job.affinity import parse
-from training.job.facts import Node
-from training.job.types import GIVEN, count
+from training.job.devices import parse_cores
+from training.job.node import Node
+from training.job.types import GIVEN, Decision, count
 
-GPUS, CORES = "CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"
+VISIBLE_GPUS, VISIBLE_CORES = "CUDA_VISIBLE_DEVICES", "NEURON_RT_VISIBLE_CORES"
 CONTAINER = "NVIDIA_VISIBLE_DEVICES"  # the GPUs that a container was given
 LNC = "NEURON_LOGICAL_NC_CONFIG"  # how many physical NeuronCores make a logical one
 
@@ -26,18 +26,18 @@ class Usable:
     warnings: tuple[str, ...] = ()
 
 
-def rehearsed(node: Node) -> bool:
+def is_rehearsal(node: Node) -> bool:
     """Tell whether an instance is only named here (INSTANCE_TYPE), and nothing of it is seen."""
     return node.type_why == GIVEN and not node.accelerators.seen and not node.efa
 
 
-def accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
+def choose_accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
     """Choose the accelerators; looks at nothing but its arguments. Raises RequestError."""
     seen, kind = node.accelerators.seen, node.accelerators.kind
     instance, warnings = node.instance, []
     if instance is not None:
         chips = f"{instance.count} x {instance.chip.name}"
-        if rehearsed(node):
+        if is_rehearsal(node):
             seen, kind = instance.count, "neuron" if instance.chip.cores else "cuda"
             warnings.append(f"none of the {chips} of a {node.type} is seen here: all are counted")
         elif seen != instance.count and not _restricted(environment):
@@ -48,10 +48,10 @@ def accelerators(node: Node, environment: Mapping[str, str]) -> Usable:
     return found(node, environment, seen, tuple(warnings))
 
 
-def efa(node: Node) -> tuple[int, tuple[str, ...]]:
+def count_efa_cards(node: Node) -> tuple[int, tuple[str, ...]]:
     """Count the network cards for EFA; and what is to be warned of."""
     meant = node.instance.fabric.efa if node.instance else 0
-    if rehearsed(node) or (node.efa is None and not meant):
+    if is_rehearsal(node) or (node.efa is None and not meant):
         return meant, ()
     if node.efa is None:
         cards = f"{count(meant, 'EFA card')} of a {node.type} {'is' if meant == 1 else 'are'}"
@@ -67,7 +67,7 @@ def _cuda(
 ) -> Usable:
     """GPUs: those that are named, else all."""
     name = node.instance.chip.name if node.instance else ""
-    places, named = node.accelerators.places, environment.get(GPUS)
+    places, named = node.accelerators.places, environment.get(VISIBLE_GPUS)
     places = places if len(places) == seen else ()
     if named is None:
         why = _many(seen, name) if seen else Usable.why
@@ -77,13 +77,13 @@ def _cuda(
     if not words:
         return Usable(warnings=warnings)
     if len(words) > seen > 0:
-        warnings += (f"{GPUS} names {len(words)} GPUs, and /dev shows {seen}",)
+        warnings += (f"{VISIBLE_GPUS} names {len(words)} GPUs, and /dev shows {seen}",)
     numbers = [_number(word, node.accelerators.uuids) for word in words]
     known = all(0 <= number < len(places) for number in numbers)
     return Usable(
         kind="cuda",
         count=len(words),
-        why=f"{_many(len(words), name)}, named by {GPUS}",
+        why=f"{_many(len(words), name)}, named by {VISIBLE_GPUS}",
         places=tuple(places[number] for number in numbers) if known else (),
         warnings=warnings,
     )
@@ -100,19 +100,19 @@ def _neuron(
         raise RequestError(f"{LNC}: must be 1 or 2, not {text!r}")
     cores = physical // int(text)  # of a chip
     numbers, why = tuple(range(seen * cores)), _many(seen, chip.name if chip else "Neuron")
-    named = environment.get(CORES)
+    named = environment.get(VISIBLE_CORES)
     if named:
         try:
-            numbers = parse(named)
+            numbers = parse_cores(named)
         except ValueError as error:
-            raise RequestError(f"{CORES}: must be such as 0-3,8, not {named!r}") from error
+            raise RequestError(f"{VISIBLE_CORES}: must be such as 0-3,8, not {named!r}") from error
     places = node.accelerators.places
     known = len(places) == seen and all(number // cores < seen for number in numbers)
     joined = f" of {text} physical ones" if text != "1" else ""
     return Usable(
         kind="neuron",
         count=len(numbers),
-        why=f"named by {CORES}" if named else f"{why}, {count(cores, 'core')} each{joined}",
+        why=f"named by {VISIBLE_CORES}" if named else f"{why}, {count(cores, 'core')} each{joined}",
         places=tuple(places[number // cores] for number in numbers) if known else (),
         warnings=warnings,
     )
@@ -125,7 +125,8 @@ def _many(number: int, name: str) -> str:
 def _restricted(environment: Mapping[str, str]) -> bool:
     """Tell whether it is on purpose that a process sees less than the node has."""
     container = environment.get(CONTAINER, "all")
-    return bool(environment.get(GPUS) or environment.get(CORES)) or container not in ("", "all")
+    named = environment.get(VISIBLE_GPUS) or environment.get(VISIBLE_CORES)
+    return bool(named) or container not in ("", "all")
 
 
 def _number(word: str, uuids: tuple[str, ...]) -> int:
@@ -134,3 +135,33 @@ def _number(word: str, uuids: tuple[str, ...]) -> int:
         return int(word)
     found = [number for number, uuid in enumerate(uuids) if uuid and uuid.startswith(word)]
     return found[0] if len(found) == 1 else -1
+
+
+def describe_machine(node: Node, cards: int) -> list[Decision]:
+    """Tell the instance, its accelerators and its network, of which `cards` are for EFA."""
+    why = node.type_why
+    if node.instance is None:
+        why += "; not in the table: what is seen counts" if node.type else ""
+        found = [Decision("instance", node.type or "none of EC2's", why)]
+        found += [Decision("EFA", count(cards, "card"), "as seen")] if cards else []
+    else:
+        chip, fabric = node.instance.chip, node.instance.fabric
+        path = "GPUDirect RDMA" if fabric.rdma and not chip.cores else ""
+        path = path or ("RDMA" if fabric.rdma else "through the host's memory")
+        protocol = f", protocol {fabric.protocol}" if fabric.protocol else ""
+        network = f"{fabric.gbits:g} Gbit/s"
+        found = [
+            Decision("instance", node.type, why),
+            Decision(
+                "accelerators",
+                f"{node.instance.count} x {chip.name}",
+                f"{chip.memory / 1024:.0f} GiB each",
+            ),
+            Decision(
+                "EFA",
+                count(cards, "card") if cards else "none",
+                f"{network}, {path}{protocol}" if cards else f"{network} by TCP",
+            ),
+        ]
+    software = node.software.told()
+    return found + ([Decision("software", "for EFA", software)] if cards and software else [])

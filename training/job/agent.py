@@ -11,13 +11,21 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from training.errors import HUNG, SAVED, RequestError, TrainingError
-from training.job import stuck
+
+UNNOTICED_SECONDS = 180.0
+"""How long all processes of this node may have ended, and torchrun does not notice.
+
+Longer than srun takes to end a step of which it has heard one task end: Slurm 22.05's srun waits
+for ever for a task whose end it was not told, as when that came while the network was cut.
+"""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -47,7 +55,7 @@ def run(arguments: Sequence[str]) -> int:
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGUSR1, _hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
-    stuck.watch(lambda: _children(os.getpid()), _leave)
+    watch_ended(lambda: _children(os.getpid()), _leave)
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -156,6 +164,42 @@ def _children(parent: int) -> list[int]:
                 if int(fields[1]) == parent:
                     found.append(int(folder.name))
     return found
+
+
+def watch_ended(children: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
+    """Call `leave` with the exit codes (-n: killed by signal n) if nobody collects them in time.
+
+    Between two looks at its processes torchrun asks the rendezvous on node 0 about the other nodes.
+    A node that is cut off waits there for as long as the kernel tries to send: a quarter of an
+    hour. `children` gives the processes' numbers. In a thread that ends with this process.
+    """
+    threading.Thread(target=_watch, args=(children, leave), name="stuck", daemon=True).start()
+
+
+def _watch(children: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
+    since = None
+    while True:
+        time.sleep(1)
+        codes = [_exit_code(pid) for pid in children()]
+        ended = [code for code in codes if code is not None]
+        if not codes or len(ended) < len(codes):
+            since = None
+            continue
+        since = since or time.monotonic()
+        if time.monotonic() - since > UNNOTICED_SECONDS:
+            leave(ended)
+            return
+
+
+def _exit_code(pid: int) -> int | None:
+    """The exit code of a child that has ended and was not collected; None for one that runs."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # collected at this moment
+        return None
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _tell(text: str) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.job.software import Software, older
+from training.job.software import Software, is_older
 from training.job.types import Decision
 from training.parallel.neuron.environment import CACHE, DEFAULTS
 
@@ -38,7 +38,7 @@ class Situation:
     tuned: bool  # the instance is one that the plugin's tuner knows
     chosen: bool  # NEURON_RT_VISIBLE_CORES names the cores
     software: Software
-    cache: str  # folder for Neuron's compiled graphs; empty: the door has its own
+    cache: str  # folder for Neuron's compiled graphs; empty: the entry point has its own
 
 
 @dataclass(frozen=True)
@@ -62,28 +62,28 @@ def variables(found: Situation) -> list[Decision]:
 
 def _old_plugin(found: Situation) -> bool:
     """The plugin up to 1.5.0, on GPUs with EFA."""
-    return found.gpus and found.efa and older(found.software.plugin, "1.5.1")
+    return found.gpus and found.efa and is_older(found.software.plugin, "1.5.1")
 
 
 def _asks_for_rdma(found: Situation) -> bool:
     """Libraries that do not use GPUDirect RDMA unless they are told to."""
     software = found.software
-    old = older(software.libfabric, "1.18") or older(software.plugin, "1.7")
+    old = is_older(software.libfabric, "1.18") or is_older(software.plugin, "1.7")
     return found.gpus and found.efa and found.rdma and old
 
 
 def _syncs_too_much(found: Situation) -> bool:
     """An old installer of EFA with an NCCL that it does not know."""
     software = found.software
-    new = not older(software.nccl, "2.19")
-    return found.gpus and found.efa and new and older(software.installer, "1.29.1")
+    new = not is_older(software.nccl, "2.19")
+    return found.gpus and found.efa and new and is_older(software.installer, "1.29.1")
 
 
 def _wants_tuner(found: Situation) -> bool:
     """NCCL 2.21 looks for a tuner in the plugin itself, where it is since 1.16."""
     software = found.software
-    usable = found.tuned and bool(software.tuner) and not older(software.nccl, "2.21")
-    return found.nodes > 1 and usable and older(software.plugin, "1.16")
+    usable = found.tuned and bool(software.tuner) and not is_older(software.nccl, "2.21")
+    return found.nodes > 1 and usable and is_older(software.plugin, "1.16")
 
 
 def _between(found: Situation) -> bool:
@@ -133,7 +133,7 @@ RULES = (
         "FI_EFA_FORK_SAFE",
         "1",
         "Linux before 5.15, on which the runtime does not survive a fork",
-        lambda found: _between(found) and older(found.software.kernel, "5.15"),
+        lambda found: _between(found) and is_older(found.software.kernel, "5.15"),
     ),
     Rule(
         "FI_EFA_USE_HUGE_PAGE",

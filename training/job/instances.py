@@ -1,18 +1,35 @@
-"""EC2's instance types for training: accelerators, network cards, and how the plugin uses them.
+"""EC2's instance types for training, what each has, and which of them this machine is.
 
 Looked up on 2026-08-21. Accelerators, memory, EFA cards and bandwidth: what DescribeInstanceTypes
 says, as Karpenter's provider for AWS lists it (commit 1d927085d). GPUDirect RDMA and protocol:
 `platform_data_map` of aws-ofi-nccl (commit 2daf7d30); which types its tuner knows: its
 doc/tuner.md. Whose GPUs exchange through the host: the EFA cheatsheet of
 awsome-distributed-training. EFA cards of trn1 and trn1n, memory and cores of trn2: AWS's documents
-of Neuron.
+of Neuron. A type that is not here is no fault: what the node shows is counted then.
 
-A type that is not here is no fault: what the node shows is counted then.
+This machine's type is INSTANCE_TYPE's, else its firmware's, else the metadata service's. DMI on
+Nitro names the type itself. On Xen it does not, so the metadata service (IMDSv2) is asked, which
+answers from a link-local address within milliseconds or, elsewhere, never.
 """
 
 from __future__ import annotations
 
+import re
+import time
+import urllib.request
+from collections.abc import Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
+from pathlib import Path
+
+from training.errors import RequestError
+from training.job.types import GIVEN, file_text
+
+GIVEN_TYPE = "INSTANCE_TYPE"
+METADATA_SERVICE = "http://169.254.169.254"
+METADATA_PATIENCE = 1.0  # seconds for both questions to the metadata service
+DMI = Path("sys/devices/virtual/dmi/id")
+_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 
 
 @dataclass(frozen=True)
@@ -51,7 +68,7 @@ class Instance:
         return self.type.partition(".")[0]
 
 
-def find(type: str) -> Instance | None:
+def find_instance(type: str) -> Instance | None:
     """Look a type up by EC2's name of it."""
     return TYPES.get(type)
 
@@ -95,3 +112,48 @@ _ROWS = (
     Instance("trn2.48xlarge", TRAINIUM2, 16, Fabric(3200, 16, True, "RDMA")),
 )
 TYPES = {one.type: one for one in _ROWS}
+
+
+def instance_type(root: Path, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Give EC2's name of this machine's type, empty if it has none, and how it was found.
+
+    root: where /sys is looked for. Raises RequestError for an INSTANCE_TYPE that cannot be one.
+    """
+    given = environment.get(GIVEN_TYPE, "")
+    if given:
+        if not _TYPE.fullmatch(given):
+            raise RequestError(f"{GIVEN_TYPE}: must be a type such as p5.48xlarge, not {given!r}")
+        return given, GIVEN
+    vendor, product = file_text(root / DMI / "sys_vendor"), file_text(root / DMI / "product_name")
+    amazon = "amazon" in vendor.lower()
+    if amazon and _TYPE.fullmatch(product):
+        return product, "as its firmware says (DMI)"
+    xen = vendor == "Xen" or (not vendor and file_text(root / "sys/hypervisor/type") == "xen")
+    if not amazon and not xen:
+        return "", "its firmware is not EC2's" if vendor else "it has no DMI, as EC2's have"
+    try:
+        return _ask_metadata(environment), "as the metadata service says"
+    except (OSError, HTTPException, ValueError) as error:
+        return "", f"the metadata service does not say: {getattr(error, 'reason', error)}"
+
+
+def _ask_metadata(environment: Mapping[str, str]) -> str:
+    """Ask the metadata service. Raises OSError, HTTPException or ValueError if it does not say."""
+    if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        raise ValueError("AWS_EC2_METADATA_DISABLED=true")
+    service = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA_SERVICE
+    until = time.monotonic() + METADATA_PATIENCE
+    direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def ask(method: str, what: str, headers: dict[str, str]) -> str:
+        request = urllib.request.Request(
+            f"{service.rstrip('/')}/latest/{what}", method=method, headers=headers
+        )
+        with direct.open(request, timeout=max(0.01, until - time.monotonic())) as answer:
+            return str(answer.read(200).decode("ascii")).strip()
+
+    token = ask("PUT", "api/token", {"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    found = ask("GET", "meta-data/instance-type", {"X-aws-ec2-metadata-token": token})
+    if not _TYPE.fullmatch(found):
+        raise ValueError(f"{found!r} is no type")
+    return found

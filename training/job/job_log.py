@@ -4,11 +4,11 @@
      "run", "image", "requeues"}
     {"kind": "end", "time", "job", "restart", "code", "meaning"}
 time is in seconds of the epoch by node 0's clock, processes are those of a node, host is node 0's
-name, and hosts are all names as far as they are known. run is the folder that the door saves to.
+name, and hosts are all names as far as they are known. run is the folder that the run is saved to.
 image is what is known of it: its file, target, commit and when it was created. requeues is the
 launcher's REQUEUES, null where it is not known here.
 
-Node 0 writes, to $CHECKPOINTS and to the folder that the door saves to where that is another one.
+Node 0 writes, to $CHECKPOINTS and to the folder that the run is saved to where that is another one.
 A start without an end was killed, or its node was lost. `sqshforge status` reads the files.
 """
 
@@ -120,7 +120,7 @@ def _folders(environment: Mapping[str, str], run: Path | None) -> list[Path]:
 
 
 def _run(plan: Plan) -> Path | None:
-    """The folder that the door saves to; None where it does not tell, or refuses its flags."""
+    """The folder that the run is saved to; None where the entry point does not tell, or refuses."""
     try:
         module = importlib.import_module(plan.module)
         if hasattr(module, "__path__"):  # a package is started by its __main__

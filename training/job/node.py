@@ -1,19 +1,79 @@
-"""What this node has, as seen from inside the container."""
+"""The job and this node, as seen from inside the container: what it has, its network, its ports."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from training.job import affinity, devices, identity, instances, network, software, ulimits
-from training.job.facts import Accelerators, Job, Node
+from training.errors import TrainingError
+from training.job import devices, instances, software, ulimits
+from training.job.instances import Instance
+from training.job.software import Software
+from training.job.types import file_text
+from training.job.ulimits import Limit
 
 HERE = Path("/")
 NEURON_TOOLS = "/opt/aws/neuron/bin"
 
+OUTSIDE = "192.0.2.1"  # RFC 5737: nobody's, so that only the default route leads there
+SIOCGIFADDR = 0x8915  # netdevice(7): the IPv4 address of an interface
 
-def look(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HERE) -> Node:
+PROC = Path("/proc")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What Slurm says about the job, as one node sees it."""
+
+    id: str
+    restarts: int = 0
+    node_rank: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"  # of the node of rank 0, as all others reach it
+    port: int = 0  # 0: any free one
+
+    @property
+    def run_id(self) -> str:
+        """Name one start of the job: processes of the start before it must not join."""
+        return f"{self.id}.{self.restarts}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerators:
+    """What /dev has of one kind, each with what is known of it, in the order of its numbers."""
+
+    kind: str = ""  # cuda or neuron; empty: there are none
+    seen: int = 0
+    places: tuple[int, ...] = ()  # NUMA nodes; empty or negative: not known
+    uuids: tuple[str, ...] = ()  # of GPUs; empty: not known
+    cores: int = 0  # physical NeuronCores of each, as the driver says; 0: it does not
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """What this node has, as seen from inside the container."""
+
+    cores: int  # that this task may use
+    address: str  # as the others reach it
+    interface: str  # network interface of that address; empty if none has it
+    type: str = ""  # EC2's name of the instance type; empty: none is known
+    type_why: str = ""
+    instance: Instance | None = None  # what the table has of it
+    accelerators: Accelerators = field(default_factory=Accelerators)
+    efa: int | None = None  # network cards; None: no such driver shows itself
+    domains: dict[int, tuple[int, ...]] = field(default_factory=dict)  # cores of each NUMA node
+    limits: tuple[Limit, ...] = ()
+    software: Software = field(default_factory=Software)
+
+
+def look_at_node(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HERE) -> Node:
     """Look at this node.
 
     root: where /dev, /sys, /proc and installed software are looked for. Raises TrainingError if the
@@ -21,9 +81,9 @@ def look(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HER
     """
     address, interface = "127.0.0.1", ""
     if job.nodes > 1:
-        address = network.route(job.address)
-        interface = network.interface(address)
-    type, type_why = identity.instance_type(root, environment)
+        address = own_address(job.address)
+        interface = interface_of(address)
+    type, type_why = instances.instance_type(root, environment)
     allowed = os.sched_getaffinity(0)
     return Node(
         cores=len(allowed),
@@ -31,30 +91,112 @@ def look(job: Job, environment: Mapping[str, str] = os.environ, root: Path = HER
         interface=interface,
         type=type,
         type_why=type_why,
-        instance=instances.find(type),
+        instance=instances.find_instance(type),
         accelerators=_accelerators(root, environment),
-        efa=devices.efa(root),
-        domains=affinity.domains(root, allowed),
-        limits=ulimits.look(),
-        software=software.look(root, environment),
+        efa=devices.count_efa(root),
+        domains=devices.cores_by_numa_node(root, allowed),
+        limits=ulimits.current_limits(),
+        software=software.look_at_software(root, environment),
     )
 
 
 def _accelerators(root: Path, environment: Mapping[str, str]) -> Accelerators:
     """Find the accelerators, whichever kind there is."""
-    chips = devices.nodes_of(root, "neuron")
+    chips = devices.count_devices(root, "neuron")
     if chips:
         programs = f"{environment.get('PATH', '')}:{NEURON_TOOLS}"
         return Accelerators(
             kind="neuron",
             seen=chips,
-            places=tuple(devices.chips(root, programs)),
+            places=tuple(devices.places_of_chips(root, programs)),
             cores=devices.cores_of_chip(root),
         )
-    seen, found = devices.nodes_of(root, "nvidia"), devices.gpus(root)
+    seen, found = devices.count_devices(root, "nvidia"), devices.list_gpus(root)
     return Accelerators(
         kind="cuda" if seen else "",
         seen=seen,
         places=tuple(one.numa for one in found),
         uuids=tuple(one.uuid for one in found),
     )
+
+
+def own_address(address: str) -> str:
+    """Give this machine's own address on the way to another one. Nothing is sent.
+
+    Where the other one is this machine, by a name that /etc/hosts gives a loopback address as
+    Debian does, it is the address on the way out.
+    """
+    try:
+        own = _source(address)
+    except OSError as error:
+        reason = f"MASTER_ADDR: {address} cannot be reached: {error.strerror}"
+        raise TrainingError(reason) from error
+    if own.startswith("127.") and not address.startswith("127."):
+        with contextlib.suppress(OSError):  # no way out: it stays alone
+            return _source(OUTSIDE)
+    return own
+
+
+def _source(address: str) -> str:
+    family, kind, _, _, place = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """Name the network interface that has an IPv4 address; empty if none has."""
+    for _, name in socket.if_nameindex():
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            request = struct.pack("256s", name.encode()[:15])
+            with contextlib.suppress(OSError):  # an interface without an address
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, request)
+                if socket.inet_ntoa(answer[20:24]) == address:
+                    return name
+    return ""
+
+
+def require_port(port: int) -> None:
+    """Raise TrainingError if somebody else listens at a port, and say who as far as it shows."""
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
+    try:
+        # As the rendezvous does: at all addresses.
+        socket.create_server(("", port), family=family, dualstack_ipv6=both).close()
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise TrainingError(
+                f"MASTER_PORT: {port} cannot be opened on node 0: {error.strerror}", local=True
+            ) from error
+        raise TrainingError(
+            f"MASTER_PORT: {port} of node 0 is taken by {port_holder(port)}; end that, or name "
+            "another port (MASTER_PORT), the same for all nodes",
+            local=True,
+        ) from error
+
+
+def port_holder(port: int) -> str:
+    """Say in words who has a port: the process, else the user that /proc/net shows."""
+    users = {}
+    for table in ("tcp", "tcp6"):
+        for line in file_text(PROC / "net" / table).splitlines()[1:]:
+            fields = line.split()
+            if int(fields[1].rpartition(":")[2], 16) == port:
+                users[fields[9]] = fields[7]
+    for folder in PROC.iterdir() if users else ():
+        if folder.name.isdigit() and _sockets(folder) & {f"socket:[{one}]" for one in users}:
+            words = file_text(folder / "cmdline").replace("\0", " ").strip()
+            return f"process {folder.name} ({words})"
+    if users:
+        return f"a process of user {sorted(users.values())[0]}"
+    return "a process that /proc/net does not show"
+
+
+def _sockets(process: Path) -> set[str]:
+    """What a process has open; empty for one of another user, or one that ends meanwhile."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for one in (process / "fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.add(str(one.readlink()))
+    return found

@@ -8,12 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job import fabric, machine, numa
-from training.job import ulimits as limits
-from training.job.accelerators import CORES as NEURON_CORES
-from training.job.accelerators import Usable, accelerators, efa
-from training.job.affinity import listed
-from training.job.facts import Job, Node
+from training.job import fabric, ulimits
+from training.job.accelerators import (
+    VISIBLE_CORES,
+    Usable,
+    choose_accelerators,
+    count_efa_cards,
+    describe_machine,
+)
+from training.job.devices import format_cores
+from training.job.node import Job, Node
 from training.job.nsys import Nsys
 from training.job.rank import CORES, NSYS
 from training.job.types import GIVEN, Decision, count
@@ -144,8 +148,8 @@ def make_plan(
     nsys: Nsys | None = None,
 ) -> Plan:
     """Decide; looks at nothing but its arguments. Raises RequestError."""
-    usable = accelerators(node, environment)
-    cards, told = efa(node)
+    usable = choose_accelerators(node, environment)
+    cards, told = count_efa_cards(node)
     processes, why = _processes(usable, environment, nproc)
     _check_ranks(nsys, job, processes)
     cores, binding = _cores(node, usable, environment, processes)
@@ -180,22 +184,26 @@ def make_plan(
             rdma=bool(cables and cables.rdma),
             staged=bool(node.instance and node.instance.staged),
             tuned=bool(cables and cables.tuned),
-            chosen=bool(environment.get(NEURON_CORES)),
+            chosen=bool(environment.get(VISIBLE_CORES)),
             software=node.software,
             cache=_cache(environment, flags),
         )
     )
     return Plan(
         job=job,
-        machine=(*machine.told(node, cards), *limits.told(node.limits, cards > 0), *binding),
+        machine=(
+            *describe_machine(node, cards),
+            *ulimits.describe_limits(node.limits, cards > 0),
+            *binding,
+        ),
         processes=processes,
         processes_why=why,
         local_address=job.address if job.node_rank == 0 else node.address,
         variables=tuple(_given(one, environment) for one in chosen),
-        limits=limits.wanted(node.limits, cards > 0),
+        limits=ulimits.limits_to_raise(node.limits, cards > 0),
         cores=tuple(cores),
         nsys=nsys,
-        warnings=(*usable.warnings, *told, *limits.faults(node.limits, cards > 0)),
+        warnings=(*usable.warnings, *told, *ulimits.limit_warnings(node.limits, cards > 0)),
         module=module,
         flags=tuple(flags),
     )
@@ -218,10 +226,10 @@ def _cores(
         return [], []
     if text == "0":
         return [], [Decision(BIND, "0", GIVEN)]
-    found = numa.shares(node.domains, usable.places, processes)
+    found = share_cores(node.domains, usable.places, processes)
     if not found:
         return [], [Decision(BIND, "0", "it is not known which cores are near to which process's")]
-    told = " ".join(listed(one) for one in found)
+    told = " ".join(format_cores(one) for one in found)
     return found, [Decision(BIND, "1", f"the cores near to each process's accelerator: {told}")]
 
 
@@ -261,3 +269,25 @@ def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise RequestError(f"{name}: must be a whole number, not {text!r}")
     return int(text)
+
+
+def share_cores(
+    domains: Mapping[int, Sequence[int]], places: Sequence[int], processes: int
+) -> list[tuple[int, ...]]:
+    """Share the cores of each NUMA node among the processes whose accelerators are there.
+
+    domains: the cores of each NUMA node, the threads of a core side by side; places: the NUMA node
+    of each process's accelerator. Empty where there is nothing to choose, or not all is known.
+    """
+    near = list(places[:processes])
+    if len(domains) < 2 or len(near) < processes or not set(near) <= domains.keys():
+        return []
+    if any(near.count(place) > len(domains[place]) for place in near):
+        return []
+    found = []
+    for number, place in enumerate(near):
+        cores, among = domains[place], near.count(place)
+        mine = near[:number].count(place)
+        first, end = mine * len(cores) // among, (mine + 1) * len(cores) // among
+        found.append(tuple(cores[first:end]))
+    return found

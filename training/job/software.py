@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.job.files import content
+from training.job.types import file_text
 
 Version = tuple[int, ...]
 """Its numbers; empty: not known, which is taken for the current generation."""
@@ -43,28 +43,28 @@ class Software:
             "EFA installer": self.installer,
             "NCCL": self.nccl,
         }
-        return ", ".join(f"{name} {text(one)}" for name, one in named.items() if one)
+        return ", ".join(f"{name} {format_version(one)}" for name, one in named.items() if one)
 
 
-def version(text: str) -> Version:
+def parse_version(text: str) -> Version:
     """Read the numbers that a version begins with: v1.9.1-aws is 1, 9, 1."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text)
     return tuple(int(part) for part in found[1].split(".")) if found else ()
 
 
-def text(version: Version) -> str:
+def format_version(version: Version) -> str:
     """Write a version."""
     return ".".join(str(part) for part in version)
 
 
-def older(one: Version, than: str) -> bool:
+def is_older(one: Version, than: str) -> bool:
     """Tell whether a version is known and older than another."""
-    return bool(one) and one < version(than)
+    return bool(one) and one < parse_version(than)
 
 
-def look(root: Path, environment: Mapping[str, str]) -> Software:
+def look_at_software(root: Path, environment: Mapping[str, str]) -> Software:
     """Look at the libraries below `root`, and those that the environment names."""
-    installed = content(root / AMAZON / "efa_installed_packages")
+    installed = file_text(root / AMAZON / "efa_installed_packages")
     plugin, tuner = _plugin(root, environment)
     return Software(
         libfabric=_libfabric(root, installed, environment),
@@ -72,7 +72,7 @@ def look(root: Path, environment: Mapping[str, str]) -> Software:
         tuner=tuner,
         installer=_first(r"EFA installer version:\s*(\S+)", installed),
         nccl=_nccl(root, environment),
-        kernel=version(content(root / "proc/sys/kernel/osrelease")),
+        kernel=parse_version(file_text(root / "proc/sys/kernel/osrelease")),
     )
 
 
@@ -82,7 +82,7 @@ def _libfabric(root: Path, installed: str, environment: Mapping[str, str]) -> Ve
     The library's file name has the version of its interface, which is another.
     """
     for file in sorted((root / AMAZON / "efa").glob("lib*/pkgconfig/libfabric.pc")):
-        return _first(r"(?m)^Version:\s*(\S+)", content(file))
+        return _first(r"(?m)^Version:\s*(\S+)", file_text(file))
     listed = _first(r"(?m)^libfabric\d?-aws[-_](\d\S*)", installed)
     program = shutil.which("fi_info", path=environment.get("PATH", ""))
     if listed or program is None:
@@ -102,7 +102,7 @@ def _plugin(root: Path, environment: Mapping[str, str]) -> tuple[Version, str]:
     folders += [one for place in PLUGINS for one in sorted((root / place).glob("lib/*-linux-gnu"))]
     for folder in folders:
         for file in sorted(folder.glob("libnccl-net*.so")):
-            said = version(_said(file, rb"aws-ofi-nccl v?(\d+\.[\w.-]+)"))
+            said = parse_version(_said(file, rb"aws-ofi-nccl v?(\d+\.[\w.-]+)"))
             found = said or _recorded(root, "aws-ofi-nccl")
             tuner = folder / "libnccl-ofi-tuner.so"
             return found, f"/{tuner.relative_to(root)}" if tuner.exists() else ""
@@ -114,20 +114,20 @@ def _nccl(root: Path, environment: Mapping[str, str]) -> Version:
     for one in re.split(r"[: ]", environment.get("LD_PRELOAD", "")):
         if "libnccl.so" in one:
             file = root / one.lstrip("/")
-            named = version(file.resolve().name.removeprefix("libnccl.so."))
+            named = parse_version(file.resolve().name.removeprefix("libnccl.so."))
             return named if named[1:] else _recorded(root, "nccl")
     packages = root / sysconfig.get_path("purelib").lstrip("/")
     for folder in sorted(packages.glob("nvidia_nccl_cu*.dist-info")):
-        return version(folder.name.split("-")[1])
+        return parse_version(folder.name.split("-")[1])
     return ()
 
 
 def _recorded(root: Path, name: str) -> Version:
     """The version of a source, as the image's own record has it."""
     with contextlib.suppress(ValueError, LookupError, TypeError):
-        for one in json.loads(content(root / RECORD))["sources"]:
+        for one in json.loads(file_text(root / RECORD))["sources"]:
             if one["name"] == name:
-                return version(one["ref"])
+                return parse_version(one["ref"])
     return ()
 
 
@@ -145,4 +145,4 @@ def _said(file: Path, pattern: bytes) -> str:
 
 def _first(pattern: str, text: str) -> Version:
     found = re.search(pattern, text)
-    return version(found[1]) if found else ()
+    return parse_version(found[1]) if found else ()

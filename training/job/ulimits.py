@@ -25,26 +25,26 @@ class Limit:
     hard: int
 
 
-def look() -> tuple[Limit, ...]:
+def current_limits() -> tuple[Limit, ...]:
     """Look up the limits of this process."""
     return tuple(Limit(name, *resource.getrlimit(kind)) for name, kind in KINDS.items())
 
 
-def wanted(limits: tuple[Limit, ...], efa: bool) -> tuple[Limit, ...]:
+def limits_to_raise(limits: tuple[Limit, ...], efa: bool) -> tuple[Limit, ...]:
     """Choose those that are raised, each to the hard limit; memlock where EFA locks memory."""
     return tuple(one for one in limits if one.soft != one.hard and (one.name != "memlock" or efa))
 
 
-def told(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
+def describe_limits(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
     """Tell what will count once they are raised."""
-    raised = [one.name for one in wanted(limits, efa)]
+    raised = [one.name for one in limits_to_raise(limits, efa)]
     told = [one for one in limits if one.name != "memlock" or efa]
     values = ", ".join(f"{one.name} {_text(one)}" for one in told)
     why = f"; {', '.join(raised)} raised" if raised else ""
     return [Decision("limits", "as high as allowed", f"{values}{why}")] if told else []
 
 
-def faults(limits: tuple[Limit, ...], efa: bool) -> list[str]:
+def limit_warnings(limits: tuple[Limit, ...], efa: bool) -> list[str]:
     """Warn of a limit on locked memory where network cards need it."""
     return [
         f"memlock: {_text(one)} can be locked in memory, and EFA needs `unlimited`: set "
@@ -55,7 +55,7 @@ def faults(limits: tuple[Limit, ...], efa: bool) -> list[str]:
     ]
 
 
-def apply(limits: tuple[Limit, ...]) -> None:
+def raise_limits(limits: tuple[Limit, ...]) -> None:
     """Raise limits of this process to the hard ones; its children inherit them."""
     for one in limits:
         with contextlib.suppress(ValueError, OSError):  # a hard limit that the kernel does not give

@@ -1,7 +1,7 @@
 """Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a bar.
 
 A record is a line of metrics.jsonl (training/trainer/metrics.py lists the kinds). Only rank 0 has
-outlets.
+loggers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ from typing import Any
 
 from training.config.config import Config, RunConfig
 from training.errors import RequestError
-from training.loggers.average import Average
-from training.loggers.base import Lenient
+from training.loggers.base import FaultTolerantLogger, Logger
 from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
-from training.loggers.outlet import Outlet
-from training.loggers.text import Bar, Log
+from training.loggers.text import AverageSpeed, ProgressBar, TextLogger
 
-__all__ = ["Outlet", "check", "open_outlets"]
+__all__ = ["Logger", "check", "open_loggers"]
 
 
 def check(run: RunConfig) -> None:
@@ -41,29 +39,32 @@ def check(run: RunConfig) -> None:
         raise RequestError.of(faults)
 
 
-def open_outlets(config: Config, start: int, console: Console) -> list[Outlet]:
+def open_loggers(config: Config, start: int, console: Console) -> list[Logger]:
     """Open all that a run asks for, to go on after step `start`.
 
-    What an outlet holds of later steps is removed. Raises RequestError where one cannot be opened;
+    What a logger holds of later steps is removed. Raises RequestError where one cannot be opened;
     one that cannot be written later ends nothing.
     """
     run = config.run
     lines = JsonLines(Path(run.save_ckpt_path), start)
-    opened: list[Outlet] = [Lenient(lines, FILE, console), Log(run.num_steps, console)]
+    opened: list[Logger] = [
+        FaultTolerantLogger(lines, FILE, console),
+        TextLogger(run.num_steps, console),
+    ]
     if run.average_interval:
-        opened.append(Average(run.average_interval, start, console))
+        opened.append(AverageSpeed(run.average_interval, start, console))
     if run.tensorboard_dir:
         folder = Path(run.tensorboard_dir)
         curves = _load("tensorboard").TensorBoard(folder, start, run.tensorboard_tags)
-        opened.append(Lenient(curves, "TensorBoard", console))
+        opened.append(FaultTolerantLogger(curves, "TensorBoard", console))
     if run.use_wandb:
         server = _load("wandb").open_run(config)
-        opened.append(Lenient(server, "Weights & Biases", console))
+        opened.append(FaultTolerantLogger(server, "Weights & Biases", console))
     if run.progress and console.show_bar(start, run.num_steps):
-        opened.append(Bar(console))
+        opened.append(ProgressBar(console))
     return opened
 
 
 def _load(module: str) -> Any:
-    """Import an outlet that takes a package which not every image has."""
+    """Import a logger that takes a package which not every image has."""
     return importlib.import_module(f"training.loggers.{module}")

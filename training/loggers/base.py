@@ -1,31 +1,47 @@
-"""Lets a run go on where its records cannot be written."""
+"""What every logger is, and one that lets a run go on where its records cannot be written."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from training.loggers.console import Console
-from training.loggers.outlet import Outlet, Record
+
+Record = dict[str, Any]
+"""A line of metrics.jsonl."""
 
 STEADY = 5
 """Calls that must succeed before a fault counts as over: a full disk still takes a line or so."""
 
 
-class Lenient(Outlet):
-    """An outlet whose faults are told, and end nothing: what it cannot take is dropped, counted.
+class Logger:
+    """Takes the records of a run, in the order of their steps."""
+
+    def write(self, records: list[Record]) -> None:
+        """Take what has become known. Raises TrainingError if it cannot be written."""
+
+    def step(self) -> None:
+        """A step has been taken; its record comes later, when the device is asked for it."""
+
+    def close(self, failed: bool) -> None:
+        """Let go of what is held, after a run that went well or failed."""
+
+
+class FaultTolerantLogger(Logger):
+    """A logger whose faults are told, and end nothing: what it cannot take is dropped, counted.
 
     Once it takes records again, or at the end, the number of those that it has not is told.
     """
 
-    def __init__(self, outlet: Outlet, name: str, console: Console) -> None:
-        self._outlet, self._name, self._console = outlet, name, console
+    def __init__(self, logger: Logger, name: str, console: Console) -> None:
+        self._logger, self._name, self._console = logger, name, console
         self._failing = False
         self._taken = 0  # calls since the last that failed
         self._dropped = 0  # records
 
     def write(self, records: list[Record]) -> None:
-        if not self._do(lambda: self._outlet.write(records)):
+        if not self._do(lambda: self._logger.write(records)):
             self._dropped += len(records)
             self._taken = 0
             return
@@ -35,10 +51,10 @@ class Lenient(Outlet):
             self._failing, self._dropped = False, 0
 
     def step(self) -> None:
-        self._do(self._outlet.step)
+        self._do(self._logger.step)
 
     def close(self, failed: bool) -> None:
-        self._do(lambda: self._outlet.close(failed))
+        self._do(lambda: self._logger.close(failed))
         if self._dropped:
             self._say(f"{self._name}: {self._dropped} records are missing")
 

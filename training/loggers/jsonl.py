@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from training.errors import writing
-from training.loggers.append import append
-from training.loggers.outlet import Outlet, Record
+from training.loggers.base import Logger, Record
 
 FILE = "metrics.jsonl"
 
 
-class JsonLines(Outlet):
+class JsonLines(Logger):
     """Appends records; what the file holds of steps after `start` is removed first."""
 
     def __init__(self, folder: Path, start: int, name: str = FILE) -> None:
@@ -23,7 +23,7 @@ class JsonLines(Outlet):
 
     def write(self, records: list[Record]) -> None:
         """Append whole lines, or nothing. Raises TrainingError if they cannot be written."""
-        append(self.path, "".join(json.dumps(record) + "\n" for record in records).encode())
+        append_whole(self.path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
 def truncate(path: Path, step: int) -> None:
@@ -54,3 +54,18 @@ def _is_kept(line: bytes, step: int) -> bool:
         return line.endswith(b"\n") and json.loads(line)["step"] <= step
     except (ValueError, TypeError, KeyError):  # torn by a kill
         return False
+
+
+def append_whole(path: Path, data: bytes) -> None:
+    """Append to a file, which is made if it is not there. Raises TrainingError if it cannot be."""
+    left = memoryview(data)
+    with writing(path):
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("ab", buffering=0) as file:
+                while left:
+                    left = left[file.write(left) :]
+        except OSError:
+            with suppress(OSError):
+                os.truncate(path, before)
+            raise

@@ -13,8 +13,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from training.errors import RequestError, TrainingError, writing
-from training.loggers.append import append
-from training.loggers.outlet import Outlet, Record
+from training.loggers.base import Logger, Record
+from training.loggers.jsonl import append_whole
 
 VERSION = "brain.Event:2"
 
@@ -44,7 +44,7 @@ The losses of steps are drawn, not the reports' means.
 """
 
 
-class TensorBoard(Outlet):
+class TensorBoard(Logger):
     """Writes events; those that the folder has of steps after `start` are no longer shown.
 
     Not by torch's SummaryWriter: its thread dies of a full disk, and no curve goes on after it.
@@ -84,7 +84,7 @@ class TensorBoard(Outlet):
         for event in events:
             event.wall_time = time.time()
             writer.write(event.SerializeToString())
-        append(self.path, packed.getvalue())
+        append_whole(self.path, packed.getvalue())
 
 
 def point(tag: str, value: float) -> Summary.Value:

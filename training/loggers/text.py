@@ -1,12 +1,15 @@
-"""What is printed: a line a report or evaluation, and a bar on a terminal."""
+"""What is printed: a line a report or evaluation, a bar on a terminal, the mean speed."""
 
 from __future__ import annotations
 
+from training.loggers.base import Logger, Record
 from training.loggers.console import Console
-from training.loggers.outlet import Outlet, Record
+
+LEFT_OUT = 30
+"""Steps of a start that do not count."""
 
 
-class Log(Outlet):
+class TextLogger(Logger):
     """Prints a line a report interval, and one an evaluation."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
@@ -15,12 +18,12 @@ class Log(Outlet):
     def write(self, records: list[Record]) -> None:
         for record in records:
             if record["kind"] == "report":
-                self.console.say(readable(record, self.num_steps))
+                self.console.say(format_report(record, self.num_steps))
             elif record["kind"] == "evaluation":
-                self.console.say(evaluation(record, self.num_steps))
+                self.console.say(format_evaluation(record, self.num_steps))
 
 
-class Bar(Outlet):
+class ProgressBar(Logger):
     """Moves the bar a step at a time; the loss behind it is that of the last report."""
 
     def __init__(self, console: Console) -> None:
@@ -38,7 +41,44 @@ class Bar(Outlet):
         self.console.close()
 
 
-def readable(record: Record, num_steps: int) -> str:
+class AverageSpeed(Logger):
+    """Prints the mean speed of all steps that count, every `interval` of them."""
+
+    def __init__(self, interval: int, start: int, console: Console) -> None:
+        self.interval, self.console = interval, console
+        self._before = start  # the step that the last report was of
+        self._first = start + LEFT_OUT + 1
+        self._told = start + LEFT_OUT
+        self._steps = 0  # that count
+        self._sums = {"samples_per_second": 0.0, "tflops": 0.0}  # of steps / speed
+
+    def write(self, records: list[Record]) -> None:
+        for record in records:
+            if record["kind"] == "report":
+                self._take(record)
+
+    def _take(self, record: Record) -> None:
+        steps, begin = record["step"] - self._before, self._before + 1
+        self._before = record["step"]
+        if begin < self._first:
+            self._told = max(self._told, self._before)
+            self._first = max(self._first, self._before + 1)
+            return
+        self._steps += steps
+        for what in self._sums:
+            self._sums[what] += steps / record[what]
+        if self._before - self._told < self.interval:
+            return
+        self._told = self._before
+        # Steps are of one size, so the mean speed is the harmonic one.
+        samples, tflops = (self._steps / total for total in self._sums.values())
+        self.console.say(
+            f"mean of steps {self._first} to {self._before}: {samples:,.2f} samples/s, "
+            f"{tflops:.2f} TFLOPS/device"
+        )
+
+
+def format_report(record: Record, num_steps: int) -> str:
     """Format a report for people."""
     loss, norm = (record[what] for what in ("loss", "grad_norm"))
     mfu = "" if record["mfu"] is None else f"MFU {record['mfu']:.1%} | "
@@ -54,7 +94,7 @@ def readable(record: Record, num_steps: int) -> str:
     )
 
 
-def evaluation(record: Record, num_steps: int) -> str:
+def format_evaluation(record: Record, num_steps: int) -> str:
     """Format what an evaluation gave."""
     label = f" {record['label']}," if "label" in record else ""
     tops = [name for name in ("top3", "top10") if name in record]

@@ -11,7 +11,7 @@ from wandb import Error, init
 
 from training.config.config import Config
 from training.errors import RequestError, writing
-from training.loggers.outlet import Outlet, Record
+from training.loggers.base import Logger, Record
 
 FILE = "wandb.json"
 KEYS = {
@@ -37,7 +37,7 @@ Steps are not sent one by one.
 """
 
 
-class WeightsBiases(Outlet):
+class WeightsBiases(Logger):
     """Sends records to one run, which takes none of a step that it has gone past."""
 
     def __init__(self, run: Any) -> None:

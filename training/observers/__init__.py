@@ -5,38 +5,38 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.config.config import RunConfig
 from training.loggers.console import Console
-from training.observers import nsight, profiling
-from training.observers.heartbeat import Marks
+from training.observers import profiling
+from training.observers.heartbeat import Heartbeat
 from training.observers.phases import Observer, Phases
-from training.observers.profile import Profiler
-from training.observers.watchdog import Watch
+from training.observers.profiling import TorchProfiler
+from training.observers.watchdog import HangWatchdog
 from training.process_group import Group
 
 
 def check(run: RunConfig, device: torch.device) -> None:
     """Raise RequestError for an observer that this device cannot have."""
     if run.use_nsight:
-        nsight.require_gpu(device)
+        profiling.check_nsight(device)
     if run.clean_cache:
-        profiling.require_gpu(device)
+        profiling.check_clean_cache(device)
 
 
 def observe(
-    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: Claim
+    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: RunLease
 ) -> Phases:
     """Make the observers of a run that goes on after step `start` (a collective call)."""
     found: list[Observer] = []
     if run.hang_seconds or run.hang_abort_seconds:
-        marks = Marks(start)
-        marks.follow(model)
-        found.append(Watch(run, group, marks, console, claim))
+        heartbeat = Heartbeat(start)
+        heartbeat.follow(model)
+        found.append(HangWatchdog(run, group, heartbeat, console, claim))
     if run.use_nsight:
-        found.append(nsight.Nsight())
+        found.append(profiling.Nsight())
     if run.use_profiler:
-        found.append(Profiler(run.save_ckpt_path, group))
+        found.append(TorchProfiler(run.save_ckpt_path, group))
     if run.clean_cache:
         found.append(profiling.CleanCache())
     if run.track_memory and group.rank == 0:

@@ -1,22 +1,167 @@
-"""What the ranks tell each other about a hang, in a thread that may wait for the store."""
+"""What the ranks tell each other about a hang, in a thread that may wait for the store.
+
+A process that does not answer is seen from another one of the same machine: Python's faulthandler
+writes the stacks of a process on a signal, even while a thread of it does not let go of the
+interpreter's lock. It writes into a file without a name (memfd), which others find under /proc;
+so nothing is left on a disk, and no process is sent a signal that does not expect it.
+"""
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
+import socket
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
 
 import torch.distributed as dist
 
-from training.observers.board import Board
-from training.observers.hang_report import Answer, Silence, report, verdict
-from training.observers.heartbeat import Mark, Marks
-from training.observers.process import Process, present_itself
-from training.observers.stacks import WATCHING, own_stacks
-from training.observers.tell import Tell
+from training.errors import TrainingError
+from training.observers.hang_report import Answer, HangReporter, Silence, find_verdict, format_hang
+from training.observers.heartbeat import WATCHING, Heartbeat, Mark, own_stacks
 from training.process_group import Group
 
-LAST = 1.0
+STACKS_SIGNAL = signal.SIGUSR2
+STACKS_WAIT = 2.0
+"""Seconds that a process gets to write its stacks."""
+
+STORE_TIMEOUT = timedelta(seconds=10)
+"""How long the store may take; the process that holds it may be the one that hangs."""
+
+CLOSING = 1.0
 """Seconds that a call of the store gets to end, when the run is over."""
+
+
+@dataclass(frozen=True)
+class Process:
+    """Where a rank runs, and where it will write its stacks; told to all ranks at the start."""
+
+    host: str
+    pid: int
+    file: int | None  # its descriptor; None where the system has no such files
+    name: str  # of the file, so that a process of the same number is not taken for it
+
+    @property
+    def here(self) -> bool:
+        return self.host == socket.gethostname()
+
+    def told(self) -> str:
+        """Say why it does not answer, as far as can be seen from here."""
+        what = f"its process {self.pid} on {self.host}"
+        if not self.here:
+            return f"{what} does not answer"
+        with suppress(OSError, IndexError):
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            return f"{what} {_PROCESS_STATES.get(state, 'does not answer')}"
+        return f"{what} does not answer, or is gone"
+
+    def stacks(self) -> str:
+        """Let it write its stacks; empty if it cannot, or is on another machine."""
+        if not self.here or self.file is None:
+            return ""
+        path = Path(f"/proc/{self.pid}/fd/{self.file}")
+        with suppress(OSError):
+            if self.name not in str(path.readlink()):
+                return ""
+            before = path.stat().st_size
+            os.kill(self.pid, STACKS_SIGNAL)
+            end = time.monotonic() + STACKS_WAIT
+            while time.monotonic() < end and path.stat().st_size == before:
+                time.sleep(0.05)
+            time.sleep(0.05)  # it is written in several pieces
+            return path.read_bytes()[before:].decode(errors="replace").strip()
+        return ""
+
+
+def register_process() -> Process:
+    """Make this process one that writes its stacks when it is sent the signal."""
+    name, file = f"stacks-{uuid4().hex}", None
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create(name)
+        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    return Process(socket.gethostname(), os.getpid(), file, name)
+
+
+_PROCESS_STATES = {
+    "T": "is stopped by a signal (SIGCONT lets it go on)",
+    "t": "is stopped by a debugger",
+    "D": "waits for a disk, a file system or a driver",
+    "Z": "has ended",
+    "R": "does not answer, and is computing",
+}
+
+
+class Board:
+    """A connection of its own to the store that the ranks met at, and a corner of that store.
+
+    Every method raises RuntimeError if the store does not answer.
+    """
+
+    def __init__(self, group: Group) -> None:
+        """Connect (a collective call). Raises TrainingError on every rank if one cannot."""
+        name = group.broadcast(uuid4().hex)  # torchrun keeps the store when it starts ranks again
+        self._store: Any = dist.PrefixStore(f"watch/{name}", group.together(_connect))
+
+    def alarms(self) -> int:
+        """Count the alarms that were raised so far."""
+        return int(self._store.add("alarms", 0))
+
+    def raise_alarm(self, after: int) -> None:
+        """Raise one more, unless another rank has done so after that many."""
+        if self.first(f"raise/{after}"):
+            self._store.add("alarms", 1)
+
+    def first(self, task: str) -> bool:
+        """Tell exactly one of the ranks that ask that it is the one to do a task."""
+        return int(self._store.add(task, 1)) == 1
+
+    def answer(self, alarm: int, rank: int, answer: Answer) -> None:
+        self._put(f"answer/{alarm}/{rank}", answer.packed())
+
+    def answers(self, alarm: int, world_size: int) -> dict[int, Answer]:
+        """Collect what the ranks have answered so far."""
+        found = {rank: self._get(f"answer/{alarm}/{rank}") for rank in range(world_size)}
+        return {rank: Answer.of(packed) for rank, packed in found.items() if packed}
+
+    def note(self, verdict: str) -> None:
+        self._put("verdict", verdict)
+
+    def noted(self) -> str:
+        """Give the last verdict; empty if there was none."""
+        return self._get("verdict")
+
+    def _put(self, key: str, text: str) -> None:
+        self._store.set(key, text)
+        self._store.add(f"{key}/there", 1)
+
+    def _get(self, key: str) -> str:
+        """Give a text; empty if it is not there. A get alone would wait for it."""
+        # Not by `check`, which Python has in later versions of torch only.
+        there = int(self._store.add(f"{key}/there", 0))
+        return self._store.get(key).decode() if there else ""
+
+
+def _connect() -> Any:
+    """Connect to the store of init_process_group, with a client of its own: calls wait in turn."""
+    if "RANK" not in os.environ:
+        return dist.HashStore()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        return dist.TCPStore(
+            host, port, is_master=False, timeout=STORE_TIMEOUT, wait_for_workers=False
+        )
+    except RuntimeError as error:
+        raise TrainingError(
+            f"hang_seconds: the ranks cannot reach {host}:{port}, where they met; with "
+            "hang_seconds=0 and hang_abort_seconds=0 nothing is watched"
+        ) from error
 
 
 class Exchange:
@@ -26,10 +171,17 @@ class Exchange:
     and then a call of the store may never return; so nothing here is waited for.
     """
 
-    def __init__(self, group: Group, marks: Marks, interval: float, tell: Tell) -> None:
-        self._group, self._marks, self._interval, self._tell = group, marks, interval, tell
+    def __init__(
+        self, group: Group, heartbeat: Heartbeat, interval: float, reporter: HangReporter
+    ) -> None:
+        self._group, self._heartbeat, self._interval, self._reporter = (
+            group,
+            heartbeat,
+            interval,
+            reporter,
+        )
         self._board = Board(group)
-        self._processes: list[Process] = [present_itself()] * group.world_size
+        self._processes: list[Process] = [register_process()] * group.world_size
         dist.all_gather_object(self._processes, self._processes[group.rank], group=group.control)
         self._over = threading.Event()
         self._answered = 0  # alarms
@@ -47,7 +199,7 @@ class Exchange:
     def close(self) -> None:
         """End the talk, before the store goes away."""
         self._over.set()
-        self._thread.join(LAST)
+        self._thread.join(CLOSING)
 
     def tell_alone(self) -> None:
         """Tell what this rank knows without the store, which rank 0, or torchrun by it, holds."""
@@ -55,7 +207,7 @@ class Exchange:
         if self._group.rank:
             told = f"{self._processes[0].told()}; nor does the store that is kept there"
             silent[0] = Silence(told, self._processes[0].stacks())
-        self._tell.hang(report({self._group.rank: self._answer()}, silent))
+        self._reporter.hang(format_hang({self._group.rank: self._answer()}, silent))
 
     def is_first(self, task: str) -> bool:
         """Tell one of the ranks that ask that it is to do a task; all, if the store is gone."""
@@ -75,12 +227,12 @@ class Exchange:
     def _talk(self) -> None:
         if self._wanted:
             # A rank with longer steps waits longer: what it sees then has been told already.
-            if self._marks.last != self._told:
+            if self._heartbeat.last != self._told:
                 self._board.raise_alarm(self._answered)
             self._wanted = False
         alarm = self._board.alarms()
         if alarm > self._answered:
-            self._answered, self._told = alarm, self._marks.last
+            self._answered, self._told = alarm, self._heartbeat.last
             self._board.answer(alarm, self._group.rank, self._answer())
             if self._board.first(f"report/{alarm}"):
                 self._report(alarm)
@@ -88,7 +240,7 @@ class Exchange:
             self.verdict = self._board.noted()
 
     def _answer(self) -> Answer:
-        mark = self._marks.last
+        mark = self._heartbeat.last
         idle = time.monotonic() - mark.since
         return Answer(mark.step, mark.number, mark.place, idle, own_stacks())
 
@@ -101,5 +253,5 @@ class Exchange:
             for rank, process in enumerate(self._processes)
             if rank not in answers
         }
-        self._tell.hang(report(answers, silent))
-        self._board.note(verdict(answers, silent))
+        self._reporter.hang(format_hang(answers, silent))
+        self._board.note(find_verdict(answers, silent))

@@ -1,10 +1,17 @@
-"""What the ranks answered when one of them saw no progress, in words."""
+"""What the ranks answered when one of them saw no progress, in words, and where it is told."""
 
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+
+from training.loggers.console import Console
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Silence:
     stacks: str
 
 
-def verdict(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) -> str:
+def find_verdict(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) -> str:
     """Name the ranks that hang: those that do not answer, else those that are behind."""
     if silent:
         return f"{_hang(silent)}, without an answer"
@@ -51,10 +58,10 @@ def verdict(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) -> str
     return f"all ranks wait in {where}, none is behind: look at the network and the devices"
 
 
-def report(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) -> str:
+def format_hang(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) -> str:
     """Say who hangs, where every rank is, and the stacks of all; equal ones are shown once."""
     idle = max(answer.idle for answer in answers.values())
-    lines = [f"hang: {verdict(answers, silent)}; no progress for {idle:.0f} s"]
+    lines = [f"hang: {find_verdict(answers, silent)}; no progress for {idle:.0f} s"]
     lines += [f"  {_ranks([rank])}: {silence.told}" for rank, silence in sorted(silent.items())]
     for where, ranks in _grouped({rank: answer.where for rank, answer in answers.items()}):
         shortest = min(answers[rank].idle for rank in ranks)
@@ -90,3 +97,36 @@ def _ranks(ranks: Collection[int]) -> str:
             runs.append([rank])
     several = len(runs) > 1 or len(runs[0]) > 1
     return f"rank{'s' if several else ''} " + ", ".join("-".join(map(str, run)) for run in runs)
+
+
+class HangReporter:
+    """Tells of a hang on standard error and in SAVE/hang.txt, and then of its end."""
+
+    def __init__(self, folder: Path, console: Console) -> None:
+        self.file = folder / "hang.txt"
+        self._console = console
+        self._since: float | None = None
+
+    def hang(self, text: str) -> None:
+        self._write(text)
+        self._since = time.monotonic()
+
+    def progress(self) -> None:
+        """There is progress: nothing is told if there was no hang, or another rank told of it."""
+        if self._since is not None:
+            seconds = time.monotonic() - self._since
+            self._since = None
+            self._write(f"hang: it has ended {seconds:.0f} s after it was told; the run goes on")
+
+    def error(self, text: str) -> None:
+        self._console.say(f"error: {text}", sys.stderr)
+
+    @property
+    def open(self) -> bool:
+        """Whether this rank told of a hang that has not ended."""
+        return self._since is not None
+
+    def _write(self, text: str) -> None:
+        self._console.say(text, sys.stderr)
+        with suppress(OSError), self.file.open("a") as file:
+            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}\n{text}\n\n")

@@ -1,21 +1,75 @@
-"""How far a rank has come: a mark at the beginning and end of every part of a step, and a block.
-
-A mark is a tuple made without asking the device for anything: well under a microsecond each.
-"""
+"""Where a rank is: the mark that its steps and blocks leave, and the stacks of its threads."""
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+import threading
 import time
+import traceback
 from collections import deque
+from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from training.checkpoint.lease import LEASE_THREAD
 from training.models.language import Block
 from training.observers.phases import Observer
 
+WATCHING = "watch"
+"""How the names of the watch's own threads begin."""
+_TRAINING = f"{Path(__file__).parents[1]}/"
+_PACKAGES = f"{sysconfig.get_path('purelib')}/"
+_PLUMBING = (
+    *("torch/nn/modules/module.py", "torch/utils/_contextlib.py", "torch/_dynamo/eval_frame.py"),
+    *("torch/autograd/graph.py", "torch/distributed/c10d_logger.py"),
+)
+"""Files of torch whose frames stand between two that tell something."""
+
 REMEMBERED = 100
 """Steps whose durations are remembered."""
+
+
+def own_stacks() -> str:
+    """Show the threads of this process that run training's or torch's code, the main one first.
+
+    Of each, the frames of training and torch from the outermost on, and the innermost whatever it
+    is. The threads of the watch and of the claim are left out.
+    """
+    frames = sys._current_frames()
+    main = threading.main_thread()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    shown = _shown_frames(frames.pop(main.ident))[0] if main.ident in frames else []
+    for ident, frame in frames.items():
+        if names.get(ident, "").startswith((WATCHING, LEASE_THREAD)):
+            continue
+        lines, known = _shown_frames(frame)
+        if known:  # one that runs only other code waits for work
+            shown += [f"thread {names.get(ident, ident)}:", *lines]
+    return "\n".join(shown)
+
+
+def _shown_frames(innermost: FrameType) -> tuple[list[str], bool]:
+    """Give the frames to be shown, the outermost first; whether any is of training or torch."""
+    summary = traceback.StackSummary.extract(traceback.walk_stack(innermost))
+    summary.reverse()
+    lines, found = [], False
+    for place, frame in enumerate(summary, 1):
+        name = _short_path(frame.filename)
+        known = name.startswith(("training/", "torch/")) and name not in _PLUMBING
+        found |= known
+        if known or place == len(summary):
+            code = f": {frame.line}" if frame.line else ""
+            lines.append(f"  {name}:{frame.lineno} in {frame.name}{code}")
+    return lines, found
+
+
+def _short_path(file: str) -> str:
+    if file.startswith(_TRAINING):
+        return f"training/{file.removeprefix(_TRAINING)}"
+    return file.removeprefix(_PACKAGES)
 
 
 class Mark(NamedTuple):
@@ -27,8 +81,8 @@ class Mark(NamedTuple):
     since: float  # time.monotonic()
 
 
-class Marks(Observer):
-    """Keeps this rank's mark; the watch reads it from another thread."""
+class Heartbeat(Observer):
+    """Keeps this rank's mark; the watchdog reads it from another thread."""
 
     def __init__(self, start: int) -> None:
         self.last = Mark(start, 0, "the start", time.monotonic())
@@ -82,15 +136,15 @@ class Marks(Observer):
 class _BlockHook:
     """Marks one block of this rank."""
 
-    def __init__(self, marks: Marks, name: str) -> None:
-        self._marks, self._name = marks, name
+    def __init__(self, heartbeat: Heartbeat, name: str) -> None:
+        self._heartbeat, self._name = heartbeat, name
 
     def forward(self, block: nn.Module, inputs: tuple[Any, ...]) -> None:
-        self._marks.mark(f"{self._marks.phase}, {self._name}")
+        self._heartbeat.mark(f"{self._heartbeat.phase}, {self._name}")
         hidden = inputs[0] if inputs else None
         # A hook of the tensor, not of the module, which would put a function around the block.
         if isinstance(hidden, Tensor) and hidden.requires_grad:
             hidden.register_hook(self._backward)
 
     def _backward(self, gradient: Tensor) -> None:
-        self._marks.mark(f"{self._marks.phase}, past {self._name}")
+        self._heartbeat.mark(f"{self._heartbeat.phase}, past {self._name}")

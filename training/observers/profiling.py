@@ -1,6 +1,7 @@
-"""Where memory goes: that of the host and of the GPU at the parts of the first step.
+"""What a run costs and where: memory, traces of torch's profiler, ranges for Nsight Systems.
 
-A line of the log and a record of SAVE/memory.jsonl a place, of rank 0:
+The memory of the host and of the GPU at the parts of the first step, and between steps, is a line
+of the log and a record of SAVE/memory.jsonl a place, of rank 0:
     {"step", "place", "host_bytes", "host_peak_bytes", "host_free_bytes",
      "gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes"}         those of the GPU null without one
 host_free_bytes is what the machine has left for all; peaks are those since the process began.
@@ -10,20 +11,26 @@ from __future__ import annotations
 
 import os
 import resource
+import sys
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
 from training.errors import RequestError
-from training.loggers.base import Lenient
+from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
 from training.loggers.jsonl import JsonLines
-from training.loggers.outlet import Record
 from training.observers.phases import Observer
+from training.process_group import Group
 
-FILE = "memory.jsonl"
+MEMORY_FILE = "memory.jsonl"
 OF_FIRST_STEP = ("forward", "backward", "clip", "optimizer")
 BETWEEN_STEPS = ("evaluation", "save")
+
+FIRST_RECORDED = 4
+"""The step of a start that is recorded first."""
 
 
 class MemoryTracker(Observer):
@@ -31,7 +38,9 @@ class MemoryTracker(Observer):
 
     def __init__(self, save_path: str, device: torch.device, start: int, console: Console) -> None:
         self._device, self._console = device, console
-        self._file = Lenient(JsonLines(Path(save_path), start, FILE), FILE, console)
+        self._file = FaultTolerantLogger(
+            JsonLines(Path(save_path), start, MEMORY_FILE), MEMORY_FILE, console
+        )
         self._start = self._step = start
 
     def __enter__(self) -> MemoryTracker:
@@ -48,9 +57,9 @@ class MemoryTracker(Observer):
             self._tell(phase)
 
     def _tell(self, place: str) -> None:
-        record = {"step": self._step, "place": place, **look(self._device)}
+        record = {"step": self._step, "place": place, **read_memory(self._device)}
         self._file.write([record])
-        self._console.say(readable(record))
+        self._console.say(format_memory(record))
 
 
 class CleanCache(Observer):
@@ -64,13 +73,13 @@ class CleanCache(Observer):
         pass
 
 
-def require_gpu(device: torch.device) -> None:
+def check_clean_cache(device: torch.device) -> None:
     """Raise RequestError where there is no cache to clean."""
     if device.type != "cuda":
         raise RequestError("clean_cache: needs a GPU; on a CPU nothing is kept")
 
 
-def look(device: torch.device) -> Record:
+def read_memory(device: torch.device) -> Record:
     """Read the memory of this process, of its GPU, and what the machine has left; in bytes."""
     on_gpu = device.type == "cuda"
     return {
@@ -84,7 +93,7 @@ def look(device: torch.device) -> Record:
     }
 
 
-def readable(record: Record) -> str:
+def format_memory(record: Record) -> str:
     """Format a record for people."""
     host, peak, free = (
         f"{record[name] / 2**30:.2f}"
@@ -101,3 +110,81 @@ def readable(record: Record) -> str:
         for name in ("gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes")
     )
     return f"{line}; GPU {held} GiB, peak {most}, reserved {reserved}"
+
+
+class TorchProfiler(Observer):
+    """Traces steps 4 to 6 of this start into SAVE/profile_traces/rank_<R>.json, for Perfetto.
+
+    One step is waited for and two warm up, so allocations and compilation are not in the trace.
+    """
+
+    def __init__(self, save_path: str, group: Group) -> None:
+        folder = Path(save_path) / "profile_traces"
+
+        def write(ready: Any) -> None:
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                ready.export_chrome_trace(str(folder / f"rank_{group.rank}.json"))
+            except (OSError, RuntimeError) as error:  # a full disk; not worth the run
+                print(f"WARNING: {folder}: no trace: {error}", file=sys.stderr, flush=True)
+
+        activities = [ProfilerActivity.CPU]
+        if group.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._profile = profile(
+            activities=activities,
+            schedule=schedule(wait=1, warmup=2, active=3, repeat=1),
+            on_trace_ready=write,
+        )
+        self._labels: list[Any] = []
+
+    def __enter__(self) -> TorchProfiler:
+        self._profile.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._profile.__exit__(*error)
+
+    def begin(self, phase: str) -> None:
+        label = record_function(phase)
+        label.__enter__()
+        self._labels.append(label)
+
+    def end(self, phase: str) -> None:
+        self._labels.pop().__exit__(None, None, None)
+        if phase == "step":
+            self._profile.step()
+
+
+class Nsight(Observer):
+    """Opens a range of NVTX a part for Nsight Systems (nsys), and tells it when to record.
+
+        nsys profile --capture-range=cudaProfilerApi --trace=cuda,nvtx python -m training...
+
+    records from the fourth step of a start to its end, so allocations and compilation are not in
+    it. `nvtx` and `recorder` are torch.cuda's; tests have others.
+    """
+
+    def __init__(self, nvtx: Any = torch.cuda.nvtx, recorder: Any = torch.cuda.profiler) -> None:
+        self._nvtx, self._recorder = nvtx, recorder
+        self._steps = 0
+
+    def __exit__(self, *error: Any) -> None:
+        if self._steps >= FIRST_RECORDED:
+            self._recorder.stop()
+
+    def begin(self, phase: str) -> None:
+        if phase == "step":
+            self._steps += 1
+            if self._steps == FIRST_RECORDED:
+                self._recorder.start()
+        self._nvtx.range_push(phase)
+
+    def end(self, phase: str) -> None:
+        self._nvtx.range_pop()
+
+
+def check_nsight(device: torch.device) -> None:
+    """Raise RequestError where nsys would have nothing to record."""
+    if device.type != "cuda":
+        raise RequestError("use_nsight: needs a GPU; use_profiler traces steps on a CPU too")

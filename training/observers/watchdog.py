@@ -1,4 +1,4 @@
-"""The watch: a thread of every rank that sees when the rank's marks stop changing.
+"""The watchdog: a thread of every rank that sees when the rank's marks stop changing.
 
 Ranks wait for each other in every step, so when one hangs, the marks of all stop soon. The first to
 see it raises an alarm; all answer with their mark and stacks, and one of them tells what is known.
@@ -9,20 +9,19 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from training.checkpoint.lease import Claim
+from training.checkpoint.lease import RunLease
 from training.config.config import RunConfig
 from training.errors import HUNG
 from training.loggers.console import Console
 from training.observers.exchange import Exchange
-from training.observers.heartbeat import Marks
+from training.observers.hang_report import HangReporter
+from training.observers.heartbeat import WATCHING, Heartbeat
 from training.observers.phases import Observer
-from training.observers.stacks import WATCHING
-from training.observers.tell import Tell
-from training.observers.within import within
 from training.process_group import Group
 
 SLOW = {"evaluation", "save"}
@@ -35,6 +34,8 @@ SILENCE = 25.0
 """Seconds without an answer after which the store counts as gone."""
 LAST = 5.0
 """Seconds that the store, the console and the disk get each when the process is to end."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -55,25 +56,25 @@ class Limits:
         )
 
 
-class Watch(Observer):
+class HangWatchdog(Observer):
     """Watches this rank while it is entered; making it is a collective call."""
 
     def __init__(
-        self, run: RunConfig, group: Group, marks: Marks, console: Console, claim: Claim
+        self, run: RunConfig, group: Group, heartbeat: Heartbeat, console: Console, claim: RunLease
     ) -> None:
-        self._group, self._marks, self._claim = group, marks, claim
+        self._group, self._heartbeat, self._claim = group, heartbeat, claim
         self._limits = Limits(run.hang_seconds, run.hang_abort_seconds)
-        self._tell = Tell(Path(run.save_ckpt_path), console)
+        self._reporter = HangReporter(Path(run.save_ckpt_path), console)
         shortest = min(filter(None, (run.hang_seconds, run.hang_abort_seconds)))
         self._interval = min(5.0, shortest / 6)
-        self._exchange = Exchange(group, marks, self._interval, self._tell)
+        self._exchange = Exchange(group, heartbeat, self._interval, self._reporter)
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name=WATCHING, daemon=True)
         self._alarmed = -1  # the step in which this rank raised an alarm: one a step is enough
-        self._seen = marks.last
+        self._seen = heartbeat.last
         self._idle = 0.0
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> HangWatchdog:
         self._thread.start()
         return self
 
@@ -81,14 +82,14 @@ class Watch(Observer):
         self._exchange.close()
         self._over.set()
         self._thread.join()
-        if error[0] is None and self._marks.last != self._seen:
-            self._tell.progress()
+        if error[0] is None and self._heartbeat.last != self._seen:
+            self._reporter.progress()
 
     def begin(self, phase: str) -> None:
-        self._marks.begin(phase)
+        self._heartbeat.begin(phase)
 
     def end(self, phase: str) -> None:
-        self._marks.end(phase)
+        self._heartbeat.end(phase)
 
     def _run(self) -> None:
         before = time.monotonic()
@@ -100,20 +101,20 @@ class Watch(Observer):
 
     def _look(self, passed: float) -> None:
         """Look at the mark. What is done about one that stays does not wait for other ranks."""
-        mark = self._marks.last
+        mark = self._heartbeat.last
         if mark != self._seen:
             self._seen, self._idle = mark, 0.0
-            self._tell.progress()
+            self._reporter.progress()
             return
         self._idle += passed
-        limits = self._limits.now(self._marks.longest_step, self._marks.phase)
+        limits = self._limits.now(self._heartbeat.longest_step, self._heartbeat.phase)
         if limits.end and self._idle > limits.end:
             self._end()
         if limits.alarm and self._idle > limits.alarm:
             if self._alarmed != mark.step:
                 self._alarmed = mark.step
                 self._exchange.raise_alarm()
-            elif self._alone and self._speaks and not self._tell.open:
+            elif self._alone and self._speaks and not self._reporter.open:
                 self._exchange.tell_alone()
 
     @property
@@ -135,18 +136,32 @@ class Watch(Observer):
         if self._alone:
             speaks = self._speaks
         else:
-            speaks = within(LAST, lambda: self._exchange.is_first("end"), self._speaks)
+            speaks = call_with_timeout(LAST, lambda: self._exchange.is_first("end"), self._speaks)
         if speaks:
-            within(LAST, self._say_why, None)
+            call_with_timeout(LAST, self._say_why, None)
         if self._group.rank == 0:  # which may hold the store that the others still have to ask
             time.sleep(2 * self._interval)
-        within(LAST, self._claim.release, None)
+        call_with_timeout(LAST, self._claim.release, None)
         os._exit(HUNG)
 
     def _say_why(self) -> None:
         known, mark = self._exchange.verdict, self._seen
         what = known or f"rank {self._group.rank} waits in step {mark.step}, {mark.place}"
-        stacks = f"; {self._tell.file} has the stacks" if known else ""
-        self._tell.error(
+        stacks = f"; {self._reporter.file} has the stacks" if known else ""
+        self._reporter.error(
             f"{what}; no progress for {self._idle:.0f} s, the run ends (hang_abort_seconds){stacks}"
         )
+
+
+def call_with_timeout(seconds: float, work: Callable[[], T], otherwise: T) -> T:
+    """Give what `work` gives, or `otherwise` if that takes longer or fails; it may go on working.
+
+    For a process that is about to end, which a store or a disk that does not answer must not hold.
+    """
+    given: list[T] = []
+    thread = threading.Thread(
+        target=lambda: given.append(work()), name=f"{WATCHING}-end", daemon=True
+    )
+    thread.start()
+    thread.join(seconds)
+    return given[0] if given else otherwise

@@ -87,7 +87,7 @@ class Backend:
         return found, "" if found else f"torch {torch.__version__} cannot copy a state"
 
 
-def find(name: str) -> Backend:
+def find_backend(name: str) -> Backend:
     """Give the way that the setting `backend` names."""
     backend: Backend = import_module(_MODULES[name]).BACKEND
     return backend

@@ -8,7 +8,9 @@ FSDP cuts further.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +23,12 @@ from training.config import degrees
 from training.config.config import Config, ParallelConfig
 from training.errors import RequestError
 from training.models import Sizes
-from training.models.language import LanguageModel
-from training.parallel import experts, float8, fsdp1, memory, recompute, tensor
-from training.parallel.auto import compute_dtype, uses_fsdp2
+from training.models.language import Block, LanguageModel
+from training.models.mixtral import Experts
+from training.ops.dispatch import hide_from_compiler
+from training.parallel import float8, fsdp1, memory, tensor
 from training.parallel.backend import Backend
-from training.parallel.compiled import compile_blocks
+from training.parallel.memory import compute_dtype, uses_fsdp2
 from training.parallel.offload import HostMemory, Offload
 from training.parallel.optimizer import clip_gradients, make_optimizer
 from training.process_group import Group, start
@@ -48,7 +51,7 @@ class Fsdp(Backend):
 
     def check(self, config: Config, group: Group) -> None:
         check(config.parallel, group)
-        memory.check(config, group.device)
+        memory.check_tradeoffs(config, group.device)
 
     def build(self, config: Config, group: Group, weights: Source | None) -> nn.Module:
         return build(config.model.sizes, config.parallel, group, config.run.seed, weights)
@@ -85,17 +88,17 @@ def build(
         model = models.build(sizes)
     if weights is not None:
         model.initial = weights.initial  # type: ignore[method-assign]
-    recompute.mark(model.blocks, config)
+    memory.mark_recomputed(model.blocks, config)
     if config.offload_activations:
-        memory = HostMemory(group.device)
-        Offload(memory, config.activation_loading_horizon).attach(model.blocks)
+        host = HostMemory(group.device)
+        Offload(host, config.activation_loading_horizon).attach(model.blocks)
     float8.convert(model.blocks, config, group.device, dtype)
     if config.use_torch_compile:
         compile_blocks(model.blocks)
     if not config.low_cpu_fsdp:
         _fill(model, seed)
     if tensor_mesh is not None:
-        tensor.split(model, tensor_mesh, group.device)
+        tensor.split_layers(model, tensor_mesh, group.device)
     if uses_fsdp2(config.fsdp_engine):
         _shard(model, mesh, dtype, config)
         if config.low_cpu_fsdp:
@@ -159,7 +162,7 @@ def _shard(
             reduce_dtype=fsdp1.reduce_dtype(config.reduce_precision, dtype),
             cast_forward_inputs=False,
         )
-    placed = experts.placements(model, ranks=mesh.size(1))
+    placed = expert_placements(model, ranks=mesh.size(1))
     if placed:
         options["shard_placement_fn"] = placed.get
     if config.cpu_offload:
@@ -207,3 +210,49 @@ def _local_part(whole: Tensor, like: Any) -> Tensor:
             none = whole.narrow(placement.dim, 0, 0)  # (..., 0, ...)
             whole = parts[mine] if mine < len(parts) else none
     return whole
+
+
+def compile_blocks(blocks: Iterable[Block]) -> None:
+    """Compile each block but for its operations, whose loops over chunks would be unrolled.
+
+    Raises RequestError if there is no C++ compiler, which torch.compile needs on every device.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        raise RequestError(
+            f"use_torch_compile: needs a C++ compiler, and {compiler} is not on PATH; "
+            "install g++, name another by CXX, or leave the flag out"
+        )
+    hide_from_compiler()
+    for block in blocks:
+        block.inner = torch.compile(block.inner)  # type: ignore[method-assign]
+
+
+def expert_placements(model: nn.Module, ranks: int) -> dict[nn.Parameter, Any]:
+    """Tell which parameters of the experts are cut through each expert, and how.
+
+    A dimension that the ranks can share evenly is taken, one that the tensor group has not cut
+    before another. Where there is none, they are cut by experts.
+    """
+    found = {}
+    for module in model.modules():
+        for parameter in module.parameters() if isinstance(module, Experts) else ():
+            fitting = [
+                dim
+                for dim in sorted((1, 2), key=lambda dim: dim in _cut_dimensions(parameter))
+                if _local_tensor(parameter).shape[dim] % ranks == 0
+            ]
+            if parameter.shape[0] % ranks and fitting:
+                found[parameter] = compat.Shard(fitting[0])
+    return found
+
+
+def _local_tensor(parameter: Any) -> Any:
+    """Give what of a parameter the tensor group has left to FSDP."""
+    return parameter.to_local() if isinstance(parameter, compat.DTensor) else parameter
+
+
+def _cut_dimensions(parameter: Any) -> list[int]:
+    """Tell which dimensions the tensor group has cut."""
+    placed = parameter.placements if isinstance(parameter, compat.DTensor) else ()
+    return [one.dim for one in placed if isinstance(one, compat.Shard)]

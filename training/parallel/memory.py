@@ -1,16 +1,52 @@
-"""What is traded for memory or speed must be had: by this device, this torch, this model."""
+"""What is traded for memory or speed: engine, precision, and what blocks compute again.
+
+A recomputed block keeps its input only (full), or also the results of its matrix products and of
+attention (selective): these take most of a block's time. The scans of Mamba, norms and activations
+are computed again either way; so is attention where it is not one operation of torch (a window or a
+mask on a CPU).
+"""
 
 from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from training import compat
-from training.config.config import Config
+from training.config.config import Config, ParallelConfig
 from training.errors import RequestError
-from training.parallel.auto import compute_dtype, uses_fsdp2
+from training.models.language import Block
+
+_KEPT = (
+    "aten.mm.",
+    "aten.addmm.",
+    "aten._grouped_mm.",
+    "aten._scaled_dot_product_",
+    "flash_attn._flash_attn_forward.",
+)
+"""How the names of operations begin whose results are kept. Products of batches of matrices are
+not among them: in a block they are parts of a scan, a window's attention or the like."""
 
 
-def check(config: Config, device: torch.device) -> None:
+def uses_fsdp2(engine: str) -> bool:
+    """Choose the engine; RequestError if FSDP2 is asked for and this torch has none."""
+    if engine == "fsdp2" and compat.fsdp2() is None:
+        raise RequestError(f"fsdp_engine: torch {torch.__version__} has no FSDP2; use auto")
+    return engine != "fsdp1" and compat.fsdp2() is not None
+
+
+def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Choose bfloat16 or float32; auto is bfloat16 on a GPU that has it."""
+    has_bf16 = device.type == "cpu" or torch.cuda.is_bf16_supported()
+    if precision == "bf16" and not has_bf16:
+        raise RequestError("precision: this GPU has no bfloat16; use precision=fp32")
+    wanted = precision == "bf16" or (precision == "auto" and device.type == "cuda" and has_bf16)
+    return torch.bfloat16 if wanted else torch.float32
+
+
+def check_tradeoffs(config: Config, device: torch.device) -> None:
     """Raise RequestError with all faults that need torch, or the device, to be found."""
     parallel = config.parallel
     fsdp2 = uses_fsdp2(parallel.fsdp_engine)
@@ -52,3 +88,24 @@ def check(config: Config, device: torch.device) -> None:
         )
     if found:
         raise RequestError.of(found)
+
+
+def mark_recomputed(blocks: Sequence[Block], config: ParallelConfig) -> None:
+    """Let every N-th block be recomputed, as the settings ask for."""
+    if not config.fsdp_activation_checkpointing:
+        return
+    for block in blocks[:: config.selective_checkpointing]:
+        block.recompute = True
+        if config.checkpointing_policy == "selective":
+            # Of each call its own: the contexts hold what is kept.
+            block.kept = functools.partial(compat.selective_contexts(), _policy)
+
+
+def _policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> bool:
+    """Tell whether the result of an operation is kept."""
+    return _is_kept(operation)
+
+
+@functools.cache
+def _is_kept(operation: Any) -> bool:
+    return str(operation).startswith(_KEPT)

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from training.arguments import Parser, enter
+from training.cli import Parser, run_command
 from training.errors import RequestError, writing
 from training.report.history import read_runs
-from training.report.page import page
-from training.report.pictures import OVER, draw
+from training.report.page import OVER, draw_pictures, render_page
 
 PAGE = "report.html"
 
@@ -39,12 +38,12 @@ def report(arguments: Sequence[str]) -> None:
     if folder.exists() and not folder.is_dir():
         raise RequestError(f"--output: {folder} is not a folder")
     runs = read_runs(given.runs)
-    pictures = draw(runs, given.over)
+    pictures = draw_pictures(runs, given.over)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     for name, image in pictures.items():
         _write(folder / name, image)
-    _write(folder / PAGE, page(runs, pictures).encode())
+    _write(folder / PAGE, render_page(runs, pictures).encode())
     print(folder / PAGE)
 
 
@@ -57,4 +56,4 @@ def _write(path: Path, content: bytes) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(enter(report, sys.argv[1:]))
+    sys.exit(run_command(report, sys.argv[1:]))

@@ -1,11 +1,11 @@
-"""The sizes of a model by the flags of the Llama FSDP system."""
+"""What the entry points for Llama share: flags, and the sizes of a model by them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from training.config.flags import Flag
+from training.config.flags import Flag, FlagAlias
 from training.config.setting import integer, number
 from training.errors import RequestError
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
@@ -38,6 +38,25 @@ NAMES = {
     **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},
 }
 """What errors call by our names -> the flag that was meant."""
+
+SCHEDULE_STYLES = ("cosine", "constant", "linear", "exponential", "plateau")
+
+COMMON_FLAGS = (
+    FlagAlias("train_batch_size", "batch_size", 2),
+    FlagAlias("val_batch_size", "eval_batch_size", 4),
+    FlagAlias("max_steps", "num_steps", 5000, ("max_training_steps",)),
+    FlagAlias("epochs", "epochs", 3),
+    FlagAlias("seed", "seed", 12345),
+    FlagAlias("max_context_width", "seq_length", 2048),
+    FlagAlias("validation_freq", "eval_interval", 0),
+    FlagAlias("validation_batches", "eval_batches", 10),
+    FlagAlias("lr", "learning_rate", 1e-4),
+    FlagAlias("grad_clip", "grad_clip_thresh", 1.0),
+    FlagAlias("weight_decay", "weight_decay", 0.2),
+    FlagAlias("activation_checkpointing", "fsdp_activation_checkpointing", True),
+    FlagAlias("logging_freq", "report_interval", 1),
+    FlagAlias("resume_from_checkpoint", "load_ckpt_path", ""),
+)
 
 
 def sizes(given: Mapping[str, Any]) -> Sizes:

@@ -13,37 +13,51 @@ training.trainer.flops.model_tflops. mfu, the share of the device's peak by trai
 is null where the peak is not known. Losses are means over all ranks, written with all their digits.
 A run that resumes from step N first removes the records after N, so that they always tell one
 undisturbed history.
+
+SAVE/config.json tells what ran, with every setting, and the versions of what ran it.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import platform
 import resource
 import sys
 import time
 from contextlib import ExitStack
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from training.errors import TrainingError
-from training.loggers import Outlet
-from training.loggers.outlet import Record
+from training.config.config import Config
+from training.errors import TrainingError, writing
+from training.loggers import Logger
+from training.loggers.base import Record
 from training.process_group import Group
 from training.trainer import flops
+
+PACKAGES = (
+    *("torch", "triton", "mamba-ssm", "causal-conv1d", "flash-attn", "numpy"),
+    *("safetensors", "datasets", "tokenizers", "transformers", "mosaicml"),
+)
+"""What a run's losses and speed may depend on, where it is installed."""
 
 
 class Metrics:
     """Collects steps without making the device wait; tells them when `flush` is called.
 
-    A context manager: its outlets are closed at the end.
+    A context manager: its loggers are closed at the end.
     """
 
     def __init__(
         self,
-        outlets: list[Outlet],
+        loggers: list[Logger],
         group: Group,
         *,
         tokens_per_step: int,
@@ -52,7 +66,7 @@ class Metrics:
         operations_per_token: float,
         may_skip: bool = False,
     ) -> None:
-        self.outlets, self.group, self.tokens_per_step = outlets, group, tokens_per_step
+        self.loggers, self.group, self.tokens_per_step = loggers, group, tokens_per_step
         self.seq_length, self.parameters = seq_length, parameters
         self.operations_per_token, self.may_skip = operations_per_token, may_skip
         self._pending: list[tuple[int, Tensor, Tensor, float, int]] = []
@@ -64,16 +78,16 @@ class Metrics:
 
     def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
         with ExitStack() as last:  # all are closed, even if one cannot write what is left
-            for outlet in self.outlets:
-                last.callback(outlet.close, kind is not None)
+            for logger in self.loggers:
+                last.callback(logger.close, kind is not None)
 
     def add(
         self, step: int, loss: Tensor, grad_norm: Tensor, learning_rate: float, tokens_seen: int
     ) -> None:
         """Note a step: its loss () on this rank and its gradient norm (), read later."""
         self._pending.append((step, loss, grad_norm, learning_rate, tokens_seen))
-        for outlet in self.outlets:
-            outlet.step()
+        for logger in self.loggers:
+            logger.step()
 
     def flush(self) -> None:
         """Tell the steps noted since the last call (a collective call).
@@ -126,7 +140,7 @@ class Metrics:
         now, count, last = time.perf_counter(), len(self._interval), self._interval[-1]
         tokens = count * self.tokens_per_step / self.group.world_size
         rate = tokens / (now - self._since)
-        peak = flops.peak(name_of(self.group.device))
+        peak = flops.peak(device_name(self.group.device))
         report = {
             **last,
             "kind": "report",
@@ -135,7 +149,7 @@ class Metrics:
             "samples_per_second": rate * self.group.world_size / self.seq_length,
             "tflops": flops.model_tflops(self.parameters, rate),
             "mfu": None if peak is None else rate * self.operations_per_token / peak,
-            "memory_bytes": memory(self.group.device),
+            "memory_bytes": peak_memory(self.group.device),
             "data_wait": wait.item() / (now - self._since),
         }
         self._interval, self._since = [], now
@@ -163,18 +177,47 @@ class Metrics:
         self._since += seconds
 
     def _tell(self, records: list[Record]) -> None:
-        for outlet in self.outlets:
-            outlet.write(records)
+        for logger in self.loggers:
+            logger.write(records)
 
 
-def name_of(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """What a device is called by its maker."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
-def memory(device: torch.device) -> int:
+def peak_memory(device: torch.device) -> int:
     """Bytes at the peak: reserved on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def write_resolved(config: Config, folder: Path, world_size: int) -> Path:
+    """Write config.json: every setting with its value, and the versions that ran it."""
+    record: dict[str, Any] = {
+        "config": dataclasses.asdict(config),
+        "world_size": world_size,
+        "versions": versions(),
+    }
+    path = folder / "config.json"
+    with writing(path):
+        path.write_text(json.dumps(record, indent=2) + "\n")
+    return path
+
+
+def versions() -> dict[str, str]:
+    """Tell the versions of what a run's losses and speed may depend on."""
+    found = {name: _version(name) for name in PACKAGES}
+    return {
+        "python": platform.python_version(),
+        **{name: version for name, version in found.items() if version},
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""

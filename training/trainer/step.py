@@ -1,21 +1,28 @@
-"""One step of the optimizer: read, forward, backward, clip, update."""
+"""One step of the optimizer, one evaluation, and where a number that is none first comes from.
+
+A step reads, goes forward and backward, clips and updates. To look at every module's output makes a
+device wait, so trace_nan is for a run that has failed: started again it goes on from the last
+checkpoint, repeats the same steps, and fails with names.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from itertools import count
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from training import compat
 from training.config import lr_schedule
 from training.config.config import Config
-from training.data.loader import Ahead
+from training.data.base import DataFeed
+from training.data.loader import Prefetcher
 from training.errors import TrainingError
 from training.observers.phases import Phases
-from training.observers.trace import look_at_gradients, trace
 from training.ops.loss import counted
 from training.parallel.backend import Backend
 from training.parallel.optimizer import set_learning_rate
@@ -33,7 +40,7 @@ class Taken(NamedTuple):
     learning_rate: float
 
 
-class Stepper:
+class TrainStep:
     """Takes steps; all its ranks must, together. `phase` is told their parts."""
 
     def __init__(
@@ -43,7 +50,7 @@ class Stepper:
         backend: Backend,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        data: Ahead,
+        data: Prefetcher,
         phase: Phases,
         say: Callable[[str], None],
     ) -> None:
@@ -55,7 +62,7 @@ class Stepper:
         self.step = 0  # that is under way
         self.skipped = 0  # steps in a row
         if config.run.trace_nan:
-            trace(model, self._where)
+            trace_nonfinite(model, self._where)
 
     def take(self, step: int) -> Taken:
         """Take this step, the first of which is 1. Raises TrainingError."""
@@ -70,7 +77,7 @@ class Stepper:
         set_learning_rate(self.optimizer, rate)
         loss = self._backward()  # ()
         if self.config.run.trace_nan:
-            look_at_gradients(self.model, self._where)
+            check_gradients(self.model, self._where)
         with self.phase("clip"):
             norm = self.backend.clip(self.model, self.optimizer, optim.grad_clip_thresh)  # ()
             usable = self._is_usable(norm)
@@ -125,3 +132,66 @@ class Stepper:
         """Tell the step that is under way, and what it reads."""
         end = self.data.feed.position
         return f"step {self.step}, samples {end - self.samples:,} to {end - 1:,} of the order"
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tuple[float, int]:
+    """Mean loss over the targets that count, and how many these are (a collective call).
+
+    batches: of every rank, at most; 0 for all that there are. No sample is taken twice.
+    """
+    data.rewind()
+    sums = torch.zeros(2, dtype=torch.float64, device=group.device)  # loss, weight
+    one = torch.ones((), device=group.device)  # (): so that the model gives the sum
+    was_training = model.training
+    model.eval()
+    for _ in range(batches) if batches else count():
+        part = data.next_rows(range(data.batch_size))
+        if not group.any(not part.spent):
+            break
+        batch = part.rows.to(group.device)
+        loss = model(batch.inputs, batch.targets, weights=batch.weights, total=one)  # ()
+        sums += torch.stack((loss, counted(batch.targets, batch.weights)))  # (2,)
+    model.train(was_training)
+    dist.all_reduce(sums)
+    loss, weight = (sums / group.tensor_parallel).tolist()  # ranks that read the same count once
+    return loss / max(weight, 1e-30), round(weight)
+
+
+def trace_nonfinite(model: nn.Module, where: Callable[[], str]) -> None:
+    """Let every module's output be looked at; `where` tells the step and the batch.
+
+    The first that is not finite raises TrainingError.
+    """
+
+    def hook(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def look(module: nn.Module, inputs: Any, output: Any) -> None:
+            for one in output if isinstance(output, tuple) else (output,):
+                if isinstance(one, Tensor) and not is_finite(one):
+                    raise _nonfinite(
+                        f"{name or 'the model'} ({type(module).__name__}) gives", one, where()
+                    )
+
+        return look
+
+    for name, module in model.named_modules():
+        module.register_forward_hook(hook(name))
+
+
+def check_gradients(model: nn.Module, where: Callable[[], str]) -> None:
+    """Raise TrainingError naming the first parameter, going back, whose gradient is not finite."""
+    for name, parameter in reversed(list(model.named_parameters())):
+        if parameter.grad is not None and not is_finite(parameter.grad):
+            raise _nonfinite(f"the gradient of {name} has", parameter.grad, where())
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether all of a tensor, or of this rank's part of it, is numbers."""
+    part = x.to_local() if isinstance(x, compat.DTensor) else x
+    return bool(torch.isfinite(part).all())
+
+
+def _nonfinite(what: str, x: Tensor, where: str) -> TrainingError:
+    part = x.to_local() if isinstance(x, compat.DTensor) else x
+    nans, infinite = int(part.isnan().sum()), int(part.isinf().sum())
+    return TrainingError(f"{where}: {what} {nans} NaN and {infinite} Inf", local=True)

@@ -12,15 +12,14 @@ import torch
 from training import loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
-from training.checkpoint.lease import NOBODY, Claim, Own
-from training.checkpoint.manager import Saver
+from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
+from training.checkpoint.manager import Saver, changeable_settings, model_identity, resume
 from training.checkpoint.mirror import Mirror
-from training.checkpoint.resume import identity, resume, settings
 from training.config import degrees, lr_schedule
 from training.config.config import Config
-from training.data.feed import Feed
-from training.data.fetch import fetched
-from training.data.loader import Ahead
+from training.data.base import DataFeed
+from training.data.loader import Prefetcher
+from training.data.remote import fetch_data
 from training.data.sources import open_data, open_evaluation
 from training.errors import SAVED, RequestError, TrainingError
 from training.loggers.console import Console
@@ -28,10 +27,8 @@ from training.manifest import Manifest
 from training.parallel import backend
 from training.process_group import Group, stop
 from training.trainer import flops
-from training.trainer.evaluation import evaluate
-from training.trainer.metrics import Metrics
-from training.trainer.resolved import write_resolved
-from training.trainer.step import Stepper
+from training.trainer.metrics import Metrics, write_resolved
+from training.trainer.step import TrainStep, evaluate
 
 COMPILED = 4
 """Steps of a run that only compiles: from the second on, their graphs are the same."""
@@ -39,9 +36,9 @@ COMPILED = 4
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
-    group = backend.find(config.parallel.backend).start(config)
+    group = backend.find_backend(config.parallel.backend).start(config)
     first = group.rank == 0
-    with Own(Path(config.run.save_ckpt_path)) if first else NOBODY as claim:
+    with OwnLease(Path(config.run.save_ckpt_path)) if first else NO_LEASE as claim:
         trainer = Trainer(config, group, claim)
         try:
             code = trainer.run()
@@ -75,14 +72,14 @@ class Trainer:
     rank 0 has of the folder; a run without one must be the only one there.
     """
 
-    def __init__(self, config: Config, group: Group, claim: Claim = NOBODY) -> None:
+    def __init__(self, config: Config, group: Group, claim: RunLease = NO_LEASE) -> None:
         self.config, self.group, self.claim = config, group, claim
-        self.backend = backend.find(config.parallel.backend)
+        self.backend = backend.find_backend(config.parallel.backend)
         self.stop, self.console = StopRequest(), Console()
         self.stopping = False
         run, optim = config.run, config.optim
         self._check()
-        config = self.config = fetched(config, group, self._say)
+        config = self.config = fetch_data(config, group, self._say)
         readers = group.data_rank, group.data_world_size
         self.data = group.together(lambda: open_data(config, *readers, group.device))
         for note in self.data.notes:
@@ -107,9 +104,9 @@ class Trainer:
         if group.rank == 0:
             write_resolved(config, self.folder, group.world_size)
         self.phase = observers.observe(run, group, self.model, self.step, self.console, claim)
-        self.stepper = Stepper(*(config, group, *trained, self.data, self.phase, self._say))
+        self.stepper = TrainStep(*(config, group, *trained, self.data, self.phase, self._say))
         opened = group.together(
-            lambda: loggers.open_outlets(config, self.step, self.console) if group.rank == 0 else []
+            lambda: loggers.open_loggers(config, self.step, self.console) if group.rank == 0 else []
         )
         self.metrics = Metrics(
             opened,
@@ -200,7 +197,7 @@ class Trainer:
         with self.phase("data"):
             return not self.group.any(not self.data.ended())
 
-    def _evaluate(self, held_out: Feed) -> None:
+    def _evaluate(self, held_out: DataFeed) -> None:
         since = time.perf_counter()
         batches = self.config.data.eval_batches
         loss, tokens = evaluate(self.model, held_out, batches, self.group)
@@ -214,8 +211,8 @@ class Trainer:
                 step=self.step,
                 tokens_seen=self.tokens_seen,
                 world_size=self.group.world_size,
-                model=identity(self.config),
-                settings=settings(self.config),
+                model=model_identity(self.config),
+                settings=changeable_settings(self.config),
                 data=self.data.state(self.group.gather),
                 torch=torch.__version__,
             )
@@ -226,6 +223,6 @@ class Trainer:
             self.console.say(text)
 
 
-def _require_same(data: Ahead, first: str) -> None:
+def _require_same(data: Prefetcher, first: str) -> None:
     if data.feed.fingerprint != first:
         raise RequestError("dataset_path: this rank sees other files than rank 0")

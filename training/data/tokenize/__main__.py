@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from training.arguments import enter
+from training.cli import run_command
 from training.config.flags import Flag, parse
 from training.config.setting import boolean, integer
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
@@ -143,7 +143,7 @@ def _quiet() -> None:
 
 def main() -> int:
     try:
-        return enter(tokenize, sys.argv[1:])
+        return run_command(tokenize, sys.argv[1:])
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130

@@ -14,9 +14,12 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from training.data.columns import IDS, LABELS, METADATA
 from training.data.tokenize.tokenizer import Ids
 from training.errors import writing
+
+IDS, LABELS = "input_ids", "labels"
+METADATA = "sqshforge.json"
+"""Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
 
 FILE_TOKENS, BATCH_TOKENS = 2**26, 2**20
 """Tokens of one file (512 MiB with the labels) and of one record batch in it."""

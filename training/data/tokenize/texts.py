@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from glob import has_magic, iglob
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from training.data.files import find_files, is_local
 from training.errors import RequestError, TrainingError
 
+BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 SAMPLES_BY = ("document", "paragraph", "line")
 LARGEST_TEXT = 2**31 - 1
 """Bytes of one text, the most that arrow's strings hold."""
@@ -27,6 +29,41 @@ LEAST_SHARD, MOST_SHARD, SHARDS = 2**18, 2**23, 256
 """Bytes of a shard: a 256th of all, between 256 KiB and 8 MiB."""
 AT_ONCE = 10_000
 """Documents whose lengths are looked up at once."""
+
+
+def is_local(name: str) -> bool:
+    """Whether files are meant, which may be missing, rather than a set of the hub."""
+    return Path(name).exists() or has_magic(name) or name.startswith((".", "/", "~"))
+
+
+def find_files(name: str) -> tuple[str, list[str]]:
+    """Find the files of a folder or a pattern, sorted, and their builder. Raises RequestError."""
+    pattern = f"{name}/**/*" if Path(name).is_dir() else name
+    found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
+    if not found:
+        raise RequestError(f"no file matches {pattern}")
+    return builder_of(name, found)
+
+
+def builder_of(name: str, paths: Sequence[str]) -> tuple[str, list[str]]:
+    """Choose the builder by the endings; the files that it reads. Raises RequestError."""
+    known: dict[str, list[str]] = {}
+    for path in paths:
+        endings = [end for end in PurePosixPath(path).suffixes if end not in COMPRESSED]
+        if endings and endings[-1] in BUILDERS:
+            known.setdefault(BUILDERS[endings[-1]], []).append(path)
+    if not known:
+        raise RequestError(
+            f"{name} has no file that is known by its ending; "
+            f"they are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
+        )
+    if len(known) > 1:
+        raise RequestError(
+            f"{name} has files of several kinds ({', '.join(sorted(known))}); "
+            f"name one with a pattern, such as '{name}/**/*.txt'"
+        )
+    ((builder, files),) = known.items()
+    return builder, files
 
 
 @dataclass(frozen=True)
@@ -168,7 +205,7 @@ class _told:  # noqa: N801, used as a phrase: with _told(name)
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not isinstance(error, Exception):
             return
-        for cause in _causes(error):
+        for cause in causes(error):
             if isinstance(cause, OSError) and cause.errno in (
                 errno.ENOSPC,
                 errno.EDQUOT,
@@ -179,7 +216,7 @@ class _told:  # noqa: N801, used as a phrase: with _told(name)
                     f"the cache of datasets cannot be written: {cause.strerror}; set HF_HOME to "
                     f"a folder with room"
                 ) from error
-        reason = " ".join(str(list(_causes(error))[-1]).split()) or type(error).__name__
+        reason = " ".join(str(list(causes(error))[-1]).split()) or type(error).__name__
         where = f"{self.name} cannot be read"
         if self.hub:
             where = f"{self.name} is no local file or folder, and the hub does not give it"
@@ -188,7 +225,7 @@ class _told:  # noqa: N801, used as a phrase: with _told(name)
         raise RequestError(f"--dataset: {where}: {reason}") from error
 
 
-def _causes(error: BaseException) -> Iterator[BaseException]:
+def causes(error: BaseException) -> Iterator[BaseException]:
     """An error, and those that it was raised for."""
     cause: BaseException | None = error
     while cause is not None:

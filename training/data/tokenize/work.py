@@ -15,6 +15,8 @@ import multiprocessing
 import pickle
 import shutil
 import signal
+import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -23,14 +25,63 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training.data.child import leave_with_parent
+from training.cli import leave_with_parent
 from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
-from training.data.tokenize.progress import Progress
 from training.data.tokenize.texts import Texts
 from training.data.tokenize.tokenizer import Encoder, Tokenizer
 from training.errors import RequestError, TrainingError, writing
 
+PROGRESS_SECONDS = 30.0
+"""Seconds between lines where there is no terminal."""
+
 JOURNAL, JOB, SET, PLACED = "journal.json", "job.pickle", "set", "placed"
+
+
+class Progress:
+    """Counts parts of a whole; `before` of them were done by an earlier run.
+
+    Told in one line that changes on a terminal, in a line now and then elsewhere.
+    """
+
+    def __init__(self, what: str, whole: int, before: int = 0) -> None:
+        self.what, self.whole, self.before, self.done = what, max(1, whole), before, before
+        self.tokens = 0
+        self._live = sys.stderr.isatty()
+        self._since = self._told = time.monotonic()
+
+    def add(self, parts: int, tokens: int) -> None:
+        self.done += parts
+        self.tokens += tokens
+        now = time.monotonic()
+        if self._live or now - self._told >= PROGRESS_SECONDS:
+            self._told = now
+            print(self._line(now - self._since), end=self._end(), file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the last line on a terminal."""
+        if self._live:
+            print(file=sys.stderr, flush=True)
+
+    def _end(self) -> str:
+        return "\x1b[K\r" if self._live else "\n"
+
+    def _line(self, seconds: float) -> str:
+        rate = (self.done - self.before) / max(seconds, 1e-6)
+        left = (self.whole - self.done) / rate if rate else 0.0
+        return (
+            f"{self.what}: {self.done / self.whole:.0%}, "
+            f"{self.tokens / max(seconds, 1e-6) / 1e6:.2f} M tokens/s, {duration(left)} left"
+        )
+
+
+def duration(seconds: float) -> str:
+    """Write a time as 12 s, 3 min 5 s or 2 h 4 min."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 @dataclass(frozen=True)

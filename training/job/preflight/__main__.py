@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from training.errors import TrainingError
 from training.job import preflight
-from training.job.node import look
+from training.job.node import look_at_node
 from training.job.plan import make_plan, read_job
 
 
@@ -30,7 +30,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         job = read_job(os.environ)
         module = "training.job.preflight"
-        preflight.run(make_plan(job, look(job), os.environ, module, (), asked.nproc), os.environ)
+        preflight.run(
+            make_plan(job, look_at_node(job), os.environ, module, (), asked.nproc), os.environ
+        )
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

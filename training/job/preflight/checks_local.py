@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import platform
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import training
 from training.job.plan import Plan
-from training.job.preflight import checks_accelerator, efa, neuron, space, versions
-from training.job.preflight.checks_network import Shared
-from training.job.preflight.finding import PATIENCE, Finding, Report, check
-from training.job.preflight.workers import Crew
+from training.job.preflight import checks_accelerator, checks_network
+from training.job.preflight.checks_network import SharedFolder
+from training.job.preflight.finding import PATIENCE, Finding, Report, run_check
+from training.job.preflight.workers import Workers
 
-Look = Callable[[], tuple[str, list[str]]]
+Check = Callable[[], tuple[str, list[str]]]
+
+MIB = 1 << 20
+LEAST_FREE = {"temporary": 256 * MIB, "memory": 64 * MIB}
+"""Bytes without which nothing can run: compiled kernels and logs; what Docker gives /dev/shm by
+default. What NCCL needs of that is shown by its all-reduce."""
+
+LOCK = "sqshforge/meta/lock.json"  # what the image was made of
+DRIVERS = ("nvidia", "efa", "neuron")  # modules of the kernel
+NO_VERSION = "none"
 
 
-def look(
+def check_node(
     plan: Plan,
     environment: Mapping[str, str],
-    crew: Crew,
-    shared: Shared | None,
+    workers: Workers,
+    shared: SharedFolder | None,
     nonce: str,
     seconds: float,
     root: Path,
@@ -32,32 +46,32 @@ def look(
     def left() -> float:
         return max(1.0, until - time.monotonic())
 
-    def run(name: str, work: Look) -> Finding:
-        return check(name, work, min(PATIENCE, left()))
+    def run(name: str, work: Check) -> Finding:
+        return run_check(name, work, min(PATIENCE, left()))
 
     def write() -> tuple[str, list[str]]:
         return shared.write(nonce) if shared else ("CHECKPOINTS is not set: not tried", [])
 
     folder = run("folder", write)
-    room = run("space", lambda: space.look(root, environment))
-    card = run("efa", lambda: efa.look(root, environment))
+    room = run("space", lambda: check_space(root, environment))
+    card = run("efa", lambda: checks_network.check_efa(root, environment))
     driver = run("driver", lambda: _driver(plan, environment, root))
-    # By now the crew has loaded torch, or soon will have.
+    # By now the workers have loaded torch, or soon will have.
     probes: list[dict[str, Any]] = [{}]
 
     def use() -> tuple[str, list[str]]:
-        probes[:] = crew.ask([{"do": "probe"}] * crew.size, left())
-        return _used(probes, checks_accelerator.present(root, environment))
+        probes[:] = workers.ask([{"do": "probe"}] * workers.size, left())
+        return _used(probes, checks_accelerator.has_gpus(root, environment))
 
-    devices = check("devices", use, left() + PATIENCE)
+    devices = run_check("devices", use, left() + PATIENCE)
     inside = Finding("inside", 0.0, "not tried")
     if not devices.faults:
-        inside = check("inside", lambda: _inside(crew, left()), left() + PATIENCE)
+        inside = run_check("inside", lambda: _inside(workers, left()), left() + PATIENCE)
     first: dict[str, Any] = probes[0]
     same: dict[str, str] = {}
 
     def read() -> tuple[str, list[str]]:
-        same.update(versions.read(root, environment, first))
+        same.update(read_versions(root, environment, first))
         same["accelerators"] = f"{first.get('devices') or 0} x {first.get('accelerator', '?')}"
         same["processes"] = str(plan.processes)
         return ", ".join(f"{name} {same[name]}" for name in ("python", "torch", "training")), []
@@ -72,21 +86,21 @@ def look(
         versions=same,
         backend=backend,
         # gloo joins each with each: one of a node is enough for the network between nodes.
-        crew=crew.size if backend == "nccl" else 1,
+        crew=workers.size if backend == "nccl" else 1,
         wrote=shared is not None and not folder.faults,
     )
 
 
 def _driver(plan: Plan, environment: Mapping[str, str], root: Path) -> tuple[str, list[str]]:
-    if checks_accelerator.present(root, environment):
-        return checks_accelerator.look(environment)
-    if neuron.chips(root):
-        return neuron.look(root, environment, plan.processes)
+    if checks_accelerator.has_gpus(root, environment):
+        return checks_accelerator.check_gpus(environment)
+    if checks_accelerator.count_chips(root):
+        return checks_accelerator.check_chips(root, environment, plan.processes)
     return "no accelerator", []
 
 
 def _used(probes: list[dict[str, Any]], gpus: bool) -> tuple[str, list[str]]:
-    """Judge what the crew says of the devices that it has used."""
+    """Judge what the workers say of the devices that they have used."""
     faults = [
         f"process {rank}: {one['fault']}" for rank, one in enumerate(probes) if "fault" in one
     ]
@@ -96,16 +110,68 @@ def _used(probes: list[dict[str, Any]], gpus: bool) -> tuple[str, list[str]]:
     return f"{len(probes)} x {first.get('accelerator', '?')}", faults
 
 
-def _inside(crew: Crew, seconds: float) -> tuple[str, list[str]]:
+def _inside(workers: Workers, seconds: float) -> tuple[str, list[str]]:
     """Let the processes of this node compute together."""
     with TemporaryDirectory(prefix="preflight-", ignore_cleanup_errors=True) as folder:
         order = {
             "do": "reduce",
             "store": [f"{folder}/store"],
             "name": "inside",
-            "world": crew.size,
+            "world": workers.size,
             "seconds": 0.4 * seconds,
         }
-        answers = crew.ask([{**order, "rank": rank} for rank in range(crew.size)], seconds)
+        answers = workers.ask([{**order, "rank": rank} for rank in range(workers.size)], seconds)
     faults = [f"process {i}: {one['fault']}" for i, one in enumerate(answers) if "fault" in one]
-    return f"{crew.size} processes", faults
+    return f"{workers.size} processes", faults
+
+
+def check_space(root: Path, environment: Mapping[str, str]) -> tuple[str, list[str]]:
+    """Say which places are nearly full. Raises OSError for a folder that is not there."""
+    places = {
+        "temporary": Path(environment.get("TMPDIR") or "/tmp"),
+        "memory": root / "dev/shm",
+    }
+    told, faults = [], []
+    for what, place in places.items():
+        free = shutil.disk_usage(place).free
+        told.append(f"{place} {_size(free)}")
+        if free < LEAST_FREE[what]:
+            faults.append(f"{place} has {_size(free)} free, less than {_size(LEAST_FREE[what])}")
+        elif not os.access(place, os.W_OK):
+            faults.append(f"{place} cannot be written to")
+    return ", ".join(told), faults
+
+
+def _size(count: int) -> str:
+    return f"{count / (1 << 30):.1f} GiB" if count >= 1 << 30 else f"{count / MIB:.0f} MiB"
+
+
+def read_versions(
+    root: Path, environment: Mapping[str, str], probe: Mapping[str, str]
+) -> dict[str, str]:
+    """Collect them; `probe` has those of torch, from a process that has loaded it."""
+    lock = root / LOCK
+    found = {
+        "python": platform.python_version(),
+        **{name: probe.get(name, "") for name in ("torch", "cuda", "nccl")},
+        "libfabric": checks_network.libfabric_version(environment),
+        "image": _digest(lock.read_bytes()) if lock.is_file() else "",
+        "training": _digest(_sources(Path(training.__file__).parent)),
+    }
+    for driver in DRIVERS:
+        place = root / "sys/module" / driver / "version"
+        found[f"{driver} driver"] = place.read_text().strip() if place.is_file() else ""
+    return {name: value or NO_VERSION for name, value in found.items()}
+
+
+def _sources(folder: Path) -> bytes:
+    """Every source of the package with its name, in an order of their own."""
+    parts = []
+    for path in sorted(folder.rglob("*.py")):
+        data = path.read_bytes()
+        parts.append(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
+    return b"".join(parts)
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]

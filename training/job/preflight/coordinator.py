@@ -1,23 +1,22 @@
-"""Node 0's part: hear every node, have them look at and compute with each other, and judge."""
+"""Node 0's part: hear every node, have them look at and compute with each other, judge, print."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
 from training.job.plan import Job
 from training.job.preflight import fault_isolation
-from training.job.preflight.blame import Pair, further, levels, ring
-from training.job.preflight.checks_network import PATIENCE as SEEING
+from training.job.preflight.checks_network import SEEN_WITHIN
+from training.job.preflight.fault_isolation import Pair, further_pairs, ring_rounds, tree_levels
 from training.job.preflight.finding import Fault, Report
-from training.job.preflight.names import Names
 from training.job.preflight.protocol import Hub
 from training.job.preflight.rendezvous import Rendezvous
-from training.job.preflight.report import Row, rows, table, wrong
-from training.job.preflight.settings import Settings
+from training.job.preflight.settings import NodeNames, Settings
 
 WIDTH = 32
 """Nodes of a gloo group, each of which is connected with each."""
@@ -25,15 +24,29 @@ WIDTH = 32
 GRACE = 10.0
 """Seconds for a short answer of a node that is there."""
 
+CHECKS = (
+    "node",
+    "driver",
+    "devices",
+    "efa",
+    "folder",
+    "space",
+    "clock",
+    "versions",
+    "inside",
+    "across",
+)
+"""In the order of the table."""
 
-class Conductor:
+
+class Coordinator:
     """Asks the nodes what is to be asked, and sends each home with what concerns it."""
 
     def __init__(
         self,
         job: Job,
         settings: Settings,
-        names: Names,
+        names: NodeNames,
         clock: Callable[[], float],
         nonce: str,
         port: int,
@@ -45,8 +58,8 @@ class Conductor:
         self._rendezvous = Rendezvous() if job.nodes > 1 else None
         self._reports: dict[int, Report] = {}
         self._faults: list[Fault] = []
-        self._rows: list[Row] = []
-        self._store: list[str | int] = []  # where crews meet: address and port
+        self._rows: list[TableRow] = []
+        self._store: list[str | int] = []  # where workers meet: address and port
         self.port = self._hub.port
 
     def run(self) -> None:
@@ -55,7 +68,9 @@ class Conductor:
             self._hear()
             self._look()
             self._compare_clocks()
-            self._faults += fault_isolation.versions(list(self._reports.values()), self._names)
+            self._faults += fault_isolation.version_faults(
+                list(self._reports.values()), self._names
+            )
             self._compute()
             self._send_home()
         finally:
@@ -88,9 +103,9 @@ class Conductor:
                 text = f"it has not come within {limit:g} s"
             self._faults.append(Fault("node", rank, text))
         told = f"{len(answers)} of {self._job.nodes} have come"
-        self._rows.append(Row("node", time.monotonic() - self._began, told))
-        self._rows += rows(list(self._reports.values()))
-        self._faults += fault_isolation.own(self._reports.values())
+        self._rows.append(TableRow("node", time.monotonic() - self._began, told))
+        self._rows += report_rows(list(self._reports.values()))
+        self._faults += fault_isolation.own_faults(self._reports.values())
 
     def _look(self) -> None:
         """Let nodes read files of each other: all those of node 0 and of the next, node 0 all.
@@ -107,14 +122,14 @@ class Conductor:
             for index, rank in enumerate(nodes)
         }
         asked[first] = others
-        answers = self._ask({r: {"do": "look", "ranks": a} for r, a in asked.items()}, SEEING)
+        answers = self._ask({r: {"do": "look", "ranks": a} for r, a in asked.items()}, SEEN_WITHIN)
         seen: dict[Pair, bool] = {}
         for rank, ranks in asked.items():
             unseen = answers[rank]["unseen"] if rank in answers else ranks
             for other in ranks:
                 pair = (min(rank, other), max(rank, other))
                 seen[pair] = seen.get(pair, True) and other not in unseen
-        self._faults += fault_isolation.folder(nodes, seen, self._names)
+        self._faults += fault_isolation.folder_faults(nodes, seen, self._names)
         self._add_seconds("folder", time.monotonic() - began)
 
     def _compare_clocks(self) -> None:
@@ -125,9 +140,9 @@ class Conductor:
         for rank, answer in self._hub.gather(self._reports, GRACE).items():
             half = (answer.at - began) / 2
             offsets[rank] = (float(answer.value["clock"]) - asked - half, half)
-        self._faults += fault_isolation.clocks(offsets, self._names)
+        self._faults += fault_isolation.clock_faults(offsets, self._names)
         most = max((abs(ahead) for ahead, _ in offsets.values()), default=0.0)
-        self._rows.append(Row("clock", time.monotonic() - began, f"within {most:.2f} s"))
+        self._rows.append(TableRow("clock", time.monotonic() - began, f"within {most:.2f} s"))
 
     def _compute(self) -> None:
         """Let all nodes compute together that can; if they fail, find those that make them."""
@@ -136,53 +151,57 @@ class Conductor:
         nodes = [rank for rank, report in self._reports.items() if report.backend == backend]
         if not backend or len(nodes) < 2:
             told = "one node alone" if self._job.nodes == 1 else "not tried"
-            self._rows.append(Row("across", 0.0, told))
+            self._rows.append(TableRow("across", 0.0, told))
             return
         began = time.monotonic()
         try:
             self._store = [self._job.address, self._rendezvous_port()]
         except OSError as error:
             self._faults.append(Fault("across", 0, str(error)))
-            self._rows.append(Row("across", time.monotonic() - began, "not tried"))
+            self._rows.append(TableRow("across", time.monotonic() - began, "not tried"))
             return
         self._faults += self._find(nodes, len(nodes) if backend == "nccl" else WIDTH)
         told = f"{backend}, {sum(self._reports[rank].crew for rank in nodes)} processes"
-        self._rows.append(Row("across", time.monotonic() - began, told))
+        self._rows.append(TableRow("across", time.monotonic() - began, told))
 
     def _find(self, nodes: Sequence[int], width: int) -> list[Fault]:
         """Let all compute, and those that fail to in pairs, until it is known who is at fault."""
-        for number, groups in enumerate(levels(nodes, width)):
+        for number, groups in enumerate(tree_levels(nodes, width)):
             reasons = self._reduce(groups, f"all-{number}", self._settings.limit)
             failed = [group for group in groups if any(reasons[rank] for rank in group)]
             if failed:
-                return self._blame(failed, reasons)
+                return self._isolate(failed, reasons)
         return []
 
-    def _blame(self, groups: Sequence[Sequence[int]], reasons: dict[int, str]) -> list[Fault]:
+    def _isolate(self, groups: Sequence[Sequence[int]], reasons: dict[int, str]) -> list[Fault]:
         """Try neighbours in the groups that have failed, then the pairs that tell more."""
         tried: dict[Pair, bool] = {}
 
         def try_(pairs: list[Pair], name: str) -> None:
-            # Crews that hung are started anew, and load torch, before the time of the pairs begins.
+            # Workers that hung start anew, and load torch, before the time of the pairs begins.
             ranks = [rank for pair in pairs for rank in pair]
             self._ask({rank: {"do": "ready"} for rank in ranks}, self._settings.limit)
             told = self._reduce([list(pair) for pair in pairs], name, self._settings.pair_limit)
             reasons.update({rank: reason for rank, reason in told.items() if reason})
             tried.update({pair: not any(told[rank] for rank in pair) for pair in pairs})
 
-        rounds = zip_longest(*(ring(group) for group in groups), fillvalue=[])
+        rounds = zip_longest(*(ring_rounds(group) for group in groups), fillvalue=[])
         for number, parts in enumerate(rounds):
             try_([pair for part in parts for pair in part], f"pair-{number}")
         known = [_among(group, tried) for group in groups]
         more = [
-            pair for group, own in zip(groups, known, strict=True) for pair in further(group, own)
+            pair
+            for group, own in zip(groups, known, strict=True)
+            for pair in further_pairs(group, own)
         ]
         if more:
             try_(more, "further")
         return [
             fault
             for group in groups
-            for fault in fault_isolation.network(group, _among(group, tried), reasons, self._names)
+            for fault in fault_isolation.network_faults(
+                group, _among(group, tried), reasons, self._names
+            )
         ]
 
     def _reduce(self, groups: Sequence[Sequence[int]], name: str, seconds: float) -> dict[int, str]:
@@ -229,12 +248,12 @@ class Conductor:
             messages[rank] = {
                 "do": "end",
                 "faults": len(self._faults),
-                "wrong": wrong(self._faults if rank == 0 else own, self._names),
+                "wrong": fault_lines(self._faults if rank == 0 else own, self._names),
                 "bad": [self._names[one] for one in bad],
                 "hosts": [host for host in hosts if host] if rank == writer else None,
             }
         if 0 in messages:
-            lines = table(self._job.nodes, seconds, self._rows, self._faults)
+            lines = format_table(self._job.nodes, seconds, self._rows, self._faults)
             messages[0]["table"] = lines
         self._ask(messages, 0)
 
@@ -245,7 +264,7 @@ class Conductor:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._rows = [
-            Row(row.check, row.seconds + seconds, row.told) if row.check == name else row
+            TableRow(row.check, row.seconds + seconds, row.told) if row.check == name else row
             for row in self._rows
         ]
 
@@ -253,3 +272,47 @@ class Conductor:
 def _among(group: Sequence[int], pairs: Mapping[Pair, bool]) -> dict[Pair, bool]:
     """Those of the pairs that are of a group."""
     return {pair: well for pair, well in pairs.items() if pair[0] in group}
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A check over all nodes."""
+
+    check: str
+    seconds: float  # of the slowest node
+    told: str
+
+
+def report_rows(reports: Sequence[Report]) -> list[TableRow]:
+    """What most nodes told of their own checks."""
+    found = []
+    for name in CHECKS:
+        own = [one for report in reports for one in report.findings if one.check == name]
+        if own:
+            told, _ = Counter(one.told for one in own).most_common(1)[0]
+            found.append(TableRow(name, max(one.seconds for one in own), told))
+    return found
+
+
+def format_table(
+    nodes: int, seconds: float, lines: Iterable[TableRow], faults: Sequence[Fault]
+) -> str:
+    """Tell every check, in the order of CHECKS."""
+    bad = {fault.check for fault in faults}
+    ordered = sorted(lines, key=lambda row: CHECKS.index(row.check))
+    found = []
+    for row in ordered:
+        word = "BAD" if row.check in bad else "ok"
+        found.append(f"  {row.check:8}  {word:3}  {row.seconds:5.1f} s  {row.told}".rstrip())
+    count = "1 node" if nodes == 1 else f"{nodes} nodes"
+    return "\n".join([f"training.preflight: {count}, {seconds:.1f} s", *found])
+
+
+def fault_lines(faults: Iterable[Fault], names: NodeNames) -> list[str]:
+    """A line a fault, by node."""
+    ordered = sorted(faults, key=lambda one: (one.rank is None, one.rank or 0))
+    return [f"{_whose(fault, names)}{fault.check}: {fault.text}" for fault in ordered]
+
+
+def _whose(fault: Fault, names: NodeNames) -> str:
+    return "" if fault.rank is None else f"{names[fault.rank]}: "

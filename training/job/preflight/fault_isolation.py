@@ -1,14 +1,16 @@
-"""From what nodes saw to faults: no look at anything, only judgement."""
+"""From what nodes saw to faults, and whose they are: no look at anything, only judgement."""
 
 from __future__ import annotations
 
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from training.job.preflight.blame import Blame, Pair, blame, majority
 from training.job.preflight.finding import Fault, Report
-from training.job.preflight.names import Names
+from training.job.preflight.settings import NodeNames
+
+Pair = tuple[int, int]  # of ranks
 
 SKEW = 5.0
 """Seconds that a clock may be off. Those that a time server sets differ by milliseconds: one that
@@ -17,7 +19,93 @@ is off by this has none, and drifts on until munge (300 s) and S3 (15 minutes) r
 UNTOLD = "which is right cannot be told"
 
 
-def own(reports: Iterable[Report]) -> list[Fault]:
+@dataclass(frozen=True)
+class Verdict:
+    """The nodes that are at fault, and what cannot be told."""
+
+    odd: frozenset[int] = frozenset()  # well with none of the majority
+    apart: tuple[frozenset[int], ...] = ()  # groups without a majority, each well in itself
+    links: tuple[Pair, ...] = ()  # two of the majority that are not well with each other
+
+
+def majority(groups: Iterable[frozenset[int]]) -> frozenset[int] | None:
+    """The group that is larger than every other; None if there is no such."""
+    first, *others = sorted(groups, key=len, reverse=True)
+    return None if others and len(others[0]) == len(first) else first
+
+
+def isolate(nodes: Iterable[int], pairs: Mapping[Pair, bool]) -> Verdict:
+    """Judge nodes by the pairs that were tried, True for those that are well together."""
+    groups = connected(nodes, [pair for pair, well in pairs.items() if well])
+    most = majority(groups)
+    if most is None:
+        return Verdict(apart=tuple(groups))
+    links = (pair for pair, well in pairs.items() if not well and most.issuperset(pair))
+    return Verdict(frozenset().union(*groups) - most, (), tuple(links))
+
+
+def connected(nodes: Iterable[int], pairs: Iterable[Pair]) -> list[frozenset[int]]:
+    """Group the nodes that are joined by pairs, in the order of their lowest ranks."""
+    group = {node: {node} for node in nodes}
+    for one, other in pairs:
+        if group[one] is not group[other]:
+            small, large = sorted((group[one], group[other]), key=len)
+            large |= small
+            group.update(dict.fromkeys(small, large))
+    found = {id(members): frozenset(members) for members in group.values()}
+    return sorted(found.values(), key=min)
+
+
+def tree_levels(nodes: Sequence[int], width: int) -> list[list[list[int]]]:
+    """Groups of at most `width` in a tree: all are in the first level, their leaders in the next.
+
+    With n nodes there are n / width groups on the first level, so that n nodes make some n * width
+    connections where a group connects each with each, and not n * n.
+    """
+    found = []
+    while len(nodes) > 1:
+        groups = [list(nodes[start : start + width]) for start in range(0, len(nodes), width)]
+        found.append([group for group in groups if len(group) > 1])
+        nodes = [group[0] for group in groups]
+    return found
+
+
+def ring_rounds(nodes: Sequence[int]) -> list[list[Pair]]:
+    """Every node with both its neighbours, in rounds in which each is in one pair at most."""
+    count = len(nodes)
+    if count < 3:
+        return [[(nodes[0], nodes[1])]] if count == 2 else []
+    pairs = [(nodes[i], nodes[(i + 1) % count]) for i in range(count)]
+    even = count - count % 2
+    rounds = [pairs[0:even:2], pairs[1:even:2], pairs[even:]]
+    return [one for one in rounds if one]
+
+
+def further_pairs(nodes: Sequence[int], pairs: Mapping[Pair, bool]) -> list[Pair]:
+    """Pairs that tell more once the ring is known: each node in one at most, none tried before.
+
+    An odd node may have bad neighbours on both sides: it is tried with one of the majority. Where
+    there is no majority, nodes are tried with the ones after their neighbours.
+    """
+    tried = {frozenset(pair) for pair in pairs}
+    judged = isolate(nodes, pairs)
+    odd = [node for node in nodes if node in judged.odd]
+    if judged.apart:
+        count = len(nodes)
+        wanted = [(nodes[i], nodes[(i + 2) % count]) for i in range(count)]
+    else:
+        sound = [node for node in nodes if node not in judged.odd]
+        wanted = [(one, other) for one in odd for other in sound[: len(odd) + 2]]
+    found: list[Pair] = []
+    taken: set[int] = set()
+    for pair in wanted:
+        if frozenset(pair) not in tried and taken.isdisjoint(pair) and pair[0] != pair[1]:
+            found.append(pair)
+            taken.update(pair)
+    return found
+
+
+def own_faults(reports: Iterable[Report]) -> list[Fault]:
     """What the nodes found wrong on themselves."""
     return [
         Fault(finding.check, report.rank, fault)
@@ -27,7 +115,7 @@ def own(reports: Iterable[Report]) -> list[Fault]:
     ]
 
 
-def versions(reports: Sequence[Report], names: Names) -> list[Fault]:
+def version_faults(reports: Sequence[Report], names: NodeNames) -> list[Fault]:
     """Every version must be that of the most nodes."""
     faults = []
     for what in sorted({name for report in reports for name in report.versions}):
@@ -49,10 +137,10 @@ def versions(reports: Sequence[Report], names: Names) -> list[Fault]:
     return faults
 
 
-def folder(nodes: Sequence[int], seen: Mapping[Pair, bool], names: Names) -> list[Fault]:
+def folder_faults(nodes: Sequence[int], seen: Mapping[Pair, bool], names: NodeNames) -> list[Fault]:
     """Judge who sees whose file, by pairs in both directions."""
     what = "the same folder as CHECKPOINTS"
-    judged = blame(nodes, seen)
+    judged = isolate(nodes, seen)
     faults = [
         Fault(
             "folder",
@@ -71,7 +159,7 @@ def folder(nodes: Sequence[int], seen: Mapping[Pair, bool], names: Names) -> lis
     ]
 
 
-def clocks(offsets: Mapping[int, tuple[float, float]], names: Names) -> list[Fault]:
+def clock_faults(offsets: Mapping[int, tuple[float, float]], names: NodeNames) -> list[Fault]:
     """Judge clocks by (seconds ahead of node 0's, how far that may be wrong either way)."""
     if not offsets:
         return []
@@ -92,14 +180,14 @@ def clocks(offsets: Mapping[int, tuple[float, float]], names: Names) -> list[Fau
     ]
 
 
-def network(
-    nodes: Sequence[int], pairs: Mapping[Pair, bool], reasons: Mapping[int, str], names: Names
+def network_faults(
+    nodes: Sequence[int], pairs: Mapping[Pair, bool], reasons: Mapping[int, str], names: NodeNames
 ) -> list[Fault]:
     """Judge who fails to compute with whom, by the pairs that were tried once all had failed.
 
     `reasons` has what the nodes of failed pairs said last, by rank.
     """
-    judged = blame(nodes, pairs)
+    judged = isolate(nodes, pairs)
     faults = []
     for rank in sorted(judged.odd):
         with_ = {one for pair in pairs for one in pair if rank in pair} - {rank}
@@ -121,5 +209,5 @@ def network(
     return faults
 
 
-def _apart(judged: Blame, names: Names) -> str:
+def _apart(judged: Verdict, names: NodeNames) -> str:
     return " and ".join(names.several(group) for group in judged.apart)

@@ -1,16 +1,17 @@
-"""What checks saw, and what is wrong."""
+"""What checks saw, and what is wrong; and how a check runs that may never return."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from time import monotonic
-from typing import Any
-
-from training.job.preflight.limited import within
+from typing import Any, TypeVar
 
 PATIENCE = 30
 """Seconds for one check of a node's own: a file system or a driver may never answer."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,40 @@ class Report:
         return cls(**{**packed, "findings": findings})
 
 
-def check(
+def run_check(
     name: str, work: Callable[[], tuple[str, list[str]]], seconds: float = PATIENCE
 ) -> Finding:
     """Run one check; it gives what it saw and its faults, and what it raises is a fault too."""
     began = monotonic()
     try:
-        told, faults = within(seconds, work)
+        told, faults = call_with_timeout(seconds, work)
     except TimeoutError:
         told, faults = "", [f"no answer within {seconds:.0f} s"]
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
         told, faults = "", [f"{place}{error.strerror or error}"]
     return Finding(name, monotonic() - began, told, tuple(faults))
+
+
+def call_with_timeout(seconds: float, work: Callable[[], T]) -> T:
+    """Give what `work` gives, or raise what it raises; TimeoutError if it takes longer.
+
+    What hangs is left behind in its thread, which does not keep the process from ending.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise TimeoutError(f"no answer within {seconds:g} s")
+    return results[0]

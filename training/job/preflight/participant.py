@@ -1,56 +1,96 @@
-"""A node's part, node 0's too: come, tell what it finds, do what the conductor asks, go home."""
+"""A node's part, node 0's too: come, tell what it finds, do what the coordinator asks, go home."""
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from training.errors import BadNode, TrainingError
 from training.job.plan import Plan
-from training.job.preflight import checks_local, neuron
-from training.job.preflight.checks_network import BadNodes, Shared
-from training.job.preflight.limited import within
-from training.job.preflight.names import Names
-from training.job.preflight.settings import Settings
-from training.job.preflight.wire import Wire, connect
-from training.job.preflight.workers import Crew
+from training.job.preflight import checks_accelerator, checks_local
+from training.job.preflight.checks_network import BadNodes, SharedFolder
+from training.job.preflight.coordinator import Coordinator
+from training.job.preflight.finding import call_with_timeout
+from training.job.preflight.protocol import Wire, connect
+from training.job.preflight.settings import NodeNames, Settings, coordinator_port, read_settings
+from training.job.preflight.workers import Workers
 
 WRITING = 20.0
 """Seconds for a few bytes in the shared folder."""
 
 
-class Attendee:
-    """One node in its talk with the conductor."""
+def run(
+    plan: Plan,
+    environment: Mapping[str, str],
+    *,
+    clock: Callable[[], float] = time.time,
+    root: Path = Path("/"),
+) -> None:
+    """Check this node and, with the others of the job, all. Every node of it must call this.
+
+    `clock` is this node's, in seconds since 1970; `root` is where its /sys and /dev are looked at.
+    Raises BadNode on all nodes if one is bad, or cannot be met; RequestError.
+    """
+    settings = read_settings(environment)
+    job = plan.job
+    if not settings.wanted:
+        if job.node_rank == 0:
+            print("training.preflight: left out, as PREFLIGHT=0 asks", flush=True)
+        return
+    port = coordinator_port(job)
+    names = NodeNames(job, environment)
+    address = job.address if job.nodes > 1 else "127.0.0.1"
+    if job.node_rank:
+        Participant(plan, environment, settings, names, clock, root).run(address, port)
+        return
+    if settings.shared is not None:
+        SharedFolder(settings.shared, job).remove_earlier()
+    try:
+        coordinator = Coordinator(job, settings, names, clock, os.urandom(8).hex(), port)
+    except OSError as error:
+        told = f"port {port} of {names[0]}, where the nodes meet: {error.strerror or error}"
+        raise BadNode(f"preflight: {told}; MASTER_PORT leads to another") from error
+    thread = threading.Thread(target=coordinator.run, name="preflight-coordinator", daemon=True)
+    thread.start()
+    Participant(plan, environment, settings, names, clock, root).run(address, coordinator.port)
+    thread.join(settings.limit)
+
+
+class Participant:
+    """One node in its talk with the coordinator."""
 
     def __init__(
         self,
         plan: Plan,
         environment: Mapping[str, str],
         settings: Settings,
-        names: Names,
+        names: NodeNames,
         clock: Callable[[], float],
         root: Path,
     ) -> None:
         self._plan, self._environment, self._settings = plan, environment, settings
         self._names, self._clock, self._root = names, clock, root
         self._nonce = ""
-        self._shared: Shared | None = None
+        self._shared: SharedFolder | None = None
         self._bad_nodes: BadNodes | None = None
         if settings.shared is not None:
-            self._shared = Shared(settings.shared, plan.job)
+            self._shared = SharedFolder(settings.shared, plan.job)
             if plan.job.id != "local":
                 self._bad_nodes = BadNodes(settings.shared, plan.job)
-        # A Neuron core belongs to one process, and to load a program takes it minutes: there the
-        # crew is one process, which tries the hosts' network.
-        self._crew = Crew(
-            1 if neuron.chips(root) else plan.processes,
+        # A Neuron core belongs to one process, and to load a program takes it minutes: there one
+        # worker tries the hosts' network.
+        self._workers = Workers(
+            1 if checks_accelerator.count_chips(root) else plan.processes,
             {**environment, **{one.name: one.value for one in plan.variables}},
         )
 
     def run(self, address: str, port: int) -> None:
         """Come, and stay to the end. Raises BadNode if any node is bad, or the first is gone."""
-        with self._crew:
+        with self._workers:
             wire = self._meet(address, port)
             try:
                 self._talk(wire)
@@ -77,10 +117,10 @@ class Attendee:
             raise TrainingError(f"preflight: {address}:{port}: {welcome['refused']}", local=True)
         self._nonce = welcome["nonce"]
         # In nine tenths of the time that there is, so that even what hangs is told in time.
-        report = checks_local.look(
+        report = checks_local.check_node(
             self._plan,
             self._environment,
-            self._crew,
+            self._workers,
             self._shared,
             self._nonce,
             0.9 * limit,
@@ -108,7 +148,7 @@ class Attendee:
         assert self._shared is not None
         shared, ranks = self._shared, asked["ranks"]
         try:
-            return {"unseen": within(WRITING, lambda: shared.unseen(self._nonce, ranks))}
+            return {"unseen": call_with_timeout(WRITING, lambda: shared.unseen(self._nonce, ranks))}
         except TimeoutError:
             return {"unseen": ranks}
 
@@ -116,14 +156,14 @@ class Attendee:
         return {"clock": self._clock()}
 
     def _be_ready(self, asked: dict[str, Any]) -> dict[str, Any]:
-        self._crew.ask([{"do": "ready"}] * self._crew.size, self._settings.limit)
+        self._workers.ask([{"do": "ready"}] * self._workers.size, self._settings.limit)
         return {}
 
     def _reduce(self, asked: dict[str, Any]) -> dict[str, Any]:
         order = {key: asked[key] for key in ("name", "store", "world")}
         order |= {"do": "reduce", "seconds": 0.4 * asked["seconds"]}
         orders = [{**order, "rank": asked["first"] + i} for i in range(asked["crew"])]
-        answers = self._crew.ask(orders, asked["seconds"])
+        answers = self._workers.ask(orders, asked["seconds"])
         return {"fault": next((one["fault"] for one in answers if "fault" in one), "")}
 
     def _end(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +175,7 @@ class Attendee:
             return {}
         hosts = asked["hosts"]
         try:
-            within(WRITING, lambda: bad_nodes.write(hosts))
+            call_with_timeout(WRITING, lambda: bad_nodes.write(hosts))
         except OSError as error:
             return {"unwritten": f"{bad_nodes.path} cannot be written: {error.strerror or error}"}
         return {}
@@ -168,6 +208,6 @@ class Attendee:
     def _calmly(work: Callable[[], object]) -> object:
         """Do what is not worth an error of its own, at most for a while."""
         try:
-            return within(WRITING, work)
+            return call_with_timeout(WRITING, work)
         except OSError:
             return None

@@ -1,6 +1,6 @@
-"""Where the crews of several nodes find each other: a store of torch, in a process of node 0.
+"""Where the workers of several nodes find each other: a store of torch, in a process of node 0.
 
-A process of its own, as the crews are: that of training.launch has then no thread of torch's, nor
+A process of its own, as the workers are: that of training.launch has then no thread of torch's, nor
 what torch says of connections in its log.
 """
 
@@ -11,7 +11,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
-from training.job.preflight.limited import within
+from training.job.preflight.finding import call_with_timeout
 
 
 class Rendezvous:
@@ -31,7 +31,7 @@ class Rendezvous:
         """Wait for its port. Raises OSError if there is none in time."""
         if not self._port:
             assert self._process.stdout is not None
-            line = within(seconds, self._process.stdout.readline)
+            line = call_with_timeout(seconds, self._process.stdout.readline)
             if not line:
                 raise OSError("the store of the all-reduce cannot be opened on the first node")
             self._port = int(line)

@@ -1,9 +1,9 @@
-"""What the environment asks of preflight."""
+"""What the environment says to preflight: what is asked of it, and what the nodes are called."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ class Settings:
         return 8 * self.limit + 120
 
 
-def read(environment: Mapping[str, str]) -> Settings:
+def read_settings(environment: Mapping[str, str]) -> Settings:
     """Read the variables; an empty one is not there. Raises RequestError."""
     wanted = environment.get("PREFLIGHT") or "1"
     if wanted not in ("0", "1"):
@@ -46,7 +46,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     return Settings(wanted == "1", limit, Path(folder) if folder else None)
 
 
-def port(job: Job) -> int:
+def coordinator_port(job: Job) -> int:
     """The port of node 0's hub; 0, any free one, where node 0 is alone.
 
     Half the launcher's range away from the job's own port: the next job's would be too near where
@@ -58,3 +58,30 @@ def port(job: Job) -> int:
     if first <= job.port < first + count:
         return first + (job.port - first + count // 2) % count
     return job.port + 1 if job.port < 65535 else job.port - 1
+
+
+class NodeNames:
+    """The host names of the nodes by rank, as far as they are known."""
+
+    def __init__(self, job: Job, environment: Mapping[str, str]) -> None:
+        given = environment.get("NODES", "").split()
+        # Of another number, they are the job's and not those of a step on some of its nodes.
+        self._hosts = dict(enumerate(given)) if len(given) == job.nodes else {}
+
+    def learn(self, rank: int, host: str) -> None:
+        """Take the name that a node gives itself where the launcher gave none."""
+        if host:
+            self._hosts.setdefault(rank, host)
+
+    def host(self, rank: int) -> str:
+        """Slurm's name, by which it can be excluded; empty if it is not known."""
+        return self._hosts.get(rank, "")
+
+    def __getitem__(self, rank: int) -> str:
+        return self._hosts.get(rank) or f"node {rank}"
+
+    def several(self, ranks: Iterable[int]) -> str:
+        """Name several, the first eight of many."""
+        named = [self[rank] for rank in sorted(ranks)]
+        more = f" and {len(named) - 8} more" if len(named) > 8 else ""
+        return ", ".join(named[:8]) + more

@@ -1,4 +1,4 @@
-"""One process of a node's crew: it uses one device, and computes with others what is known.
+"""One of a node's workers: it uses one device, and computes with others what is known.
 
     python3 -m training.job.preflight.worker LOCAL_RANK DESCRIPTOR
 

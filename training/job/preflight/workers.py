@@ -1,4 +1,4 @@
-"""The processes of a node that use its devices, one for each of the training to come."""
+"""A node's workers: processes that use its devices, one for each of the training to come."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENDING = 10.0
 _CHATTER = re.compile(r"\[[IW]\d{4} ")  # warnings of torch's, which say nothing of its end
 
 
-class Crew:
+class Workers:
     """Starts them, gives them orders, and ends them. Use it in a `with`."""
 
     def __init__(self, size: int, environment: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ class Crew:
         self._environment = dict(environment)
         self._workers: list[_Worker] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Workers:
         """Start them: loading torch takes seconds, in which the caller may do other things."""
         self._start()
         return self

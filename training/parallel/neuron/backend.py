@@ -16,7 +16,7 @@ from training.models.sizes import Mamba2Config
 from training.ops.dispatch import absent
 from training.ops.nki.limits import CHUNK, PARTITIONS, STATE
 from training.ops.nki.torch_ops import NKI
-from training.parallel import recompute
+from training.parallel import memory
 from training.parallel.backend import Backend
 from training.parallel.neuron import device, nxd
 from training.parallel.neuron.layers import Layers
@@ -75,7 +75,7 @@ class Neuron(Backend):
             dtype = narrow if name.rpartition(".")[2] in NARROW else torch.float32
             part = lies.of(first).to(group.device, dtype, copy=True)  # this rank's part
             model.put(name, nn.Parameter(part))
-        recompute.mark(model.blocks, config.parallel)
+        memory.mark_recomputed(model.blocks, config.parallel)
         model.ranks = ranks  # type: ignore[assignment]
         return model
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training.models.sizes import Mamba2Config
 from training.parallel.share import Share
-from training.parallel.tensor_mixer import Rows
+from training.parallel.tensor import MixerRows
 
 _PER_HEAD = ("dt_bias", "A_log", "D")
 _VOCABULARY = ("embeddings", "lm_head")
@@ -63,7 +63,7 @@ def place(name: str, sizes: Mamba2Config, share: Share) -> Place:
     """Tell where a rank's parameter lies, by its name."""
     owner, _, kind = name.rpartition(".")
     before, _, module = owner.rpartition(".")
-    rows, inner = Rows(sizes, share), share.own(sizes.d_inner)
+    rows, inner = MixerRows(sizes, share), share.own(sizes.d_inner)
     z, *xBC, dt = rows.all  # noqa: N806  (the paper's own names)
     if module in ("in_proj_z", "in_proj_xBC", "in_proj_dt"):
         slices = {"in_proj_z": (z,), "in_proj_xBC": tuple(xBC), "in_proj_dt": (dt,)}[module]

@@ -9,7 +9,7 @@ import torch
 from training.config.config import Config
 from training.errors import RequestError
 from training.parallel import float8
-from training.parallel.auto import compute_dtype
+from training.parallel.memory import compute_dtype
 from training.process_group import Group
 
 FAMILIES = ("llama", "mistral", "mixtral", "gpt_neox")

@@ -21,8 +21,8 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from training.config.config import Config, ParallelConfig
 from training.ops.loss import IGNORED, counted
-from training.parallel.auto import compute_dtype
 from training.parallel.fsdp1 import BACKWARD, STRATEGIES, reduce_dtype
+from training.parallel.memory import compute_dtype
 from training.parallel.sagemaker import limits
 from training.parallel.sagemaker.model import fill, make
 from training.process_group import Group

@@ -18,7 +18,7 @@ from typing import Any
 
 from training.errors import RequestError, writing
 from training.systems.composer.config import ComposerConfig
-from training.trainer.resolved import versions
+from training.trainer.metrics import versions
 
 CONFIG = "config.json"
 LINK = "latest-rank0.pt"

@@ -15,22 +15,20 @@ from composer.callbacks import SpeedMonitor
 from composer.utils import dist
 
 from training import models
-from training.checkpoint.lease import NOBODY, Claim, Own
+from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
 from training.config import lr_schedule
 from training.errors import SAVED, RequestError, TrainingError
-from training.loggers import Outlet
-from training.loggers.base import Lenient
+from training.loggers import Logger
+from training.loggers.base import FaultTolerantLogger
 from training.loggers.console import Console
-from training.parallel.fsdp import compute_dtype
+from training.parallel.memory import compute_dtype
 from training.systems.composer import checkpoints as folders
-from training.systems.composer import sharding
-from training.systems.composer.callbacks import Clipping, Described, LearningRate, Stopping
-from training.systems.composer.config import SEED, ComposerConfig, check_ranks
+from training.systems.composer.callbacks import Clipping, Described, LearningRate, Records, Stopping
+from training.systems.composer.config import SEED, ComposerConfig, check_ranks, fsdp_settings
 from training.systems.composer.data import held_out, training_data
 from training.systems.composer.model import MambaModel
-from training.systems.composer.records import Records
 from training.trainer import flops
-from training.trainer.metrics import name_of
+from training.trainer.metrics import device_name
 
 T = TypeVar("T")
 
@@ -57,7 +55,7 @@ def run(config: ComposerConfig) -> int:
     if len(set(dist.all_gather_object(data[0].dataloader.dataset.fingerprint))) > 1:
         raise RequestError("data: the ranks see different files")
     is_first = dist.get_global_rank() == 0
-    with Own(folder) if is_first else NOBODY as claim:
+    with OwnLease(folder) if is_first else NO_LEASE as claim:
         _together(lambda: claim.take(say))
         prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
         newest = dist.all_gather_object(_together(lambda: prepare() if is_first else None))[0]
@@ -76,7 +74,7 @@ def _train(
     data: tuple[Any, Any],
     device: torch.device,
     console: Console,
-    claim: Claim,
+    claim: RunLease,
 ) -> int:
     """Train on data that was opened, in a folder that was prepared, from its newest checkpoint.
 
@@ -88,12 +86,12 @@ def _train(
             console.say(text)
 
     name = config.run_name(models.parameters(config.model.sizes))
-    outlets = _together(lambda: _wandb(config, folder, name, console))
+    loggers = _together(lambda: _wandb(config, folder, name, console))
     clipping, rate = Clipping(config.general.clipping_threshold), LearningRate(config)
-    records = Records(config, folder, rate, clipping, console, device, outlets, claim)
+    records = Records(config, folder, rate, clipping, console, device, loggers, claim)
     speed = SpeedMonitor(
         window_size=config.general.window_size,
-        gpu_flops_available=flops.peak(name_of(device)) or 0,  # 0: Composer is not to guess
+        gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer is not to guess
     )
     trainer = Trainer(
         **_model(config, device, say),
@@ -149,7 +147,7 @@ def _model(config: ComposerConfig, device: torch.device, say: Callable[[str], No
     if not sharded:
         say("fsdp: left out: Composer shards on GPUs alone, every rank holds the whole model")
         return found
-    settings = sharding.settings(
+    settings = fsdp_settings(
         config.fsdp,
         bf16=compute_dtype("auto", device) == torch.bfloat16,
         world_size=dist.get_world_size(),
@@ -174,7 +172,7 @@ def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
     return found
 
 
-def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Outlet]:
+def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Logger]:
     """Open Weights & Biases on rank 0, where the environment asks for it.
 
     Not by Composer's logger, which does not go on with the run that it began, and whose older
@@ -192,7 +190,7 @@ def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) ->
         ) from error
     project = config.general.project_name
     opened = begin(folder, asdict(config), project=project, name=name, dir=str(folder))
-    return [Lenient(opened, "Weights & Biases", console)]
+    return [FaultTolerantLogger(opened, "Weights & Biases", console)]
 
 
 def _together(work: Callable[[], T]) -> T:

@@ -1,6 +1,6 @@
 """config.yaml read and written. Light: no torch here.
 
-Sections and keys are those of training.systems.composer.sections. text_paths and code_paths are
+Sections and keys are those of training.systems.composer.config. text_paths and code_paths are
 lists of {path, weight, order}, of which order may be left out; eval_paths is one of {path,
 label}, where a label that is left out is the file's name up to its first dot. A key that does not
 exist is an error.
@@ -17,8 +17,7 @@ from typing import Any
 from training.config.setting import named
 from training.config.yaml import near, value_of
 from training.errors import RequestError, writing
-from training.systems.composer.config import ComposerConfig
-from training.systems.composer.sections import DataSection, HeldOut, Part
+from training.systems.composer.config import ComposerConfig, DataSection, HeldOut, Part
 
 SECTIONS: dict[str, type] = {
     field.name: field.default_factory  # type: ignore[misc]

@@ -1,18 +1,107 @@
-"""The flags of the program for SMP v2 (SageMaker's model parallel library, version 2)."""
+"""The flags of the program for SMP v2 (SageMaker's model parallel library, version 2).
+
+Some of them can only ask for what is done anyway: other values are refused, told why.
+"""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from training.config.flags import Flag
-from training.config.known import Known, names_of, with_ours
+from training.config.flags import Flag, FlagAlias, names_of, with_ours
 from training.config.sections import BACKENDS
 from training.config.setting import boolean, integer
 from training.systems import llama
-from training.systems.llama_flags import COMMON, STYLES
-from training.systems.smp.fixed import FIXED
+from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
+
+
+@dataclass(frozen=True)
+class FixedFlag:
+    """A flag of which some values ask for what is done anyway; others are refused, told why."""
+
+    name: str
+    read: Callable[[str], Any]
+    values: tuple[Any, ...]
+    about: str
+    why: str
+
+    @property
+    def flag(self) -> Flag:
+        return Flag(self.name, self.read, None, self.about)
+
+
+FIXED_FLAGS = (
+    FixedFlag("framework", str, ("fsdp",), "fsdp", "there is fsdp only"),
+    FixedFlag(
+        "distributed_backend",
+        str,
+        ("nccl",),
+        "nccl: on GPUs (gloo on CPUs)",
+        "ranks talk by nccl on GPUs and by gloo on CPUs",
+    ),
+    FixedFlag(
+        "nccl_test_log", str, (), "not heeded", "no log of a network test is read; leave it out"
+    ),
+    FixedFlag("data_type", str, ("gpt",), "gpt: the next token is learned", "there is gpt only"),
+    FixedFlag(
+        "auto_wrap_policy",
+        str,
+        ("transformer_auto_wrap_policy", "transformer"),
+        "transformer_auto_wrap_policy: a block is what is sharded together",
+        "a block is always what is sharded together",
+    ),
+    FixedFlag(
+        "use_orig_params",
+        boolean,
+        (True,),
+        "1: parameters keep their names and shapes",
+        "parameters always keep their names and shapes; use 1",
+    ),
+    FixedFlag(
+        "patch_neox_rope",
+        boolean,
+        (True,),
+        "1: rotary positions are right after a start on the meta device",
+        "the models here have no other rotary positions; use 1",
+    ),
+    FixedFlag(
+        "use_smp_flash_attn",
+        boolean,
+        (True,),
+        "1: attention never holds all its scores",
+        "attention is the fastest that can run; TRAINING_OPS=attention=... chooses another",
+    ),
+    FixedFlag(
+        "log_reduced_training_loss",
+        boolean,
+        (True,),
+        "1: losses are means over all ranks",
+        "losses are always means over all ranks; use 1",
+    ),
+    FixedFlag(
+        "preserve_np_state",
+        boolean,
+        (True, False),
+        "either: validation draws no random numbers",
+        "",
+    ),
+    FixedFlag(
+        "fast_validation",
+        boolean,
+        (True,),
+        "1: validation reads validation_batches from the start of the data",
+        "validation reads validation_batches from the start of the data; 0 of these reads all",
+    ),
+    FixedFlag(
+        "checkpoint_type",
+        str,
+        ("sharded",),
+        "sharded: every rank writes its part, and any number of ranks can go on from it",
+        "checkpoints are sharded: any number of ranks can go on from them",
+    ),
+)
 
 SHARDING: dict[str, dict[str, Any]] = {
     "hybrid_shard": {"sharding_strategy": "hsdp"},
@@ -24,7 +113,7 @@ SHARDING: dict[str, dict[str, Any]] = {
 PREFETCH = {"backward_pre": "pre", "backward_post": "post"}
 CHOICES = {
     "model_type": llama.TYPES,
-    "lr_decay_style": STYLES,
+    "lr_decay_style": SCHEDULE_STYLES,
     "sharding_strategy": SHARDING,
     "backward_fetch_policy": PREFETCH,
     "dataset_type": ("gpt_jsonl", "hf"),
@@ -32,18 +121,18 @@ CHOICES = {
 }
 
 KNOWN = (
-    *COMMON,
-    Known("tensor_parallel_degree", "tensor_parallel", 1),
-    Known("delayed_param", "low_cpu_fsdp", True),
-    Known("fp8", "fp8", True),
-    Known("forward_prefetch", "forward_prefetch", True),
-    Known("enable_memory_profiling", "track_memory", False),
-    Known("profile_nsys", "use_nsight", False),
-    Known("logging_freq_for_avg", "average_interval", 50),
-    Known("lr_decay_iters", "lr_decay_iters", 47683),
-    Known("data_num_workers", "num_workers", 0),
-    Known("num_kept_checkpoints", "keep_checkpoints", 2),
-    Known("checkpoint_freq", "checkpoint_interval", 1000),
+    *COMMON_FLAGS,
+    FlagAlias("tensor_parallel_degree", "tensor_parallel", 1),
+    FlagAlias("delayed_param", "low_cpu_fsdp", True),
+    FlagAlias("fp8", "fp8", True),
+    FlagAlias("forward_prefetch", "forward_prefetch", True),
+    FlagAlias("enable_memory_profiling", "track_memory", False),
+    FlagAlias("profile_nsys", "use_nsight", False),
+    FlagAlias("logging_freq_for_avg", "average_interval", 50),
+    FlagAlias("lr_decay_iters", "lr_decay_iters", 47683),
+    FlagAlias("data_num_workers", "num_workers", 0),
+    FlagAlias("num_kept_checkpoints", "keep_checkpoints", 2),
+    FlagAlias("checkpoint_freq", "checkpoint_interval", 1000),
 )
 LISTED = ("num_kept_checkpoints", "checkpoint_freq", "checkpoint_dir", "tensorboard_dir")
 
@@ -65,7 +154,7 @@ OWN = (
     ),
     Flag("backend", str, "", "smp where torch.sagemaker is installed, else fsdp"),
     Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
-    Flag("lr_decay_style", str, "cosine", ", ".join(STYLES)),
+    Flag("lr_decay_style", str, "cosine", ", ".join(SCHEDULE_STYLES)),
     Flag("sharding_strategy", str, "hybrid_shard", ", ".join(SHARDING)),
     Flag(
         "shard_degree",
@@ -174,5 +263,14 @@ NAMES = names_of(
 
 FLAGS = tuple(
     replace(flag, listed=flag.name in LISTED)
-    for flag in with_ours((*SIZES, *OWN, *(one.flag for one in FIXED)), KNOWN, TAKEN)
+    for flag in with_ours((*SIZES, *OWN, *(one.flag for one in FIXED_FLAGS)), KNOWN, TAKEN)
 )
+
+
+def refused_flags(given: Mapping[str, Any]) -> list[str]:
+    """List the flags that ask for what is not done here."""
+    return [
+        f"--{one.name}: {one.why}, not {given[one.name]!r}"
+        for one in FIXED_FLAGS
+        if given[one.name] is not None and given[one.name] not in one.values
+    ]

@@ -1,8 +1,13 @@
-"""Which model the flags mean: by its size, its sizes, or as a pretrained one's config has them."""
+"""Which model the flags mean, and where training begins.
+
+The model is told by its size, its sizes, or a pretrained one's config. Training begins with random
+weights, those of a pretrained model, or a file of weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +47,7 @@ MODEL_SIZES: dict[str, dict[str, dict[str, int]]] = {
 SHARD_DEGREES = {"7b": 8, "13b": 64, "20b": 64, "65b": 128, "70b": 64}
 """Ranks that share a copy of a model of such a size, where nothing else is asked for."""
 
-DEFAULTS = {
+DEFAULT_SIZES = {
     "hidden_width": 768,
     "num_layers": 12,
     "num_heads": 12,
@@ -62,8 +67,14 @@ _OURS = {
 """Flags of sizes -> our names. (initializer_range says only how random values are drawn.)"""
 _FAMILIES = {"llama_v2": "llama", "llama_v3": "llama"}
 
+FINETUNING_FLAGS = (
+    "pretrained_model_name",
+    "finetune_checkpoint_load_dir",
+    "pretrained_checkpoint_file",
+)
 
-def faults(given: Mapping[str, Any]) -> list[str]:
+
+def size_faults(given: Mapping[str, Any]) -> list[str]:
     """List what is wrong with model_size; model_type is one that is known."""
     kind, size = given["model_type"] or "gpt_neox", given["model_size"]
     known = MODEL_SIZES.get(kind, {})
@@ -73,16 +84,16 @@ def faults(given: Mapping[str, Any]) -> list[str]:
     return [f"--model_size: {kind} {have}, not {size!r}"]
 
 
-def sizes(given: Mapping[str, Any]) -> Sizes:
+def sizes_of(given: Mapping[str, Any]) -> Sizes:
     """Make the sizes that the flags give. Raises RequestError if they do not fit."""
     kind = given["model_type"] or "gpt_neox"
     named = MODEL_SIZES.get(kind, {}).get(given["model_size"], {})
     wide = {"intermediate_size": 14336} if kind in _WIDE else {}
     asked = {name: value for name, value in given.items() if value is not None}
-    return llama.sizes({**given, **DEFAULTS, **wide, **named, **asked, "model_type": kind})
+    return llama.sizes({**given, **DEFAULT_SIZES, **wide, **named, **asked, "model_type": kind})
 
 
-def pretrained(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
+def pretrained_sizes(name: str, folder: str, given: Mapping[str, Any]) -> Sizes:
     """Read the sizes of a pretrained model: a folder here, or a name in the hub.
 
     Raises RequestError for a model that is not there or not of our families, and for flags that
@@ -118,3 +129,58 @@ def _differing(found: Sizes, given: Mapping[str, Any]) -> list[str]:
     if given["summary_first_pdrop"] is not None:
         wrong.append("--summary_first_pdrop: the pretrained model has none; leave it out")
     return wrong
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model, its name, and its first values (settings of ModelConfig)."""
+
+    name: str
+    sizes: Sizes
+    init_weights: str = ""
+    init_hub: str = ""
+
+
+def start_faults(given: Mapping[str, Any]) -> list[str]:
+    """List what is wrong with the flags of finetuning, and files that are not there."""
+    own, other = given["pretrained_model_name"], given["hf_pretrained_model_name_or_dir"]
+    folder, file = given["finetune_checkpoint_load_dir"], given["pretrained_checkpoint_file"]
+    found = []
+    if not given["finetune"]:
+        found += [f"--{n}: counts only with --finetune 1" for n in FINETUNING_FLAGS if given[n]]
+    elif other:
+        found += [
+            f"--{name}: hf_pretrained_model_name_or_dir says it already; leave one out"
+            for name in FINETUNING_FLAGS
+            if given[name]
+        ]
+    elif not own and not file:
+        found.append(
+            "--finetune: give pretrained_model_name with finetune_checkpoint_load_dir, or "
+            "pretrained_checkpoint_file"
+        )
+    elif own and not folder:
+        found.append("--finetune_checkpoint_load_dir: must be given with pretrained_model_name")
+    if file and not Path(folder, file).is_file():
+        found.append(f"--pretrained_checkpoint_file: {Path(folder, file)} is not there")
+    if Path(own).is_dir() and folder and not file and not Path(folder).is_dir():
+        found.append(f"--finetune_checkpoint_load_dir: {folder} is not there")
+    return found
+
+
+def start_of(given: Mapping[str, Any]) -> Start:
+    """Make what the flags mean, which `faults` has found nothing wrong with. Raises RequestError.
+
+    A pretrained model's config may be asked for in the hub here; its weights are not yet.
+    """
+    name = given["pretrained_model_name"] or given["hf_pretrained_model_name_or_dir"]
+    folder, file = given["finetune_checkpoint_load_dir"], given["pretrained_checkpoint_file"]
+    weights = str(Path(folder, file)) if file else folder
+    if not name:
+        size = f" {given['model_size']}" if given["model_size"] else ""
+        called = f"{given['model_type'] or 'gpt_neox'}{size}"
+        return Start(called, sizes_of(given), weights)
+    sizes = pretrained_sizes(name, folder, given)
+    if Path(name).is_dir():
+        return Start(name, sizes, weights or name)
+    return Start(name, sizes, weights, "" if file else name)

@@ -1,20 +1,35 @@
-"""What is trained and validated on, by the flags of SMP v2."""
+"""Settings of ours that the flags of SMP v2 mean: its data, and how the model is spread.
+
+Light: whether SMP v2's library, torch.sagemaker, is here is seen without loading torch.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
 from glob import has_magic
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from training.data.remote import is_url
+from training.systems.smp.flags import PREFETCH, SHARDING
+from training.systems.smp.model import SHARD_DEGREES
 
 LINES = "lines:"
 SYNTHETIC = "synthetic:"
 
+HYBRID = "hybrid_shard"
 
-def settings(given: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
+
+def has_smp_library() -> bool:
+    """Tell whether torch has the library in it."""
+    torch = find_spec("torch")
+    places = torch.submodule_search_locations if torch else None
+    return any((Path(place) / "sagemaker").is_dir() for place in places or ())
+
+
+def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
     """Give the settings of ours that the flags mean.
 
     To `notes` is added what the user should be told, to `faults` what is wrong.
@@ -81,3 +96,28 @@ def _files(folder: str, given: Mapping[str, Any]) -> set[Path]:
 def _has_kind(folder: str) -> bool:
     kind, separator, _ = folder.partition(":")
     return bool(separator) and "/" not in kind and not is_url(folder)
+
+
+def sharding_settings(
+    given: Mapping[str, Any], notes: list[str], faults: list[str]
+) -> dict[str, Any]:
+    """Give the settings of ours that the flags mean.
+
+    With a shard_degree the sharding is hybrid, in groups of so many data-parallel ranks, each of
+    which is a tensor group. To `notes` is added what the user should be told, to `faults` what is
+    wrong.
+    """
+    strategy, degree = given["sharding_strategy"], given["shard_degree"]
+    if degree is None:
+        degree = SHARD_DEGREES.get(given["model_size"], 0)
+        if degree:
+            notes.append(f"shard_degree: {degree}, that of model_size {given['model_size']}")
+    if degree < 0:
+        faults.append(f"--shard_degree: must be from 0 to the number of ranks, is {degree}")
+    if degree > 0 and SHARDING[strategy]["sharding_strategy"] != "hsdp":
+        notes.append(f"sharding_strategy: {HYBRID}, not {strategy}, as shard_degree is {degree}")
+        strategy = HYBRID
+    found = {**SHARDING[strategy], "backward_prefetch": PREFETCH[given["backward_fetch_policy"]]}
+    if degree > 0:
+        found["shard_group_size"] = degree * given["tensor_parallel_degree"]
+    return found
