@@ -15,7 +15,7 @@ import pytest
 from sqshforge.host import resources
 from tests import processes
 
-PATIENCE = 30.0  # seconds until what was killed is gone
+PATIENCE = 120.0  # seconds until what was killed is gone
 
 
 @dataclass(frozen=True)

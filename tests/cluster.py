@@ -78,7 +78,7 @@ class Cluster:
             text=True,
             env={**self.env, **(env or {})},
             cwd=folder or self.folder,
-            timeout=60,
+            timeout=300,
         )
         if done.returncode != 0:
             raise ClusterError(f"{words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
@@ -116,7 +116,7 @@ class Cluster:
     def restarts(self, job: int) -> int:
         return int(self.show(job)["Restarts"])
 
-    def wait(self, job: int, timeout: float = 60) -> str:
+    def wait(self, job: int, timeout: float = 300) -> str:
         """Wait until the job has ended and its processes are gone; its last state."""
         self.until(
             lambda: self.state(job) in ENDED and not self.processes(job=job),
@@ -173,7 +173,9 @@ class Cluster:
     def bring(self, node: str) -> None:
         """Start a node's slurmd, for the first time or again, and wait until it takes jobs."""
         self.start_slurmd(node)
-        self.until(lambda: self.is_idle(node), 60, lambda: f"{node} is not idle{self.last_words()}")
+        self.until(
+            lambda: self.is_idle(node), 300, lambda: f"{node} is not idle{self.last_words()}"
+        )
 
     def stop_slurmd(self, node: str) -> None:
         """Stop a node's slurmd, and nothing that it has started."""
@@ -259,7 +261,7 @@ def _begin(kill_wait: int, bridge: Bridge | None) -> Cluster:
         try:
             candidate.start("munged", "munged", *slurm_config.munged(candidate.folder))
             socket_path = candidate.folder / "munge.socket"
-            candidate.until(socket_path.exists, 20, "munged does not come up")
+            candidate.until(socket_path.exists, 120, "munged does not come up")
             candidate.start_slurmctld()
             for node in NODES:
                 candidate.bring(node)

@@ -62,7 +62,7 @@ def _loops() -> list[str]:
     return found
 
 
-def until(holds: Callable[[], object], seconds: float = 20.0) -> bool:
+def until(holds: Callable[[], object], seconds: float = 120.0) -> bool:
     """Wait until something holds; whether it came to that in time."""
     deadline = time.monotonic() + seconds
     while not holds():

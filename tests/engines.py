@@ -17,7 +17,7 @@ from sqshforge import engine
 from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs, stop
 
-PATIENCE = 60.0  # seconds until the daemon must answer
+PATIENCE = 300.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.
 CLIENT = Path("/usr/bin/docker")
 BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]

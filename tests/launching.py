@@ -66,7 +66,7 @@ class Launch:
 
     def run(self, *words: str, **env: str) -> tuple[int, str, str]:
         with self.start(*words, **env) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 
     def door(self, *what: str) -> tuple[int, str, str]:

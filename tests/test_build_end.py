@@ -73,7 +73,7 @@ def test_a_package_that_does_not_exist_is_named(engine: Engine, tmp_path: Path) 
         tmp_path / "x", '{{ apt.install(["sqshforge-no-such-package"], "system") }}'
     )
     with checkouts.command(root, "--engine", engine.name) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (1, "")
     assert "Unable to locate package sqshforge-no-such-package" in err
     assert "Traceback" not in err
@@ -87,36 +87,36 @@ def test_a_build_that_is_ended_leaves_nothing(
 ) -> None:
     root = checkouts.copy(tmp_path / "x", slow(tmp_path))
     with checkouts.command(root, "--engine", engine.name) as process:
-        assert containers.until(lambda: at_work(process), 60)
+        assert containers.until(lambda: at_work(process), 120)
         assert secrets(root).stat().st_mode & 0o777 == 0o700
         process.send_signal(how)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == 128 + how, err
     assert "Traceback" not in err
     assert not secrets(root).exists()
-    assert containers.until(lambda: working_containers(engine) == [], 10)
+    assert containers.until(lambda: working_containers(engine) == [], 120)
 
 
 def test_what_a_killed_build_leaves_goes_with_the_next(engine: Engine, tmp_path: Path) -> None:
     root = checkouts.copy(tmp_path / "x", slow(tmp_path))
     with checkouts.command(root, "--engine", engine.name) as process:
-        assert containers.until(lambda: at_work(process), 60)
+        assert containers.until(lambda: at_work(process), 120)
         process.kill()
         process.wait()
         assert not checkouts.build(engine, root).up_to_date
         assert not secrets(root).exists()
         # The engine's own process outlived its caller; it ends by itself and clears up.
-        assert containers.until(lambda: working_containers(engine) == [], 20)
+        assert containers.until(lambda: working_containers(engine) == [], 120)
     assert checkouts.build(engine, root).up_to_date
 
 
 def test_of_two_builds_one_waits_and_has_nothing_to_do(engine: Engine, tmp_path: Path) -> None:
     root = checkouts.copy(tmp_path / "x", slow(tmp_path))
     with checkouts.command(root, "--engine", engine.name) as first:
-        assert containers.until(lambda: at_work(first), 60)
+        assert containers.until(lambda: at_work(first), 120)
         with checkouts.command(root, "--engine", engine.name) as second:
-            told, waited = second.communicate(timeout=60)
-        out, err = first.communicate(timeout=60)
+            told, waited = second.communicate(timeout=300)
+        out, err = first.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (0, 0), err + waited
     assert "built in" in out and "up to date" in told
     assert "waiting for another build of cpu-mamba" in waited
@@ -146,7 +146,7 @@ def test_a_disk_too_small_is_noticed_before_anything(buildah: Engine, tmp_path: 
     edited(root, "disk_gb: 5.0", "disk_gb: 1000000.0")
     began = time.monotonic()
     with checkouts.command(root, "--engine", "buildah") as process:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert (process.returncode, out) == (3, "")
     assert "needs 1,000,000,000,000,000 bytes" in err
     assert f"where: {buildah.storage()}" in err

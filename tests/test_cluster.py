@@ -41,7 +41,7 @@ def test_two_clusters_stand_side_by_side_and_leave_nothing(slurm: Cluster) -> No
     with cluster() as other:
         folder = other.folder
         job = other.submit("--nodes=2", script="#!/bin/bash\nsrun --ntasks-per-node=1 sleep 600\n")
-        other.until(lambda: len(other.processes("n2", job)) == 1, 20, "no task on n2")
+        other.until(lambda: len(other.processes("n2", job)) == 1, 300, "no task on n2")
         assert slurm.processes("n2") == []
     assert processes.having({"SLURM_CONF": f"{folder}/slurm.conf"}) == []
     assert not folder.exists()
@@ -51,7 +51,7 @@ def test_two_clusters_stand_side_by_side_and_leave_nothing(slurm: Cluster) -> No
 def test_a_failing_test_leaves_nothing_either() -> None:
     with pytest.raises(ZeroDivisionError), cluster() as doomed:
         doomed.submit("--nodes=1", script="#!/bin/bash\nsleep 600\n")
-        doomed.until(lambda: doomed.processes("n1"), 20, "no job on n1")
+        doomed.until(lambda: doomed.processes("n1"), 300, "no job on n1")
         _ = 1 / 0
     assert processes.having({"SLURM_CONF": doomed.env["SLURM_CONF"]}) == []
 
@@ -78,10 +78,10 @@ def test_daemons_die_with_a_killed_test(root: Path) -> None:
 def test_a_lost_node_sends_the_job_back(slurm: Cluster) -> None:
     script = "#!/bin/bash\n((${SLURM_RESTART_COUNT:-0})) || srun --ntasks-per-node=1 sleep 600\n"
     job = slurm.submit("--nodes=2", "--requeue", script=script)
-    slurm.until(lambda: slurm.processes("n2", job), 20, "no task on n2")
+    slurm.until(lambda: slurm.processes("n2", job), 300, "no task on n2")
     slurm.lose("n2")
     assert slurm.processes("n2", job) == []
-    slurm.until(lambda: slurm.restarts(job) == 1, 60, "the job is not requeued")
+    slurm.until(lambda: slurm.restarts(job) == 1, 300, "the job is not requeued")
     slurm.bring("n2")
     assert slurm.wait(job, 60) == "COMPLETED"
 
@@ -190,7 +190,7 @@ def test_sigterm_saves_and_goes_on(desk: Desk) -> None:
     """What --signal does before the time limit, and a preemption."""
     job = desk.submit("stopped", REQUEUES="0")
     ready = [desk.folder / "ready-0", desk.folder / "ready-1"]
-    desk.slurm.until(lambda: all(path.exists() for path in ready), 20, "not started")
+    desk.slurm.until(lambda: all(path.exists() for path in ready), 300, "not started")
     desk.slurm.cancel(job, "--signal=TERM")
     assert desk.slurm.wait(job) == "COMPLETED"
     assert desk.slurm.restarts(job) == 1
@@ -199,7 +199,7 @@ def test_sigterm_saves_and_goes_on(desk: Desk) -> None:
 
 def test_scancel_is_the_end(desk: Desk) -> None:
     job = desk.submit("sleep")
-    desk.slurm.until(lambda: "at 1 of 2" in desk.slurm.output(job), 20, "not started")
+    desk.slurm.until(lambda: "at 1 of 2" in desk.slurm.output(job), 300, "not started")
     desk.slurm.cancel(job)
     assert desk.slurm.wait(job) == "CANCELLED"
     time.sleep(1)

@@ -29,7 +29,7 @@ def examined(user: User, clone: Path, before: str = ":") -> tuple[int, list[str]
         cwd=clone,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.stderr == ""
@@ -80,7 +80,7 @@ def test_no_range_of_ids(clone: Path) -> None:
 
 def test_no_user_namespaces(user: User, clone: Path) -> None:
     with without_namespaces(user, str(clone / "setup.sh"), "doctor") as process:
-        out, _ = process.communicate("\n", timeout=120)
+        out, _ = process.communicate("\n", timeout=300)
     line, mend = told(out.splitlines(), "user namespaces")
     assert process.returncode == 3 and line.startswith("MISSING"), out
     assert "user.max_user_namespaces is 0" in line

@@ -67,7 +67,7 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
         while ready < 2:
             ready += "ready" in process.stdout.readline()
         process.send_signal(how)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert out.count("saved") == 2
 
@@ -82,7 +82,7 @@ def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:
             ready += "ready" in process.stdout.readline()
         process.send_signal(signal.SIGHUP)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert out.count("saved") == 2 and "SIGHUP" not in err
 
@@ -186,7 +186,7 @@ def test_first_node_that_never_comes(launch: Launch) -> None:
         env={**launch.env, **here},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 1
     assert "error: the 2 nodes have not met at 127.0.0.1:9" in done.stderr
@@ -213,7 +213,7 @@ def test_first_node_that_ends_early(launch: Launch) -> None:
     with launch.start(*words, "sleep", "sleep", **here) as second:
         code, _, err = launch.run(*words, "1", "1", **(here | {"SLURM_NODEID": "0"}))
         assert code == 1 and "ended with exit code 1" in err
-        out, err = second.communicate(timeout=30)
+        out, err = second.communicate(timeout=300)
     assert second.returncode == 1 and "saved" in out
     assert "error: node 0 has ended" in err and "Traceback" not in err
 
@@ -238,10 +238,10 @@ def test_first_node_that_ends_is_told_though_the_own_process_fails_too(
         )
 
     with start("false", 5, "follow") as second, start("true", 0.1, "1") as first:
-        _, said = first.communicate(timeout=60)
+        _, said = first.communicate(timeout=300)
         assert "node 0 has ended" not in said
         (tmp_path / "follow").touch()
-        _, said = second.communicate(timeout=60)
+        _, said = second.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (1, 1)
     assert re.search(r"rank [01] \(process \d+\) ended with exit code 1", said)
     assert f"node 0 has ended, its rendezvous is gone at {place}: " in said

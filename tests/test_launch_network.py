@@ -58,7 +58,7 @@ def test_they_meet_by_address(nodes: tuple[Machine, ...], root: Path, tmp_path: 
             )
         )
     try:
-        said = [process.communicate(timeout=60)[0] for process in started]
+        said = [process.communicate(timeout=300)[0] for process in started]
     finally:
         for process in started:
             process.kill()

@@ -100,7 +100,7 @@ def start(tmp_path: Path, root: Path) -> Start:
 
 def run(start: Start, *what: str, **environment: str) -> tuple[int, str, str]:
     with start(*what, **environment) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
     return process.returncode, out, err
 
 
@@ -179,7 +179,7 @@ def test_profiled_processes_save_too(start: Start, nsys: Path, how: signal.Signa
             assert said, process.stderr and process.stderr.read()
             ready += "ready" in said
         process.send_signal(how)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert out.count("saved") == 2
 

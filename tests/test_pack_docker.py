@@ -158,7 +158,7 @@ def test_a_daemon_on_another_machine_lends_nothing(user: User, odd: str) -> None
 def test_a_machine_without_user_namespaces_exports(user: User, odd: str) -> None:
     words = command(odd, "-o", "without.sqsh", "--profile", "fast")
     with without_namespaces(user, *words) as process:
-        out, err = process.communicate("\n", timeout=60)
+        out, err = process.communicate("\n", timeout=300)
     assert (process.returncode, "without.sqsh: packed in" in out) == (0, True), err
     assert f"{NOT_LENT}unshare cannot make a user namespace" in err
 
@@ -205,7 +205,7 @@ def test_what_an_image_has_in_its_volumes_is_not_copied(
     ) as process:
         assert containers.until(lambda: list(user.home.glob(".volume.sqsh*.tmp")))
         during = listed("volume", "ls", "--quiet")
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert (process.returncode, NOT_LENT in err.decode(), during) == (0, False, [])
 
 

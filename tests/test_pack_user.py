@@ -64,7 +64,7 @@ def test_a_machine_without_user_namespaces_is_one_clear_error(
     address: str, user: User, tree: Path
 ) -> None:
     with without_namespaces(user, *command(address, "-o", "a.sqsh")) as process:
-        out, err = process.communicate("\n", timeout=60)
+        out, err = process.communicate("\n", timeout=300)
     assert (process.returncode, out) == (3, "")
     assert "user namespace" in err and "Traceback" not in err
     assert "mend:  pack as root; or as root: sysctl user.max_user_namespaces=" in err

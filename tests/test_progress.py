@@ -69,7 +69,7 @@ def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> Non
             stdout=follower,
             env={"TERM": "xterm", "COLUMNS": "120"},
         ) as process:
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         os.close(follower)
         follower = -1
         seen = b""

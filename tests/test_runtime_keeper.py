@@ -67,7 +67,7 @@ def test_kill_9_ends_all_that_the_command_has_started(
         process.kill()
         process.wait()
         mark = {containers.MARK: os.environ[containers.MARK]}
-        assert containers.until(lambda: not processes.having(mark), 5.0)
+        assert containers.until(lambda: not processes.having(mark), 120)
 
 
 @FUSE
@@ -80,7 +80,7 @@ def test_no_folder_stays_in_tmp_wherever_the_start_is_killed(
         with containers.started(argv) as process:
             containers.until(lambda: False, moment / 1000)
             process.kill()
-    assert containers.until(lambda: not list(tmp_path.iterdir()), 5.0)
+    assert containers.until(lambda: not list(tmp_path.iterdir()), 120)
 
 
 @FUSE
@@ -137,4 +137,4 @@ def test_a_damaged_file_is_told_and_leaves_nothing(
     assert done.err.startswith("error: the container cannot be set up: ")
     assert "squashfuse" in done.err or "root folder cannot be read" in done.err
     assert done.err.splitlines()[-1] == f"  where: {broken}"
-    assert containers.until(lambda: not list(tmp_path.iterdir()), 5.0)
+    assert containers.until(lambda: not list(tmp_path.iterdir()), 120)

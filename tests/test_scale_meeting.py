@@ -120,7 +120,7 @@ def test_lazy_gloo_asks_for_few() -> None:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.stdout.split() == ["8", "32"], done.stderr
 

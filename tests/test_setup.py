@@ -123,7 +123,7 @@ class Machine:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
 
     @property
@@ -305,7 +305,7 @@ def killed(machine: Machine, reached: Path, strike: int) -> None:
             else:
                 below = processes.descendants(process.pid)
                 processes.kill([process.pid, *below], strike)  # Ctrl-C reaches them all
-            process.wait(timeout=30)
+            process.wait(timeout=300)
         finally:
             (machine.checkout / "hold").unlink()
             if strike != 9:

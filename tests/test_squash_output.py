@@ -238,7 +238,7 @@ def test_a_packer_killed_in_the_middle(
     with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
         assert containers.until(lambda: being_written(tmp_path))
         process.send_signal(how)
-        process.wait(timeout=20)
+        process.wait(timeout=300)
         assert not output.exists()
         if how != signal.SIGKILL:
             assert process.returncode == 128 + how
@@ -268,7 +268,7 @@ def test_of_two_packers_one_waits_and_has_nothing_to_do(image: str, tmp_path: Pa
     with started(*words) as first:
         assert containers.until(lambda: being_written(tmp_path))
         second = run(*words)
-        out, err = first.communicate(timeout=60)
+        out, err = first.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
     assert "packed in" in out
     assert f"waiting for another packer of {output}" in second.stderr

@@ -111,11 +111,11 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with start(save, data, 1) as process:
         assert wait_for(lambda: last_step(save) >= 80, process)
         process.send_signal(signal.SIGTERM)
-        out, _ = process.communicate(timeout=60)
+        out, _ = process.communicate(timeout=300)
         assert process.returncode == 85, out
     told["stopped"] = facts(save)
     with start(save, data, 2) as process:
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=300)
         assert process.returncode == 0, out
     told["done"] = facts(save)
     (place / "told.json").write_text(json.dumps(told))

@@ -147,7 +147,7 @@ def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
         with contextlib.suppress(OSError):  # Linux's end of a terminal
             while True:
                 seen += os.read(master, 65536)
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=300) == 0
     finally:
         process.kill()
         process.wait()
@@ -167,7 +167,7 @@ def test_watching_without_a_terminal(tmp_path: Path) -> None:
             time.sleep(0.5)
             job_log.end(plan(run), {}, 0)
             rest = process.stdout.read()
-            assert process.wait(timeout=30) == 0
+            assert process.wait(timeout=300) == 0
         finally:
             process.kill()
     assert first.startswith(f"{run}: running | step 20 of 1,000 | loss 4.8000 | 4,096 tokens/s | ")

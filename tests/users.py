@@ -113,7 +113,7 @@ class User:
             cwd=self.home,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
 
@@ -269,7 +269,7 @@ def struck(user: User, address: str, how: signal.Signals) -> None:
                 lambda: any(path.stat().st_size > 1 << 20 for path in folder.glob(".*.tmp"))
             )
             process.send_signal(how)
-            process.wait(timeout=20)
+            process.wait(timeout=300)
         finally:
             processes.kill([process.pid])
     if how == signal.SIGKILL:

@@ -64,7 +64,7 @@ def test_stopped_by_sigterm_and_started_again(tmp_path: Path) -> None:
         ), "it ended before it was asked"
         [asked, _] = ranks(process)
         os.kill(asked, signal.SIGUSR1)
-        said = process.communicate(timeout=120)[0]
+        said = process.communicate(timeout=300)[0]
     assert process.returncode == SAVED
     stop = int(said.partition("asked to stop after step ")[2].partition(":")[0])
     assert 3 <= stop < 40 and (save / f"ep0-ba{stop}-rank0.pt").is_file()

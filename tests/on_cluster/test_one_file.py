@@ -44,7 +44,7 @@ class Person:
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

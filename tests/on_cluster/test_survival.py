@@ -66,7 +66,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
     job = site.submit("lost", *FLAGS)
     site.reach("lost", 8)
     site.slurm.lose("n2")
-    site.slurm.until(lambda: site.slurm.restarts(job) == 1, 90, "the job is not requeued")
+    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job is not requeued")
     site.slurm.bring("n2")
     said = site.complete(job)
     assert "resumed from" in said
@@ -103,7 +103,7 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
     site.slurm.bridge.cut()
     try:
         # srun gives the other node a minute, and then as much to answer.
-        site.slurm.until(lambda: site.slurm.restarts(job) == 1, 240, "the job does not end")
+        site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job does not end")
     finally:
         site.slurm.bridge.mend()
     said = site.complete(job)
@@ -114,8 +114,10 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
 def test_the_time_limit(site: Site) -> None:
     """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
     job = site.submit("limit", *SLOW, asked=("--time=1", "--signal=TERM@30"))
-    site.slurm.until(lambda: site.slurm.restarts(job) == 1, 120, "it is not requeued")
-    site.slurm.until(lambda: "resumed from" in site.slurm.output(job), 90, "it is not resumed")
+    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
+    site.slurm.until(
+        lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
+    )
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
     stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
@@ -195,7 +197,9 @@ def test_a_bad_node_is_left_out(site: Site) -> None:
     subprocess.run([*there, "mount", "-o", "remount,bind,ro", place], check=True)
     try:
         job = site.submit("left-out", *FLAGS, EXCLUDE="1")
-        site.slurm.until(lambda: site.slurm.show(job)["ExcNodeList"] == "n2", 90, "n2 is asked for")
+        site.slurm.until(
+            lambda: site.slurm.show(job)["ExcNodeList"] == "n2", PATIENCE, "n2 is asked for"
+        )
         # No third node is there: Slurm holds the job, until its owner says that one will do.
         site.slurm.ask("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
         site.slurm.ask("scontrol", "release", str(job))

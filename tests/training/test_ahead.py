@@ -120,7 +120,7 @@ def test_workers_end_with_a_run_that_is_asked_to_stop_or_killed(tmp_path: Path) 
             # As a scheduler does: to all processes of the job.
             for pid in (*below, process.pid) if number == signal.SIGTERM else (process.pid,):
                 os.kill(pid, number)
-            process.communicate(timeout=60)
+            process.communicate(timeout=300)
             assert process.returncode == (85 if number == signal.SIGTERM else -9)
         end = time.monotonic() + 10
         while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:

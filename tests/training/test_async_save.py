@@ -114,7 +114,7 @@ def test_sigterm_during_a_save_ends_when_that_and_the_last_are_on_disk(
     with started(2, *asked, program=changed(tmp_path, SLOW_DISK)) as process:
         assert wait_for((folder / "step_10_ckp.tmp").exists, process)
         os.kill(max(descendants(process.pid)), signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=300)
     assert "exitcode  : 85" in err
     assert len(saved(tmp_path)) == 2 and saved(tmp_path)[0] == "step_10_ckp"
     for name in saved(tmp_path):

@@ -224,7 +224,8 @@ def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -
     """The limit of a file's size stands for the disk: writing fails half way."""
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "training.convert"),
+            # No bytecode: the limit would cut that too, and every later import of it would fail.
+            *(sys.executable, "-B", "-m", "training.convert"),
             *("--from", "ours", str(ours), "--to", form, str(tmp_path / "out")),
         ],
         cwd=ROOT,

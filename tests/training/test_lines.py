@@ -164,7 +164,7 @@ def test_several_processes_make_one_cache(tmp_path: Path) -> None:
     processes = [context.Process(target=work) for _ in range(3)]
     for process in processes:
         process.start()
-    told = [queue.get(timeout=60) for _ in processes]
+    told = [queue.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
     made = sorted(name for made, *_ in told for name in made)

@@ -128,7 +128,7 @@ def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
         for _ in range(2)
     ]
     try:
-        said = [node.communicate(timeout=120) for node in nodes]
+        said = [node.communicate(timeout=300) for node in nodes]
     finally:
         for node in nodes:
             kill_tree(node)

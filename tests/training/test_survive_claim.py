@@ -114,7 +114,7 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         done = len(losses(save))
         assert wait_for(lambda: len(losses(save)) > done, first), "the first was disturbed"
         first.send_signal(signal.SIGTERM)
-        first.communicate(timeout=60)
+        first.communicate(timeout=300)
     assert not (save / LEASE_FILE).exists()
 
 
@@ -129,7 +129,7 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
         (save / LEASE_FILE).unlink()
         left(save, host="other-host", job="8")
         there = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     after = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
     assert len(after - there) <= 1, "one was about to be given its name"
     assert err.count("error: ") == 1 and "exitcode  : 1" in err
@@ -151,7 +151,7 @@ def test_many_starters_one_winner(tmp_path: Path) -> None:
         with holding(folder, 8) as processes:
             time.sleep(6)  # longer than a claim is watched, and those that came late look too
             (folder / "end").touch()
-            texts = [process.communicate(timeout=60)[0] for process in processes]
+            texts = [process.communicate(timeout=300)[0] for process in processes]
         ends = [text.splitlines()[-1].split()[0] for text in texts]
         assert sorted(ends) == ["kept", *["refused"] * 7], "\n".join(texts)
         assert [path.name for path in folder.iterdir()] == ["end"]

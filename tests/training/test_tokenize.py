@@ -215,7 +215,8 @@ def test_large_sets_are_of_several_files(
 
 
 def command(place: Path, *flags: str) -> list[str]:
-    program = [sys.executable, "-m", "training.data.tokenize"]
+    # No bytecode: a limit of a file's size would cut that too, and later imports would fail.
+    program = [sys.executable, "-B", "-m", "training.data.tokenize"]
     return [*program, f"--tokenizer={place}/bpe", *flags]
 
 
@@ -281,7 +282,7 @@ def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Pat
 
     assert wait_for(workers, process)
     os.kill(workers()[0], signal.SIGKILL)
-    _, told = process.communicate(timeout=100)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 1
     assert told.count("\n") == 1 and "a process of --num_proc was killed" in told
 

@@ -40,7 +40,7 @@ def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
         "sys.exit(7)\n"
     )
     process = start(tmp_path, code, "a", "b c", OWN="mine")
-    out, err = process.communicate("asked", timeout=60)
+    out, err = process.communicate("asked", timeout=300)
     assert out == f"['a', 'b c'] mine {tmp_path} __main__ asked\n"
     assert (err, process.returncode) == ("told\n", 7)
 
@@ -56,7 +56,7 @@ def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
 )
 def test_it_ends_as_the_program_does(tmp_path: Path, code: str, ending: int) -> None:
     process = start(tmp_path, code)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == ending
     assert ("ValueError: told" in err) == (ending == 1)
 
@@ -78,7 +78,7 @@ def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
     assert wait_for(lambda: told.exists() and told.read_text(), process)
     assert int(told.read_text()) in warm.forked()
     process.send_signal(how)
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
     assert process.returncode == (85 if how == signal.SIGTERM else -how)
     deadline = time.monotonic() + 10
     while processes.parent(int(told.read_text())):
