@@ -18,8 +18,9 @@ quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
-	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training
-	.venv/bin/pytest -n 2 --dist worksteal tests/training
+	@# The second half also runs where the first has failures.
+	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training; first=$$?; \
+	.venv/bin/pytest -n 2 --dist worksteal tests/training && exit $$first
 
 test-root:  ## as root: run the tests that make test leaves out for an ordinary user
 	@[ -x .venv/bin/pytest ] || { echo "error: .venv is missing; make test makes it" >&2; exit 3; }
@@ -71,16 +72,8 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
 	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
 	.venv/bin/pytest -q tests/test_render.py -k hadolint
 
-bench: setup-test  ## measure what must be fast; writes benchmarks/results/
-	.venv/bin/python benchmarks/rebuild.py
-	.venv/bin/python -m benchmarks.pack
-	.venv/bin/python -m benchmarks.models
-	.venv/bin/python -m benchmarks.train
-	.venv/bin/python -m benchmarks.data
-	.venv/bin/python -m benchmarks.wait
-	.venv/bin/python -m benchmarks.tokenize
-	.venv/bin/python -m benchmarks.save
-	.venv/bin/python -m benchmarks.scale_sim
+bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
+	.venv/bin/python -m benchmarks
 
 doctor:  ## tell what is missing on this machine and how to mend it; installs nothing
 	@./setup.sh doctor

@@ -70,7 +70,7 @@ def main() -> int:
 
 def measure(name: str, rounds: int) -> dict[str, Any]:
     """Time a model's step and its products in turns, and find its peaks of memory."""
-    model, tokens = filled(name), text(LENGTH)
+    model, tokens = filled(name), text(name, LENGTH)
     products = Products(model, LENGTH)
     for work in (products.run, lambda: step(model, tokens)):
         work()  # the first time takes longer
@@ -117,9 +117,10 @@ def filled(name: str) -> LanguageModel:
     return model
 
 
-def text(length: int) -> Tensor:
+def text(name: str, length: int) -> Tensor:
     random = torch.Generator().manual_seed(0)
-    return torch.randint(50277, (1, length + 1), generator=random)  # (1, length + 1)
+    vocabulary = min(preset(name).vocab_size, 50277)
+    return torch.randint(vocabulary, (1, length + 1), generator=random)  # (1, length + 1)
 
 
 def step(model: LanguageModel, tokens: Tensor) -> None:
@@ -143,7 +144,7 @@ def peak_of(name: str, length: int) -> tuple[int, int]:
 
 def peak(name: str, length: int) -> dict[str, int]:
     """Resident memory before a step, and the most during it, in bytes (Linux)."""
-    model, tokens = filled(name), text(length)
+    model, tokens = filled(name), text(name, length)
     before = resident("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     step(model, tokens)

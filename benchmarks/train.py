@@ -36,7 +36,7 @@ from training.trainer.trainer import Trainer
 STEPS = 10
 GOAL = 1.03
 WARM = 3
-SETTINGS = {"seq_length": 256, "batch_size": 4, "report_interval": STEPS, "num_steps": 10**6}
+SETTINGS = {"seq_length": 256, "batch_size": 4, "num_steps": 10**6}
 MODELS: dict[str, Sizes] = {
     "mamba": MambaConfig(d_model=256, n_layer=4, vocab_size=256),
     "mamba2": Mamba2Config(d_model=256, n_layer=4, vocab_size=256),
@@ -48,15 +48,16 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     given = parser.parse_args()
+    steps = STEPS
     if given.small:
-        given.rounds = 1
+        given.rounds, steps = 1, 1
     if given.rounds < 1:
         parser.error("--rounds must be at least 1")
     group = start("cpu")
     rows = []
     for name, sizes in MODELS.items():
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(name, sizes, Path(folder), given.rounds, group))
+            rows.append(measure(name, sizes, Path(folder), given.rounds, steps, group))
         print(
             f"{name}: loop {rows[-1]['loop']:.4f} s, bare {rows[-1]['bare']:.4f} s a step, ", end=""
         )
@@ -67,10 +68,17 @@ def main() -> int:
     return options.finish(given, "train", record, met=met)
 
 
-def measure(name: str, sizes: Sizes, folder: Path, rounds: int, group: Any) -> dict[str, Any]:
+def measure(
+    name: str, sizes: Sizes, folder: Path, rounds: int, steps: int, group: Any
+) -> dict[str, Any]:
     """Time the loop and the bare step of one model in turns; seconds a step, medians."""
     text = f"text:{sysconfig.get_path('stdlib')}/*.py"
-    settings = {**SETTINGS, "dataset_path": text, "save_ckpt_path": str(folder)}
+    settings = {
+        **SETTINGS,
+        "report_interval": steps,
+        "dataset_path": text,
+        "save_ckpt_path": str(folder),
+    }
     trainer = Trainer(assemble(settings, {"name": name, "sizes": sizes}), group)
     trainer.console.say = lambda text, file=None: None  # type: ignore[method-assign]
     ways: dict[str, Callable[[], object]] = {"loop": trainer.turn, "bare": bare(trainer)}
@@ -80,7 +88,7 @@ def measure(name: str, sizes: Sizes, folder: Path, rounds: int, group: Any) -> d
             timed(step, WARM)
         for _ in range(rounds):
             for way in random.sample(list(ways), len(ways)):
-                times[way].append(timed(ways[way], STEPS))
+                times[way].append(timed(ways[way], steps))
     trainer.data.close()
     median = {way: statistics.median(taken) for way, taken in times.items()}
     return {
