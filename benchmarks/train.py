@@ -31,6 +31,7 @@ from training.config.flags import assemble
 from training.models import LlamaConfig, Mamba2Config, MambaConfig, Sizes, parameters
 from training.parallel.optimizer import clip_gradients
 from training.process_group import start, stop
+from training.trainer.run import set_up
 from training.trainer.trainer import Trainer
 
 STEPS = 10
@@ -79,7 +80,7 @@ def measure(
         "dataset_path": text,
         "save_ckpt_path": str(folder),
     }
-    trainer = Trainer(assemble(settings, {"name": name, "sizes": sizes}), group)
+    trainer = set_up(assemble(settings, {"name": name, "sizes": sizes}), group)
     trainer.console.say = lambda text, file=None: None  # type: ignore[method-assign]
     ways: dict[str, Callable[[], object]] = {"loop": trainer.turn, "bare": bare(trainer)}
     times: dict[str, list[float]] = {way: [] for way in ways}

@@ -38,7 +38,7 @@ def test_a_small_run(name: str) -> None:
 
 
 def test_a_result_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "benchmarks.data", "--small", "--output", tmp_path / "new"]
+    words = [sys.executable, "-m", "benchmarks.data", "--small", "--output", str(tmp_path / "new")]
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=800)
     result = json.loads((tmp_path / "new" / "data.json").read_text())
     assert {"what", "rows", "met", "machine"} <= set(result)

@@ -11,9 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +108,24 @@ def test_a_patch_says_what_it_makes_of_what(
     assert told == [digest(wheel / CACHE), digest(site / CACHE)]
 
 
-def test_the_cache_as_it_is_fails_where_processes_are_alike(wheel: Path, tmp_path: Path) -> None:
-    found = hammered(wheel, tmp_path / "cache", writes=100)
+@pytest.fixture
+def in_memory() -> Iterator[Path]:
+    """A folder on a file system in memory: a disk is waited for at each rename onto a file."""
+    with tempfile.TemporaryDirectory(prefix="sqshforge-test-", dir="/dev/shm") as folder:
+        yield Path(folder)
+
+
+def test_the_cache_as_it_is_fails_where_processes_are_alike(wheel: Path, in_memory: Path) -> None:
+    found = hammered(wheel, in_memory / "cache", writes=100)
     assert found["writes"] == 6400
     assert found["errors"]["FileNotFoundError"] > 0
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.long
-def test_the_patched_cache_never_fails(private: Path, tmp_path: Path) -> None:
+def test_the_patched_cache_never_fails(private: Path, in_memory: Path) -> None:
     """A hundred thousand writes of 64 processes, some of which are killed on the way."""
-    found = hammered(private, tmp_path / "cache", writes=1600, kills=30)
+    found = hammered(private, in_memory / "cache", writes=1600, kills=30)
     assert (found["writes"], found["errors"], found["torn"]) == (102_400, {}, 0)
     assert len(found["staged"]) <= 30  # of those that were killed, and of nobody else
 

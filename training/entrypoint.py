@@ -28,7 +28,7 @@ def enter(
 
     def work() -> int:
         config = configure(arguments)
-        from training.trainer.trainer import run  # torch is not needed to refuse a bad request
+        from training.trainer.run import run  # torch is not needed to refuse a bad request
 
         return run(config)
 

@@ -18,7 +18,7 @@ from tests.training.runs import ENGINES
 from training.config.yaml import load
 from training.entrypoint import leave
 from training.process_group import Group, start, stop
-from training.trainer.trainer import Trainer
+from training.trainer.run import set_up
 
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")
@@ -39,7 +39,7 @@ def losses(group: Group, data: str, save: Path, *changes: str, family: str) -> l
         # The balance of experts is that of the tokens that are seen at once, so it is left out.
         *(("model.balance_coefficient=0",) if family == "mixtral" else ()),
     )
-    trainer = Trainer(load(GOLDEN / f"{family}.yaml", settings), group)
+    trainer = set_up(load(GOLDEN / f"{family}.yaml", settings), group)
     trainer.saver.save = lambda told: None  # type: ignore[method-assign]  # a third of the time
     trainer.run()
     lines = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())

@@ -44,10 +44,11 @@ FULL_FROM_STEP_20_TO_100 = """
 turn = trainer.Trainer.turn
 def turn_by_turn(self):
     last = turn(self)
+    folder = Path(self.config.run.save_ckpt_path)
     if self.step == 20:
-        fill(self.folder)
+        fill(folder)
     if self.step == 100:
-        (self.folder / "filler").unlink()
+        (folder / "filler").unlink()
     return last
 trainer.Trainer.turn = turn_by_turn
 """

@@ -24,11 +24,11 @@ import sys
 from pathlib import Path
 from torch_xla.debug import metrics
 from training.config.yaml import load
-from training.trainer.trainer import Trainer
+from training.trainer.run import set_up
 from training.parallel.backend import find_backend
 
 config = load(Path(sys.argv[1]), sys.argv[2:])
-trainer = Trainer(config, find_backend("neuron").start(config))
+trainer = set_up(config, find_backend("neuron").start(config))
 with trainer.saver, trainer.phase, trainer.metrics:
     while not trainer.turn():
         print("compiled", trainer.step, metrics.metric_data("CompileTime")[0])

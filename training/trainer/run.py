@@ -1,0 +1,169 @@
+"""A run from its configuration to its exit code: its parts, built in order, and then trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from training import loggers, manifest, models, observers
+from training.checkpoint import export, initial_weights, mirror
+from training.checkpoint.dcp import STATE_BYTES
+from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
+from training.checkpoint.manager import Saver, resume
+from training.checkpoint.mirror import Mirror
+from training.config import degrees, lr_schedule
+from training.config.config import Config
+from training.data.base import DataFeed
+from training.data.loader import Prefetcher
+from training.data.remote import fetch_data
+from training.data.sources import open_data, open_evaluation
+from training.errors import RequestError
+from training.loggers.console import Console
+from training.parallel.backend import Backend, find_backend
+from training.process_group import Group, stop
+from training.trainer import flops
+from training.trainer.metrics import Metrics, write_resolved
+from training.trainer.step import TrainStep
+from training.trainer.trainer import StopRequest, Trainer
+
+Say = Callable[[str], None]
+
+
+def run(config: Config) -> int:
+    """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
+    group = find_backend(config.parallel.backend).start(config)
+    first = group.rank == 0
+    with OwnLease(Path(config.run.save_ckpt_path)) if first else NO_LEASE as lease:
+        trainer = set_up(config, group, lease)
+        try:
+            code = trainer.run()
+        finally:
+            trainer.data.close()
+        group.barrier()
+        stop()  # not after an error: it may wait for ranks that wait for this one
+        if code == 0 and first:
+            # Takes minutes, which no other rank waits for.
+            export.write(config, trainer.console.say)
+    return code
+
+
+def set_up(config: Config, group: Group, lease: RunLease = NO_LEASE) -> Trainer:
+    """Make a run ready for its next step; all that can be wrong with the request is found here.
+
+    A collective call. `lease` is what rank 0 has of the folder; a run without one must be the only
+    one there. Raises RequestError.
+    """
+    stop_request, console = StopRequest(), Console()
+    say = console.say if group.rank == 0 else _nothing
+    backend = find_backend(config.parallel.backend)
+    parameters = models.parameters(config.model.sizes)
+    _check(config, group, backend, lease, parameters, say)
+
+    config = fetch_data(config, group, say)
+    data, held_out = _open_data(config, group, say)
+    tokens_per_step = data.feed.global_batch * config.data.gradient_accumulation
+    tokens_per_step *= config.data.seq_length
+    run, optim = config.run, config.optim
+    lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, tokens_per_step)
+
+    if run.mirror_url:
+        Mirror(run).pull(group, say)
+    model, optimizer = _build_model(config, group, backend, say)
+    step, tokens_seen = resume(config, group, backend, model, optimizer, data, say)
+    size = STATE_BYTES * parameters
+    saver = Saver(config, backend, model, optimizer, group, say, lease, size)
+
+    if group.rank == 0:
+        write_resolved(config, Path(run.save_ckpt_path), group.world_size)
+    phase = observers.observe(run, group, model, step, console, lease)
+    return Trainer(
+        config=config,
+        group=group,
+        lease=lease,
+        stop=stop_request,
+        console=console,
+        data=data,
+        held_out=held_out,
+        model=model,
+        optimizer=optimizer,
+        step=step,
+        tokens_seen=tokens_seen,
+        tokens_per_step=tokens_per_step,
+        train_step=TrainStep(config, group, backend, model, optimizer, data, phase, say),
+        saver=saver,
+        phase=phase,
+        metrics=_open_metrics(config, group, step, tokens_per_step, parameters, console),
+    )
+
+
+def _check(
+    config: Config, group: Group, backend: Backend, lease: RunLease, parameters: int, say: Say
+) -> None:
+    """Find what does not need data or model, and take the folder; raises RequestError."""
+    run = config.run
+    group.together(lambda: backend.check(config, group))
+    observers.check(run, group.device)
+    for warning in degrees.warnings(group.tensor_parallel, group.local_world_size):
+        say(f"WARNING: {warning}")
+
+    def alone() -> None:
+        loggers.check(run)
+        export.check(config)
+        lease.take(say)
+        manifest.prepare(run.save_ckpt_path, STATE_BYTES * parameters)
+
+    group.together(lambda: alone() if group.rank == 0 else None)
+    mirror.check(run, group)
+    say(f"{config.model.name}: {parameters:,} parameters")
+
+
+def _open_data(config: Config, group: Group, say: Say) -> tuple[Prefetcher, DataFeed | None]:
+    """What is trained on, the same files on all ranks, and what is held out, if anything."""
+    readers = group.data_rank, group.data_world_size
+    data = group.together(lambda: open_data(config, *readers, group.device))
+    for note in data.notes:
+        say(note)
+    held_out = group.together(lambda: open_evaluation(config, *readers))
+    first = group.broadcast(data.feed.fingerprint)
+    group.together(lambda: _require_same(data, first))
+    return data, held_out
+
+
+def _require_same(data: Prefetcher, first: str) -> None:
+    if data.feed.fingerprint != first:
+        raise RequestError("dataset_path: this rank sees other files than rank 0")
+
+
+def _build_model(
+    config: Config, group: Group, backend: Backend, say: Say
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """The model with its initial weights, spread over the ranks, and its optimizer."""
+    weights = initial_weights.weights(config, group, say)
+    torch.manual_seed(config.run.seed + (0 if config.run.same_seed else group.rank))
+    model = group.together(lambda: backend.build(config, group, weights))
+    return model, backend.optimizer(model, config, group)
+
+
+def _open_metrics(
+    config: Config, group: Group, step: int, tokens_per_step: int, parameters: int, console: Console
+) -> Metrics:
+    """The metrics of a run that goes on after a step; rank 0 alone writes them."""
+    opened = group.together(
+        lambda: loggers.open_loggers(config, step, console) if group.rank == 0 else []
+    )
+    return Metrics(
+        opened,
+        group,
+        tokens_per_step=tokens_per_step,
+        seq_length=config.data.seq_length,
+        parameters=parameters,
+        may_skip=config.run.on_nan == "skip" or config.run.compile_only,
+        operations_per_token=flops.per_token(config.model.sizes, config.data.seq_length),
+    )
+
+
+def _nothing(text: str) -> None:
+    """What ranks other than the first say."""
