@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import importlib
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
 
 import pytest
 
 from sqshforge.host.programs import Programs
+from tests.launchershell import SCONTROL, Shell
 from training.errors import RequestError
 
 LAUNCHERS = (
@@ -28,80 +27,8 @@ LAUNCHERS = (
     "mixtral_fsdp",
 )
 MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
-"""What a launcher starts where that is not the door of its own name."""
+"""What a launcher starts where that is not the entry point of its own name."""
 GOLDEN = Path(__file__).parent / "golden" / "srun"
-TOOLS = ("bash", "cat", "grep", "mkdir", "paste", "realpath", "rm", "sort", "xargs")
-
-SRUN = """\
-#!/bin/bash
-if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
-printf '%s\\n' "$@" > "$CALLED"
-[[ -z ${COPY:-} ]] || cat $COPY > "$CALLED.copy"
-exit "$SRUN_CODE"
-"""
-SCONTROL = """\
-#!/bin/bash
-case "$1 $2" in
-"show hostnames") printf '%s\\n' node-1 node-2 ;;
-"show node") echo "NodeName=node-1 Arch=x86_64 NodeAddr=10.0.0.5 NodeHostName=node-1" ;;
-*) echo "$*" >> "$CALLED.scontrol" ;;
-esac
-"""
-
-
-class Shell:
-    """A folder to submit from, with an image in it and the programs on the PATH."""
-
-    def __init__(self, folder: Path, launcher: Path) -> None:
-        self.folder, self.launcher, self.called = folder, launcher, folder / "called"
-        self.programs = folder / "bin"
-        self.programs.mkdir()
-        for tool in TOOLS:  # and no other: whatever runtime this machine has is out of sight
-            self.tool(tool)
-        self.program("srun", SRUN)
-        self.program("scontrol", SCONTROL)
-        self.help = folder / "help"
-        self.help.write_text("  -N, --nodes=N   number of nodes\n")
-        self.image = folder / "build" / "cpu-mamba.sqsh"
-        self.image.parent.mkdir()
-        self.image.write_bytes(b"hsqs")
-        (folder / "x.py").touch()
-        self.log: int | IO[str] = subprocess.PIPE
-
-    def program(self, name: str, text: str = "#!/bin/bash\n") -> None:
-        path = self.programs / name
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def tool(self, name: str) -> None:
-        (self.programs / name).symlink_to(str(shutil.which(name)))
-
-    def run(self, *flags: str, **env: str) -> tuple[int, str]:
-        """Run the script in the folder; its exit code and all it said, if not to another log."""
-        done = subprocess.run(
-            ["bash", str(self.launcher), *flags],
-            env={
-                "PATH": str(self.programs),
-                "HELP": str(self.help),
-                "CALLED": str(self.called),
-                "SRUN_CODE": "0",
-                "SLURM_JOB_ID": "7",
-                "SLURM_JOB_NODELIST": "node-[1-2]",
-                "SLURM_JOB_NUM_NODES": "2",
-                **env,
-            },
-            cwd=self.folder,
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        return done.returncode, done.stdout
-
-    def srun(self, *flags: str, **env: str) -> list[str]:
-        """Run the script and return the words that `srun` got."""
-        code, said = self.run(*flags, **env)
-        assert code == 0, said
-        return self.called.read_text().splitlines()
 
 
 @pytest.fixture
@@ -188,7 +115,7 @@ def test_srun(name: str, runtime: str, trial: str, tmp_path: Path, root: Path) -
     assert "secret" not in said  # a command line is seen by every user of a machine
 
 
-def test_the_flags_are_those_of_its_door(any_shell: Shell) -> None:
+def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
     """The door reads them, but for data that is not here."""
     any_shell.program("sqshforge")
     door = importlib.import_module(
