@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests import archives, oddroot, processes
+from sqshforge.host.files import exclusive
+from sqshforge.host.terminal import Reporter
+from tests import archives, containers, oddroot, processes
 
 KILLS = 100
 MARK = "SQSHFORGE_TEST_KILLED"
@@ -105,20 +107,25 @@ def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
 def test_sixteen_packers_at_once_make_one_file(tmp_path: Path) -> None:
     address, output = image(tmp_path / "image", b"code", 64 << 20), tmp_path / "out/a.sqsh"
     output.parent.mkdir()
-    packers = [
-        subprocess.Popen(
-            command(address, output), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for _ in range(16)
-    ]
-    try:
-        said = [packer.communicate(timeout=300) for packer in packers]
-    finally:
-        processes.kill([packer.pid for packer in packers if packer.poll() is None])
+    logs = [tmp_path / f"packer-{number}" for number in range(16)]
+    wait = f"waiting for another packer of {output}"
+    with ExitStack() as held, ExitStack() as packing:
+        packing.enter_context(exclusive(output.with_name(".a.sqsh.lock"), "", Reporter(quiet=True)))
+        packers = []
+        for log in logs:
+            err = held.enter_context(log.open("w"))
+            out = subprocess.PIPE
+            packers.append(
+                subprocess.Popen(command(address, output), stdout=out, stderr=err, text=True)
+            )
+        try:
+            assert containers.until(lambda: all(wait in log.read_text() for log in logs), 300)
+            packing.close()  # from here on each is in the way of the others
+            said = [packer.communicate(timeout=300)[0] for packer in packers]
+        finally:
+            processes.kill([packer.pid for packer in packers if packer.poll() is None])
     assert [packer.returncode for packer in packers] == [0] * 16
-    assert sorted("packed in" in out for out, _ in said) == [False] * 15 + [True]
-    assert sum("up to date" in out for out, _ in said) == 15
-    waited = [err for out, err in said if "up to date" in out]
-    assert sum(f"waiting for another packer of {output}" in err for err in waited) >= 10
+    assert sorted("packed in" in out for out in said) == [False] * 15 + [True]
+    assert sum("up to date" in out for out in said) == 15
     assert files(output.parent) == {"a.sqsh", "a.sqsh.json"}
     assert "sqshforge/train.py" in oddroot.unpacked(output, tmp_path / "found")
