@@ -57,7 +57,7 @@ def run(name: str, *, small: bool) -> str:
     try:
         Programs().follow([sys.executable, "-m", f"benchmarks.{module}", *words], print, cwd=ROOT)
     except SqshforgeError as error:
-        return f"FAILED after {time.monotonic() - since:.0f} s: {error.what}"
+        return f"FAILED after {time.monotonic() - since:.0f} s: {error.what.splitlines()[0]}"
     return f"ok, {time.monotonic() - since:.0f} s"
 
 

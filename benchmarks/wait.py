@@ -45,8 +45,8 @@ def main() -> int:
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as name:
         folder = Path(name)
-        for source, flags in sources(folder):
-            for prefetch in (2, 0):
+        for source, flags in sources(folder, 1000 if given.small else DOCUMENTS):
+            for prefetch in (2,) if given.small else (2, 0):
                 save = folder / f"run{len(rows)}"
                 shares = measure(save, given.steps, *flags, f"--prefetch={prefetch}")
                 rows.append({"source": source, "prefetch": prefetch, "data_wait": shares})
@@ -67,12 +67,12 @@ def main() -> int:
     return options.finish(given, "wait", result, met=met)
 
 
-def sources(folder: Path) -> list[tuple[str, tuple[str, ...]]]:
-    """Write the same documents in each way; what reads them."""
+def sources(folder: Path, documents: int) -> list[tuple[str, tuple[str, ...]]]:
+    """Write so many documents in each way; what reads them."""
     chance = np.random.default_rng(0)
     texts = [
         chance.integers(97, 123, length, dtype=np.uint8).tobytes().decode()
-        for length in chance.integers(100, 4000, DOCUMENTS).tolist()
+        for length in chance.integers(100, 4000, documents).tolist()
     ]
     with PackedWriter(folder / "packed.npy") as packed:
         for text in texts:

@@ -54,7 +54,8 @@ def test_what_fails_ends_none_of_the_others() -> None:
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800)
     assert done.returncode == 1
     *_, missing, data = done.stdout.splitlines()
-    assert missing.startswith("missing    FAILED after ") and data.startswith("data       ok, ")
+    assert missing.startswith("missing    FAILED after "), done.stdout
+    assert data.startswith("data       ok, ")
 
 
 def test_an_unknown_one() -> None:
