@@ -118,6 +118,8 @@ def test_the_time_limit(site: Site) -> None:
     site.slurm.until(
         lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
     )
+    # It has a minute again, half of which a loaded machine may take to start it.
+    site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
     stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
