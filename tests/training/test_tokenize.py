@@ -284,9 +284,7 @@ def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Pat
     os.kill(workers()[0], signal.SIGKILL)
     _, told = process.communicate(timeout=300)
     assert process.returncode == 1
-    # Where it dies while the pool starts the next one, Python 3.11's pool says so too, before us.
-    assert "a process of --num_proc was killed" in told.splitlines()[-1], told
-    assert told.count("a process of --num_proc was killed") == 1
+    assert told.count("\n") == 1 and "a process of --num_proc was killed" in told, told
 
 
 def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:

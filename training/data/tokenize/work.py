@@ -232,8 +232,9 @@ def _each(
     with whole(job.folder / JOB) as file:
         pickle.dump(job, file)
     with ProcessPoolExecutor(processes, spawn, _begin_worker, (job.folder / JOB,)) as pool:
-        waiting = {pool.submit(work, *task): task[0] for task in tasks}
         try:
+            # A worker may be killed while the next is started: submit raises it then.
+            waiting = {pool.submit(work, *task): task[0] for task in tasks}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
         except BrokenProcessPool as error:
