@@ -30,14 +30,14 @@ test-root:  ## as root: run the tests that make test leaves out for an ordinary 
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer
-	.venv/bin/pytest -n 2 --dist worksteal tests/on_cluster
+	.venv/bin/pytest -n 2 --dist worksteal tests/cluster
 
 test-distros: setup-test  ## try the first commands on fresh Debians and Ubuntus (SYSTEMS="debian-13 ...", USERS="root user")
 	.venv/bin/python -m pytest -v tests/distros
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22
-	.venv22/bin/python -m pytest -p tests.without --without=transformers -n 2 --dist worksteal tests/training
+	.venv22/bin/python -m pytest -p tests.support.without_library --without=transformers -n 2 --dist worksteal tests/training
 
 test-composer:  ## run the tests of training.mamba_composer on Composer and its torch, in .venvcomposer
 	@./setup.sh composer
@@ -48,7 +48,7 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 	.venvxla/bin/python -m pytest -n 2 tests/xla
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
-	.venv/bin/pytest -m images tests/test_images.py
+	.venv/bin/pytest -m images tests/images/test_targets.py
 
 image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE")
 	@$(SQSHFORGE) build $(TARGET) $(settings)
@@ -70,7 +70,7 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
 	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
-	.venv/bin/pytest -q tests/test_render.py -k hadolint
+	.venv/bin/pytest -q tests/toolkit/build/test_dockerfile.py -k hadolint
 
 bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
 	.venv/bin/python -m benchmarks

@@ -31,7 +31,7 @@ from sqshforge.errors import MissingError, SqshforgeError
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
-from tests.engines import daemon
+from tests.support.engines import daemon
 
 
 def main() -> int:

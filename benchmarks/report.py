@@ -13,7 +13,7 @@ from rich.table import Table
 
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import human, show_table
-from tests.engines import CLIENT
+from tests.support.engines import CLIENT
 
 
 @dataclass(frozen=True, kw_only=True)

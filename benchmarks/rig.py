@@ -21,8 +21,8 @@ from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.terminal import Tracker
 from sqshforge.squash.mksquashfs import PROFILES, Options, Squasher
-from tests import footprint
-from tests.engines import CLIENT
+from tests.support import resource_usage
+from tests.support.engines import CLIENT
 
 NOBODY = 65534
 PROFILE = "shared"
@@ -266,19 +266,19 @@ def peak(row: Row, layers: Path, programs: Programs) -> dict[str, int]:
 
     def disk() -> int:
         new = (path for path in layers.iterdir() if path not in known)
-        return footprint.size(place, without=cache) + sum(map(footprint.size, new))
+        return resource_usage.size(place, without=cache) + sum(map(resource_usage.size, new))
 
     with contextlib.ExitStack() as stack:
-        peaks: list[footprint.Peak] = []
+        peaks: list[resource_usage.Peak] = []
 
         def watch(pid: int) -> None:
-            peaks.append(stack.enter_context(footprint.watched(pid, disk)))
+            peaks.append(stack.enter_context(resource_usage.watched(pid, disk)))
 
         run(row.argv, row.env, programs, watch)
     return {
         "peak_memory_bytes": peaks[0].memory,
-        "peak_extra_disk_bytes": max(0, peaks[0].disk - footprint.size(place, without=cache)),
-        "cache_bytes": footprint.size(cache),
+        "peak_extra_disk_bytes": max(0, peaks[0].disk - resource_usage.size(place, without=cache)),
+        "cache_bytes": resource_usage.size(cache),
     }
 
 

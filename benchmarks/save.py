@@ -32,7 +32,7 @@ from typing import Any
 
 from benchmarks import options
 from benchmarks.models import machine
-from tests.training.runs import run
+from tests.training.support.runs import run
 from training import manifest
 
 GOAL = 0.05  # of the time between two checkpoints

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from benchmarks import options
-from tests.training.runs import run
+from tests.training.support.runs import run
 from training.data.packed import PackedWriter
 
 LENGTH = 512

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tests.training.runs import ROOT, kill_tree
+from tests.training.support.runs import ROOT, kill_tree
 from training.data.packed import PackedWriter
 
 DOOR = ("-m", "training.mamba_composer")

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.composer.runs import run, settings, write, write_packed
-from tests.training.runs import losses, steps
+from tests.training.support.runs import losses, steps
 from training.convert.source import Source, load
 from training.data.packed import Packed
 from training.systems.composer.model import measure

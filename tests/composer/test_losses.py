@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.composer.runs import PROGRAM, run, settings, write, write_packed
-from tests.training.runs import losses, steps
+from tests.training.support.runs import losses, steps
 from training.config.lr_schedule import learning_rate
 from training.data.base import stacked
 from training.systems.composer import yaml

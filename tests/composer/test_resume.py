@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from tests.composer.runs import DOOR, PROGRAM, run, settings, started, write, write_packed
-from tests.processes import descendants
-from tests.training.runs import kill_tree, losses, steps, wait_for
+from tests.support.processes import descendants
+from tests.training.support.runs import kill_tree, losses, steps, wait_for
 from training.errors import SAVED
 
 

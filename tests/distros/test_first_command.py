@@ -19,7 +19,15 @@ BUILDER = (
     f"{CLONE}/.venv/bin/python -c 'import sys; print(sys.version.split()[0])'"
 )
 # Light tests, and some that build, pack and run for real.
-SOME_TESTS = "tests/test_recipe.py tests/test_render.py tests/test_runtime.py tests/test_squash.py"
+SOME_TESTS = " ".join(
+    f"tests/toolkit/{name}.py"
+    for name in (
+        "recipe/test_recipe",
+        "build/test_dockerfile",
+        "run/test_runtime",
+        "squash/test_pack",
+    )
+)
 
 
 def test_quickstart(system: str, user: str, kept: Path, results: Results) -> None:

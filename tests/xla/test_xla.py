@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT, losses, write_text
+from tests.training.support.runs import ROOT, losses, write_text
 
 MODEL = {
     **{"family": "mamba2", "d_model": 64, "n_layer": 2, "vocab_size": 256, "head_dim": 16},

@@ -2,7 +2,7 @@
 
 Its linear layers overlap their communication with the products. Written against the documentation
 of neuronx_distributed 0.10; it is not to be had where this project's tests run, so these calls have
-been checked against a record of its signatures only (tests/training/neuron_contract).
+been checked against a record of its signatures only (tests/training/parallel/neuron_contract).
 """
 
 from __future__ import annotations

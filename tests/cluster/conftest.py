@@ -1,0 +1,129 @@
+"""A real Slurm of two nodes apart, an image, and a shared folder to submit from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.slurm import Cluster, cluster
+
+PATIENCE = 600  # seconds: catches what hangs, on the slowest of machines
+STEPS = 24
+FLAGS = (
+    "--model_name=mamba-tiny",
+    "--dataset_path=text:/usr/lib/python3.*/**/*.py",
+    "--seq_length=128",
+    "--batch_size=4",
+    f"--num_steps={STEPS}",
+    "--learning_rate=3e-3",
+    "--report_interval=4",
+    "--checkpoint_interval=4",
+)
+
+Losses = list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Site:
+    """No other sqshforge is found than that of this environment."""
+
+    slurm: Cluster
+    image: Path
+    folder: Path
+    root: Path
+
+    @property
+    def small(self) -> Path:
+        """A file system of little room that both nodes see."""
+        return self.folder / "small"
+
+    def launcher(self, name: str) -> str:
+        """Read a launcher out of the image."""
+        argv = ["unsquashfs", "-cat", str(self.image), f"sqshforge/launch/{name}.sbatch"]
+        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+
+    def submit(
+        self,
+        run: str,
+        *flags: str,
+        launcher: str = "mamba_fsdp",
+        asked: tuple[str, ...] = (),
+        **env: str,
+    ) -> int:
+        """Submit a launcher out of the image, with flags for its door and words for sbatch."""
+        return self.slurm.submit(
+            *("--nodes=2", *asked, "/dev/stdin", *flags),
+            script=self.launcher(launcher),
+            env={
+                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "IMAGE": str(self.image),
+                "CHECKPOINTS": str(self.place(run)),
+                "OMP_NUM_THREADS": "1",
+                **env,
+            },
+            folder=self.folder,
+        )
+
+    def place(self, run: str) -> Path:
+        return self.folder / run
+
+    def complete(self, job: int, patience: float = PATIENCE) -> str:
+        """Wait for the job's success; its output."""
+        state = self.slurm.wait(job, patience)
+        said = self.slurm.output(job)
+        assert state == "COMPLETED", said
+        return said
+
+    def reach(self, run: str, step: int) -> None:
+        """Wait until a run has a complete checkpoint of a step."""
+        place = self.place(run) / "checkpoints" / f"step_{step}_ckp"
+        self.slurm.until(place.exists, PATIENCE, f"{place} does not come")
+
+    def go_on_to(self, run: str, step: int) -> None:
+        """Wait until a run has written the losses of so many steps."""
+        path = self.place(run) / "metrics.jsonl"
+        self.slurm.until(
+            lambda: path.exists() and len(self.losses(run)) >= step,
+            PATIENCE,
+            f"{path} does not come to step {step}",
+        )
+
+    def losses(self, run: str) -> Losses:
+        lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()
+        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        return [(line["step"], line["loss"]) for line in steps]
+
+
+@pytest.fixture(scope="session")
+def site(
+    packed_image: Path, tmp_path_factory: pytest.TempPathFactory, root: Path
+) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("site")
+    small = folder / "small"
+    small.mkdir()
+    # Before the nodes get mounts of their own, so that they have it too.
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "none", small], check=True)
+    try:
+        with cluster(kill_wait=20, apart=True) as slurm:
+            yield Site(slurm, packed_image, folder, root)
+    finally:
+        subprocess.run(["umount", "--lazy", small], check=True)
+
+
+@pytest.fixture(scope="session")
+def undisturbed(site: Site) -> Losses:
+    """The losses of a run that nothing happened to."""
+    said = site.complete(site.submit("undisturbed", *FLAGS))
+    assert "0: training.launch: node 0 of 2: 1 process" in said
+    assert "1: training.launch: node 1 of 2: 1 process" in said
+    losses = site.losses("undisturbed")
+    assert [step for step, _ in losses] == list(range(1, STEPS + 1))
+    assert losses[-1][1] < losses[0][1]
+    return losses

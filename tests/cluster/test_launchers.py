@@ -1,0 +1,215 @@
+"""A real Slurm of two nodes, and how the launcher's jobs start, fail and end on it.
+
+The tasks here are small programs in the place of `sqshforge`; tests/test_cluster_training.py
+trains for real.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes, slurm_config
+from tests.support.slurm import Cluster, ClusterError, cluster
+
+
+@pytest.fixture(scope="module")
+def slurm(as_root: None) -> Iterator[Cluster]:
+    with cluster(kill_wait=5) as started:
+        yield started
+
+
+# The cluster itself.
+
+
+def test_a_job_runs_on_both_nodes(slurm: Cluster, tmp_path: Path) -> None:
+    script = "#!/bin/bash\nsrun --ntasks-per-node=1 printenv SLURMD_NODENAME\nexit 7\n"
+    job = slurm.submit("--nodes=2", script=script, folder=tmp_path)
+    assert slurm.wait(job) == "FAILED"
+    assert slurm.exit_code(job) == 7
+    assert sorted(slurm.output(job).split()) == ["n1", "n2"]
+
+
+def test_two_clusters_stand_side_by_side_and_leave_nothing(slurm: Cluster) -> None:
+    with cluster() as other:
+        folder = other.folder
+        job = other.submit("--nodes=2", script="#!/bin/bash\nsrun --ntasks-per-node=1 sleep 600\n")
+        other.until(lambda: len(other.processes("n2", job)) == 1, 300, "no task on n2")
+        assert slurm.processes("n2") == []
+    assert processes.having({"SLURM_CONF": f"{folder}/slurm.conf"}) == []
+    assert not folder.exists()
+
+
+@pytest.mark.root
+def test_a_failing_test_leaves_nothing_either() -> None:
+    with pytest.raises(ZeroDivisionError), cluster() as doomed:
+        doomed.submit("--nodes=1", script="#!/bin/bash\nsleep 600\n")
+        doomed.until(lambda: doomed.processes("n1"), 300, "no job on n1")
+        _ = 1 / 0
+    assert processes.having({"SLURM_CONF": doomed.env["SLURM_CONF"]}) == []
+
+
+@pytest.mark.root
+def test_daemons_die_with_a_killed_test(root: Path) -> None:
+    code = (
+        "import sys, time\nfrom tests.support.slurm import cluster\n"
+        "with cluster() as c:\n print(c.env['SLURM_CONF'], flush=True)\n time.sleep(600)\n"
+    )
+    victim = subprocess.Popen([sys.executable, "-c", code], cwd=root, stdout=subprocess.PIPE)
+    assert victim.stdout is not None
+    config = victim.stdout.readline().decode().strip()
+    victim.kill()
+    victim.communicate()
+    assert config.endswith("/slurm.conf"), "the cluster did not start"
+    deadline = time.monotonic() + 20
+    while (left := processes.having({"SLURM_CONF": config})) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    shutil.rmtree(Path(config).parent)
+    assert left == []
+
+
+def test_a_lost_node_sends_the_job_back(slurm: Cluster) -> None:
+    script = "#!/bin/bash\n((${SLURM_RESTART_COUNT:-0})) || srun --ntasks-per-node=1 sleep 600\n"
+    job = slurm.submit("--nodes=2", "--requeue", script=script)
+    slurm.until(lambda: slurm.processes("n2", job), 300, "no task on n2")
+    slurm.lose("n2")
+    assert slurm.processes("n2", job) == []
+    slurm.until(lambda: slurm.restarts(job) == 1, 300, "the job is not requeued")
+    slurm.bring("n2")
+    assert slurm.wait(job, 60) == "COMPLETED"
+
+
+@pytest.mark.root
+def test_a_daemon_that_does_not_start_is_told_with_its_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(slurm_config, "CONFIG", slurm_config.CONFIG + "NoSuchSetting=1\n")
+    with pytest.raises(ClusterError, match=r"has ended(.|\n)*NoSuchSetting"), cluster():
+        pass
+
+
+@pytest.mark.root
+def test_a_port_that_somebody_else_has_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = slurm_config.free_ports
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        answers = iter([[*free(2), port], free(3)])
+        monkeypatch.setattr(slurm_config, "free_ports", lambda count: next(answers))
+        with cluster() as started:
+            assert f"Port={port}" not in (started.folder / "slurm.conf").read_text()
+
+
+def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(ClusterError, match="apt-get install slurm-wlm munge"), cluster():
+        pass
+
+
+# The launcher on it. `sqshforge` is a program of a few lines: it does what CASE says.
+
+SQSHFORGE = """\
+#!/bin/bash
+[[ $1 == run ]] || exit 2
+while [[ $1 != -- ]]; do shift; done; shift
+echo "at $SLURM_NODEID of $SLURM_STEP_NUM_NODES, restart ${SLURM_RESTART_COUNT:-0}: $*"
+case $CASE in
+wrong) [[ $SLURM_NODEID == 0 ]] || sleep 2; exit 2 ;;
+crash-once) ((${SLURM_RESTART_COUNT:-0})) || kill -9 $$ ;;
+crash) exit 1 ;;
+stopped) ((${SLURM_RESTART_COUNT:-0})) && exit 0
+    trap 'echo saved; exit 85' TERM; touch ready-$SLURM_NODEID; while :; do sleep 0.1; done ;;
+*) ((${SLURM_RESTART_COUNT:-0})) || sleep 600 ;;
+esac
+"""
+
+
+class Desk:
+    """A folder to submit from: an image, and our `sqshforge` on the PATH."""
+
+    def __init__(self, slurm: Cluster, folder: Path, root: Path) -> None:
+        self.slurm, self.folder = slurm, folder
+        self.launcher = root / "launch" / "mamba_fsdp.sbatch"
+        program = folder / "bin" / "sqshforge"
+        program.parent.mkdir()
+        program.write_text(SQSHFORGE)
+        program.chmod(0o755)
+        (folder / "build").mkdir()
+        (folder / "build" / "cpu-mamba.sqsh").write_bytes(b"hsqs")
+
+    def submit(self, case: str, *words: str | Path, script: str = "", **env: str) -> int:
+        path = f"{self.folder}/bin:{self.slurm.env['PATH']}"
+        return self.slurm.submit(
+            "--nodes=2",
+            *(words or (self.launcher,)),
+            script=script,
+            env={"PATH": path, "CASE": case, **env},
+            folder=self.folder,
+        )
+
+
+@pytest.fixture
+def desk(slurm: Cluster, tmp_path: Path, root: Path) -> Desk:
+    return Desk(slurm, tmp_path, root)
+
+
+def test_a_wrong_request_is_final(desk: Desk) -> None:
+    """Although one node says so two seconds before the other."""
+    job = desk.submit("wrong")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
+    assert "not tried again" in desk.slurm.output(job)
+
+
+def test_a_crash_is_tried_again(desk: Desk) -> None:
+    job = desk.submit("crash-once")
+    assert desk.slurm.wait(job) == "COMPLETED"
+    assert desk.slurm.restarts(job) == 1
+    said = desk.slurm.output(job)
+    assert "exit code 137: requeued" in said
+    assert "0: at 0 of 2, restart 1: python3 -m training.launch --" in said
+    assert said.splitlines()[-1] == "mamba_fsdp: done"
+
+
+def test_but_not_for_ever(desk: Desk) -> None:
+    job = desk.submit("crash", REQUEUES="1")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (1, 1)
+    assert "exit code 1: given up after 1 restarts" in desk.slurm.output(job)
+
+
+def test_sigterm_saves_and_goes_on(desk: Desk) -> None:
+    """What --signal does before the time limit, and a preemption."""
+    job = desk.submit("stopped", REQUEUES="0")
+    ready = [desk.folder / "ready-0", desk.folder / "ready-1"]
+    desk.slurm.until(lambda: all(path.exists() for path in ready), 300, "not started")
+    desk.slurm.cancel(job, "--signal=TERM")
+    assert desk.slurm.wait(job) == "COMPLETED"
+    assert desk.slurm.restarts(job) == 1
+    assert desk.slurm.output(job).count("saved") == 2
+
+
+def test_scancel_is_the_end(desk: Desk) -> None:
+    job = desk.submit("sleep")
+    desk.slurm.until(lambda: "at 1 of 2" in desk.slurm.output(job), 300, "not started")
+    desk.slurm.cancel(job)
+    assert desk.slurm.wait(job) == "CANCELLED"
+    time.sleep(1)
+    assert (desk.slurm.state(job), desk.slurm.restarts(job)) == ("CANCELLED", 0)
+
+
+def test_it_works_piped(desk: Desk) -> None:
+    text = desk.launcher.read_text()
+    first = desk.submit("crash-once", "--parsable", script=text)
+    second = desk.submit("crash-once", "/dev/stdin", "--model_name=x", "--a=*", script=text)
+    for job, flags in ((first, "--model_name=mamba-tiny"), (second, "--model_name=x --a=*")):
+        assert desk.slurm.wait(job) == "COMPLETED"
+        assert flags in desk.slurm.output(job)

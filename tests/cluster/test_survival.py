@@ -1,0 +1,235 @@
+"""Whatever happens to a job, it goes on by itself, or ends with a word that says why.
+
+Every disturbed run must write the losses of the undisturbed one, to the last bit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+
+import pytest
+
+from tests.cluster.conftest import FLAGS, PATIENCE, STEPS, Losses, Site
+from tests.support import processes
+
+WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
+SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
+
+
+def ranks(site: Site, job: int, node: str) -> list[int]:
+    """The processes of a job on a node that train."""
+    found = site.slurm.processes(node, job)
+    return [pid for pid in found if "-m training.mamba_fsdp" in processes.command(pid)]
+
+
+def test_scancelled_and_submitted_again(site: Site, undisturbed: Losses) -> None:
+    first = site.submit("cancelled", *FLAGS)
+    site.reach("cancelled", 8)
+    site.slurm.cancel(first)
+    assert site.slurm.wait(first, PATIENCE) == "CANCELLED"
+    assert len(site.losses("cancelled")) < STEPS
+    said = site.complete(site.submit("cancelled", *FLAGS))
+    assert "resumed from" in said
+    assert site.losses("cancelled") == undisturbed
+
+
+def test_all_processes_of_a_node_are_killed(site: Site, undisturbed: Losses) -> None:
+    job = site.submit("killed", *FLAGS)
+    site.reach("killed", 8)
+    running = [processes.command(pid) for pid in site.slurm.processes("n2", job)]
+    assert any("training.launch" in one for one in running)
+    assert ranks(site, job, "n2")
+    assert site.slurm.kill_processes("n2", job)
+    said = site.complete(job)
+    assert site.slurm.restarts(job) == 1
+    assert "exit code 137: requeued" in said and "resumed from" in said
+    assert site.losses("killed") == undisturbed
+
+
+def test_stopped_by_sigterm(site: Site, undisturbed: Losses) -> None:
+    """As a preemption does: saved between two checkpoints, requeued, resumed."""
+    job = site.submit("stopped", *FLAGS, REQUEUES="0")
+    site.reach("stopped", 8)
+    site.slurm.cancel(job, "--signal=TERM")
+    said = site.complete(job)
+    assert site.slurm.restarts(job) == 1
+    assert "asked to stop after step" in said and "exit code 85: requeued" in said
+    assert site.losses("stopped") == undisturbed
+
+
+def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
+    job = site.submit("lost", *FLAGS)
+    site.reach("lost", 8)
+    site.slurm.lose("n2")
+    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job is not requeued")
+    site.slurm.bring("n2")
+    said = site.complete(job)
+    assert "resumed from" in said
+    assert site.losses("lost") == undisturbed
+
+
+def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
+    """As an update of Slurm does: the job does not notice."""
+    job = site.submit("unwatched", *FLAGS)
+    site.reach("unwatched", 4)
+    site.slurm.stop_slurmd("n2")
+    site.slurm.start_slurmd("n2")
+    said = site.complete(job)
+    assert site.slurm.restarts(job) == 0 and "resumed" not in said
+    assert site.losses("unwatched") == undisturbed
+
+
+def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
+    job = site.submit("hung", *WATCHED)
+    site.reach("hung", 8)
+    [victim] = ranks(site, job, "n2")
+    os.kill(victim, signal.SIGSTOP)
+    said = site.complete(job)
+    assert "rank 1 hangs" in said and "stacks of rank" in said
+    assert "exit code 86: requeued" in said
+    assert site.losses("hung") == undisturbed
+
+
+@pytest.mark.long
+def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -> None:
+    assert site.slurm.bridge
+    job = site.submit("cut", *WATCHED)
+    site.reach("cut", 8)
+    site.slurm.bridge.cut()
+    try:
+        # srun gives the other node a minute, and then as much to answer.
+        site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job does not end")
+    finally:
+        site.slurm.bridge.mend()
+    said = site.complete(job)
+    assert "resumed from" in said
+    assert site.losses("cut") == undisturbed
+
+
+def test_the_time_limit(site: Site) -> None:
+    """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
+    job = site.submit("limit", *SLOW, asked=("--time=1", "--signal=TERM@30"))
+    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
+    site.slurm.until(
+        lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
+    )
+    # It has a minute again, half of which a loaded machine may take to start it.
+    site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
+    said = site.slurm.output(job)
+    assert "asked to stop after step" in said and "exit code 85: requeued" in said
+    stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
+    beyond = stop + 20
+    site.go_on_to("limit", beyond)
+    site.slurm.cancel(job)
+    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    # As many steps without a stop; a shorter run would have another schedule.
+    other = site.submit("unlimited", *SLOW)
+    site.go_on_to("unlimited", beyond)
+    site.slurm.cancel(other)
+    assert site.slurm.wait(other, PATIENCE) == "CANCELLED"
+    assert site.losses("limit")[:beyond] == site.losses("unlimited")[:beyond]
+
+
+def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> None:
+    first = site.submit("corrupt", *FLAGS)
+    site.reach("corrupt", 12)
+    site.slurm.cancel(first)
+    site.slurm.wait(first, PATIENCE)
+    newest = max(
+        (site.place("corrupt") / "checkpoints").glob("step_*_ckp"),
+        key=lambda path: int(path.name.split("_")[1]),
+    )
+    largest = max(newest.rglob("*.distcp"), key=lambda path: path.stat().st_size)
+    with largest.open("r+b") as file:
+        file.seek(largest.stat().st_size // 2)
+        file.write(b"\xff" * 64)
+    said = site.complete(site.submit("corrupt", *FLAGS))
+    assert newest.name in said and "WARNING" in said and "resumed from" in said
+    assert site.losses("corrupt") == undisturbed
+
+
+def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
+    """The old checkpoint stays; what is left of the new one is gone; a person has to make room."""
+    place = site.small / "full"
+    job = site.submit("small/full", *FLAGS)
+    site.reach("small/full", 4)
+    filler = site.small / "filler"
+    kept = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+    filler.write_bytes(bytes(shutil.disk_usage(site.small).free - kept // 2))
+    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    said = site.slurm.output(job)
+    assert site.slurm.exit_code(job) == 2 and "a person has to mend this" in said
+    for told in ("were free there when that failed", "bytes free, and a checkpoint takes"):
+        assert told in said and str(place) in said
+    assert [path.name for path in (place / "checkpoints").iterdir()] == ["step_4_ckp"]
+    filler.unlink()
+    assert "resumed from" in site.complete(site.submit("small/full", *FLAGS))
+    assert site.losses("small/full") == undisturbed
+
+
+def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
+    """It costs lines, and no step; the job is stopped, requeued and goes on as with room."""
+    job = site.submit("unheard", *FLAGS, asked=(f"--output={site.small}/slurm-%j.out",))
+    site.reach("unheard", 8)
+    filler = site.small / "filler"
+    try:
+        with suppress(OSError), filler.open("wb", buffering=0) as file:
+            while file.write(bytes(4096)):
+                pass
+        assert shutil.disk_usage(site.small).free == 0
+        site.slurm.cancel(job, "--signal=TERM")
+        assert site.slurm.wait(job, PATIENCE) == "COMPLETED", site.slurm.output(job)
+        assert site.slurm.restarts(job) == 1
+    finally:
+        filler.unlink()
+    assert site.losses("unheard") == undisturbed
+
+
+def test_a_bad_node_is_left_out(site: Site) -> None:
+    """Its shared folder is read-only there. The next start has the other node, if that will do."""
+    place = site.place("left-out")
+    place.mkdir()
+    there = ["nsenter", f"--mount=/proc/{site.slurm.daemons['n2'].pid}/ns/mnt"]
+    subprocess.run([*there, "mount", "--bind", place, place], check=True)
+    subprocess.run([*there, "mount", "-o", "remount,bind,ro", place], check=True)
+    try:
+        job = site.submit("left-out", *FLAGS, EXCLUDE="1")
+        site.slurm.until(
+            lambda: site.slurm.show(job)["ExcNodeList"] == "n2", PATIENCE, "n2 is asked for"
+        )
+        # No third node is there: Slurm holds the job, until its owner says that one will do.
+        site.slurm.ask("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
+        site.slurm.ask("scontrol", "release", str(job))
+        said = site.complete(job)
+    finally:
+        subprocess.run([*there, "umount", "--lazy", place], check=True)
+    assert "n2: folder: " in said and "n1: folder: " not in said
+    assert "exit code 87: requeued" in said and site.slurm.restarts(job) == 1
+    assert said.splitlines()[-1] == "mamba_fsdp: done"
+    assert "by sqshforge on n1\n" in said
+    assert len(site.losses("left-out")) == STEPS
+
+
+def test_a_second_job_on_one_folder(site: Site) -> None:
+    """One node each, so that both run at once."""
+    first = site.submit("shared", *SLOW, asked=("--nodes=1",))
+    site.reach("shared", 20)
+    second = site.submit("shared", *SLOW, asked=("--nodes=1",))
+    assert site.slurm.wait(second, PATIENCE) == "FAILED"
+    assert (site.slurm.exit_code(second), site.slurm.restarts(second)) == (2, 0)
+    assert str(first) in site.slurm.output(second)
+    assert site.slurm.state(first) == "RUNNING"
+    site.slurm.cancel(first)
+    site.slurm.wait(first, PATIENCE)
+
+
+def test_a_wrong_flag_is_told_once_and_is_final(site: Site) -> None:
+    job = site.submit("wrong", "--num_step=5")
+    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)
+    assert site.slurm.output(job).count("did you mean --num_steps") == 1

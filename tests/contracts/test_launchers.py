@@ -1,0 +1,395 @@
+"""What each launcher makes of its environment: the `srun` line, for each container runtime.
+
+The script runs as it stands, under bash, with programs in front of Slurm's that write down how
+they were called; tests/cluster/test_launchers.py runs it on a real Slurm.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host.programs import Programs
+from tests.support.launcher_shell import SCONTROL, Shell
+from training.errors import RequestError
+
+LAUNCHERS = (
+    "llama_fsdp",
+    "llama_smp",
+    "mamba2_neuron",
+    "mamba_composer",
+    "mamba_fsdp",
+    "mixtral_fsdp",
+)
+MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
+"""What a launcher starts where that is not the entry point of its own name."""
+GOLDEN = Path(__file__).parents[1] / "golden" / "srun"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, root: Path) -> Shell:
+    return Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+
+
+@pytest.fixture
+def bare(shell: Shell) -> Shell:
+    """No runtime is installed, and the image carries one."""
+    tree = shell.folder / "tree" / "sqshforge" / "launch"
+    tree.mkdir(parents=True)
+    (tree / "sqshforge-run.pyz").write_text("a runtime\n")
+    shell.image.unlink()
+    Programs().capture(["mksquashfs", shell.folder / "tree", shell.image, "-quiet"])
+    shell.tool("unsquashfs")
+    shell.tool("python3")
+    return shell
+
+
+@pytest.fixture(params=LAUNCHERS)
+def any_shell(request: pytest.FixtureRequest, tmp_path: Path, root: Path) -> Shell:
+    return Shell(tmp_path, root / "launch" / f"{request.param}.sbatch")
+
+
+@pytest.fixture(params=LAUNCHERS)
+def launcher(request: pytest.FixtureRequest, root: Path) -> Path:
+    return root / "launch" / f"{request.param}.sbatch"
+
+
+def test_all_are_there(root: Path) -> None:
+    assert sorted(path.stem for path in (root / "launch").glob("*.sbatch")) == sorted(LAUNCHERS)
+
+
+def test_they_are_alike(root: Path) -> None:
+    """Below their defaults; each stands alone, so that they cannot share it."""
+    texts = [(root / "launch" / f"{name}.sbatch").read_text() for name in LAUNCHERS]
+    parts = {text.partition("\n# From here on all launchers are alike.")[2] for text in texts}
+    assert len(parts) == 1 and len(parts.pop().splitlines()) > 40
+
+
+def test_a_launcher_is_short_and_clean(launcher: Path) -> None:
+    lines = launcher.read_text().splitlines()
+    assert len(lines) <= 96 and max(map(len, lines)) <= 100
+    shellcheck = Path(sys.executable).parent / "shellcheck"
+    done = subprocess.run([shellcheck, launcher], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_its_variables_are_in_the_table(launcher: Path) -> None:
+    table = (launcher.parent / "README.md").read_text()
+    text = launcher.read_text()
+    names = set(re.findall(r"\$\{([A-Z_]+)[:+/}-]", text))
+    settings = {name for name in names if not name.startswith(("SLURM_", "BASH_"))}
+    assert {"IMAGE", "RUNTIME", "REQUEUES", "STAGE", "TRIAL"} <= settings
+    assert not {name for name in settings if f"`{name}`" not in table}
+
+
+# What each launcher calls, as golden files: a word a line, FOLDER and BIN in the place of ours.
+
+
+CALLS = (
+    *((name, "pyxis", "") for name in LAUNCHERS),
+    *((name, "sqshforge", "1") for name in LAUNCHERS),
+    ("mamba_fsdp", "enroot", ""),
+)
+
+
+def golden(name: str, runtime: str, trial: str) -> Path:
+    return GOLDEN / f"{name}-{runtime}{'-trial' if trial else ''}.txt"
+
+
+def call(shell: Shell, runtime: str, trial: str) -> str:
+    shell.program("sqshforge")
+    words = shell.srun(RUNTIME=runtime, TRIAL=trial, NCCL_DEBUG="INFO", HF_TOKEN="secret")
+    said = "\n".join(words).replace(str(shell.programs), "BIN")
+    return said.replace(str(shell.folder), "FOLDER") + "\n"
+
+
+@pytest.mark.parametrize(("name", "runtime", "trial"), CALLS)
+def test_srun(name: str, runtime: str, trial: str, tmp_path: Path, root: Path) -> None:
+    said = call(Shell(tmp_path, root / "launch" / f"{name}.sbatch"), runtime, trial)
+    assert said == golden(name, runtime, trial).read_text()
+    assert "secret" not in said  # a command line is seen by every user of a machine
+
+
+def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
+    """The door reads them, but for data that is not here."""
+    any_shell.program("sqshforge")
+    door = importlib.import_module(
+        MODULES.get(any_shell.launcher.stem, f"training.{any_shell.launcher.stem}")
+    )
+    for trial in ("", "1"):
+        words = any_shell.srun(TRIAL=trial)
+        flags = words[words.index("--", words.index("--module")) + 1 :]
+        try:
+            door.configure(flags)
+        except RequestError as error:
+            assert not trial and re.search("is no folder|cannot be read", str(error))
+
+
+def test_own_runtime_of_the_checkout(shell: Shell) -> None:
+    own = shell.folder / ".venv" / "bin"
+    own.mkdir(parents=True)
+    (own / "sqshforge").write_text("")
+    (own / "sqshforge").chmod(0o755)
+    assert str(own / "sqshforge") in shell.srun()
+
+
+# Where nothing is installed.
+
+
+def copies(shell: Shell) -> list[str]:
+    return [path.name for path in shell.folder.glob("checkpoints/*/.sqshforge-run*")]
+
+
+@pytest.mark.parametrize("runtime", ["", "sqshforge"])
+def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
+    """The words after it are those that an installed sqshforge gets."""
+    words = bare.srun(TRIAL="1", RUNTIME=runtime, COPY="checkpoints/*/.sqshforge-run.*")
+    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    copy = f"{run}/.sqshforge-run.7.0.pyz"
+    assert words[5:9] == ["python3", "-I", "-S", copy]
+    assert bare.called.with_name("called.copy").read_text() == "a runtime\n"
+    assert copies(bare) == []
+    bare.program("sqshforge")
+    installed = bare.srun(TRIAL="1", RUNTIME=runtime)
+    assert installed[:5] == words[:5] and installed[7:] == words[9:]
+
+
+def test_what_is_installed_comes_first(bare: Shell) -> None:
+    for program, word in (("sqshforge", f"{bare.programs}/sqshforge"), ("enroot", "enroot")):
+        bare.program(program)
+        assert word in bare.srun() and "python3" not in bare.srun()[:7]
+
+
+def test_nothing_of_it_stays(bare: Shell) -> None:
+    """Neither of a job that fails, nor of a start before that was killed."""
+    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    run.mkdir(parents=True)
+    for name in (".sqshforge-run.7.0.pyz", ".sqshforge-run.8.0.pyz"):
+        (run / name).touch()
+    for code in ("1", "2", "85", "137"):
+        assert bare.run(SRUN_CODE=code, SLURM_RESTART_COUNT="1")[0] == int(code)
+        assert copies(bare) == [".sqshforge-run.8.0.pyz"]  # of another job
+
+
+@pytest.mark.parametrize("program", ["unsquashfs", "python3"])
+@pytest.mark.parametrize("runtime", ["", "sqshforge"])
+def test_what_the_runtime_of_the_image_needs(bare: Shell, program: str, runtime: str) -> None:
+    (bare.programs / program).unlink()
+    code, said = bare.run(RUNTIME=runtime)
+    assert code == 3 and not bare.called.exists()
+    assert f"there is no {bare.folder}/.venv/bin/sqshforge, and" in said
+    assert f"needs {program}: install squashfs-tools and python3 on the nodes" in said
+
+
+def test_an_image_that_carries_none(bare: Shell) -> None:
+    bare.image.unlink()
+    Programs().capture(["mksquashfs", bare.programs, bare.image, "-quiet"])
+    code, said = bare.run()
+    assert code == 3 and not bare.called.exists() and copies(bare) == []
+    assert "no matches for /sqshforge" in said  # unsquashfs's own words
+    assert f"no copy can be read from {bare.image}: pack it again" in said
+
+
+@pytest.mark.parametrize("variable", ["STAGE", "SIGNERS"])
+def test_what_takes_an_installed_sqshforge(bare: Shell, variable: str) -> None:
+    code, said = bare.run(**{variable: "/x"})
+    assert code == 3 and not bare.called.exists()
+    assert "SIGNERS and STAGE need sqshforge installed on the nodes: on the PATH, or as" in said
+    assert f"{bare.folder}/.venv/bin/sqshforge" in said
+
+
+def test_mounts_of_ones_own(shell: Shell) -> None:
+    shell.program("enroot")
+    words = shell.srun(MOUNTS="/data:/data,/a b:/c")
+    mounts = [word for word in words if word.startswith("--mount=")]
+    assert mounts == [
+        "--mount=/data:/data:rbind,x-create=auto",
+        "--mount=/a b:/c:rbind,x-create=auto",
+    ]
+
+
+def test_only_what_is_there_is_mounted(shell: Shell) -> None:
+    shell.program("sqshforge")
+    data = shell.folder / "set"
+    assert f"--mount={data}:{data}" not in shell.srun(DATASET=str(data))
+    data.mkdir()
+    assert f"--mount={data}:{data}" in shell.srun(DATASET=str(data))
+
+
+def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
+    shell.program("sqshforge")
+    (shell.folder / "training").mkdir()
+    (shell.folder / "other" / "training").mkdir(parents=True)
+    mount = f"--mount={shell.folder}/training:/sqshforge/training"
+    assert mount in shell.srun(DEV="1")
+    assert mount.replace("/training:", "/other/training:") in shell.srun(DEV="other")
+
+
+def test_secrets_are_enroots_by_name(shell: Shell) -> None:
+    """It passes nothing that it is not told of; the others pass the host's variables on."""
+    shell.program("enroot")
+    assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(
+        shell.srun(HF_TOKEN="secret", WANDB_API_KEY="secret")
+    )
+
+
+def test_auto_resume_where_it_exists(shell: Shell) -> None:
+    shell.program("sqshforge")
+    assert "--auto-resume=1" not in shell.srun()
+    shell.help.write_text("   --auto-resume=[0|1]   of SageMaker HyperPod\n")
+    assert "--auto-resume=1" in shell.srun()
+
+
+def test_a_python_of_ones_own(shell: Shell) -> None:
+    shell.program("sqshforge")
+    words = shell.srun(PYTHON="/env/bin/python")
+    assert words[words.index("training.launch") - 2] == "/env/bin/python"
+
+
+def test_the_image_is_staged_on_all_nodes(shell: Shell) -> None:
+    shell.program("sqshforge", '#!/bin/bash\necho "$*" >&2\necho /nvme/key.sqsh\n')
+    code, said = shell.run(STAGE="/nvme")
+    assert code == 0 and f"stage {shell.image} /nvme --all-nodes" in said
+    assert "/nvme/key.sqsh" in shell.called.read_text().splitlines()
+    shell.program("sqshforge", "#!/bin/bash\nexit 3\n")
+    shell.called.unlink()
+    assert shell.run(STAGE="/nvme")[0] == 3 and not shell.called.exists()
+
+
+def test_an_image_that_is_not_signed_does_not_start(shell: Shell) -> None:
+    shell.program("sqshforge", '#!/bin/bash\necho "$*" >&2\n[[ $1 != verify ]]\n')
+    code, said = shell.run(SIGNERS="team")
+    assert code == 1 and f"verify {shell.image} --signers team" in said
+    assert not shell.called.exists()
+
+
+def test_flags_after_two_dashes(shell: Shell) -> None:
+    shell.program("sqshforge")
+    words = shell.srun("--", "--model_name=x")
+    assert words[-1] == "--model_name=x" and words.count("--") == 2
+
+
+def test_without_data_of_its_own_it_is_a_trial(shell: Shell) -> None:
+    """Unless something was asked for."""
+    shell.program("sqshforge")
+    tiny = "--model_name=mamba-tiny"
+    assert tiny in shell.srun()
+    assert tiny not in shell.srun(TRIAL="")
+    assert tiny not in shell.srun(DATASET="/data")
+    assert tiny not in shell.srun("--batch_size=1")
+
+
+def test_enroot_is_told_of_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
+    """`--env` of a variable that is not set makes it empty, and then CUDA sees no GPU."""
+    shell.program("enroot")
+    assert "--env=CUDA_VISIBLE_DEVICES" not in shell.srun()
+    assert "--env=CUDA_VISIBLE_DEVICES" in shell.srun(CUDA_VISIBLE_DEVICES="0,1")
+
+
+def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
+    shell.program("sqshforge")
+    shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
+    code, said = shell.run(SRUN_CODE="137")
+    assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
+
+
+def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
+    shell.program("sqshforge")
+    with Path("/dev/full").open("w") as shell.log:
+        assert shell.run(SRUN_CODE="85")[0] == 85
+    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
+
+
+def test_pyxis_is_known_by_its_help(shell: Shell) -> None:
+    shell.program("enroot")
+    shell.help.write_text("   --container-image=...   [pyxis] the image\n" * 5000)
+    assert f"--container-image={shell.image}" in shell.srun()
+
+
+def test_runtime_can_be_forced(shell: Shell) -> None:
+    shell.program("enroot")
+    shell.program("sqshforge")
+    code, said = shell.run(RUNTIME="sqshforge")
+    assert code == 0 and f"{shell.image} by sqshforge on node-[1-2]" in said
+    assert "enroot" not in shell.called.read_text().splitlines()
+
+
+def test_the_cuda_image_comes_first(shell: Shell) -> None:
+    cuda = shell.image.with_name("cuda-mamba.sqsh")
+    cuda.write_bytes(b"hsqs")
+    shell.program("sqshforge")
+    assert str(cuda) in shell.srun()
+
+
+def test_flags_are_not_read_by_the_shell(shell: Shell) -> None:
+    shell.program("sqshforge")
+    flags = ["--dataset_path=text:*.py", "--note=$(id) a  b", "-", "", "--x='\"\\"]
+    assert shell.srun(*flags)[-len(flags) :] == flags
+
+
+def test_defaults_of_the_flags(shell: Shell) -> None:
+    shell.program("sqshforge")
+    words = shell.srun(MODEL="m", DATASET="text:*.py", STEPS="5", CHECKPOINTS="here and there")
+    assert {"--model_name=m", "--dataset_path=text:*.py", "--num_steps=5"} <= set(words)
+    assert f"--save_ckpt_path={shell.folder}/here and there" in words
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"IMAGE": "no.sqsh"}, "there is no {folder}/no.sqsh; make sqsh TARGET=cuda-mamba"),
+        ({"RUNTIME": "podman"}, "RUNTIME=podman: must be pyxis, enroot or sqshforge"),
+        ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID: start this with sbatch"),
+    ],
+)
+def test_wrong_requests(shell: Shell, env: dict[str, str], told: str) -> None:
+    code, said = shell.run(**env)
+    assert code == (1 if "SLURM_JOB_ID" in env else 2)
+    assert told.format(folder=shell.folder) in said
+    assert not shell.called.exists()
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "requeued"),
+    [
+        ("1", {}, True),
+        ("1", {"SLURM_RESTART_COUNT": "2"}, True),
+        ("1", {"SLURM_RESTART_COUNT": "3"}, False),
+        ("137", {"REQUEUES": "0"}, False),
+        ("85", {"SLURM_RESTART_COUNT": "50"}, True),
+        ("2", {}, False),
+        ("3", {}, False),
+        ("0", {}, False),
+    ],
+)
+def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) -> None:
+    shell.program("sqshforge")
+    got, said = shell.run(SRUN_CODE=code, **env)
+    asked = Path(f"{shell.called}.scontrol")
+    assert got == int(code), said
+    assert asked.exists() == requeued
+    assert not requeued or asked.read_text() == "requeue 7\n"
+
+
+def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
+    shell.program("sqshforge")
+    bad = shell.folder / "checkpoints" / "mamba_fsdp" / "bad-nodes.7.1"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("node-1\nnode-2\n")
+    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
+    asked = Path(f"{shell.called}.scontrol")
+    shell.run(SRUN_CODE="87")
+    assert asked.read_text() == "requeue 7\n"
+    asked.unlink()
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
+
+
+def test_a_master_of_ones_own(shell: Shell) -> None:
+    shell.program("sqshforge")
+    assert "--env=MASTER_ADDR=head" in shell.srun(MASTER_ADDR="head")

@@ -1,0 +1,389 @@
+"""setup.sh: which packages, by whose right, on which system; and what an interruption leaves.
+
+Programs and package managers are stand-ins that note their calls; the virtual environments are
+real, of a project that takes nothing from elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support import checkouts, containers, processes
+from tests.support.ordinary_user import User
+from tests.support.ordinary_user import user_fixture as user_fixture
+
+USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+SHELL = (
+    "sh dirname id cksum cat stat find rm mv mkdir mktemp ls grep sleep tail head flock env touch "
+    "ln basename chmod"
+)
+ALL = ["buildah", "mksquashfs", "mmdebstrap", "newuidmap", "squashfuse", "fuse-overlayfs"]
+BRINGS = {"squashfs-tools": "mksquashfs", "uidmap": "newuidmap"}
+PYPROJECT = """[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "tiny"
+version = "1"
+"""
+# Says that it has begun, and goes on once nothing holds it.
+BACKEND = """import base64, hashlib, time, zipfile
+from pathlib import Path
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    Path("begun").touch()
+    while Path("hold").exists():
+        time.sleep(0.05)
+    files = {"tiny.pth": str(Path.cwd()), "tiny-1.dist-info/METADATA": "Metadata-Version: 2.1\\n"
+             "Name: tiny\\nVersion: 1\\n", "tiny-1.dist-info/WHEEL": "Wheel-Version: 1.0\\n"
+             "Generator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+    rows = "".join(f"{name},,\\n" for name in files) + "tiny-1.dist-info/RECORD,,\\n"
+    with zipfile.ZipFile(Path(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
+        for name, text in {**files, "tiny-1.dist-info/RECORD": rows}.items():
+            wheel.writestr(name, text)
+    return "tiny-1-py3-none-any.whl"
+"""
+# Installs what its index has, by a link to each program that a package brings.
+APT = """#!/bin/sh
+echo "$(basename "$0") $*" >> {place}/calls
+case " $* " in
+*" update "*) if [ -e {place}/locked ]; then rm {place}/locked
+    echo 'E: Could not get lock /var/lib/apt/lists/lock.' >&2; exit 100; fi ;;
+*" install "*) for one in "$@"; do case $one in {brings}
+    esac; done ;;
+*" show "*) case " {index} " in *" $2 "*) ;; *) exit 100 ;; esac ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A checkout with a PATH of its own."""
+
+    place: Path
+
+    @property
+    def checkout(self) -> Path:
+        return self.place / "checkout"
+
+    @property
+    def tools(self) -> Path:
+        return self.place / "tools"
+
+    def has(self, *programs: str) -> None:
+        for name in programs:
+            (self.tools / name).write_text("#!/bin/sh\nexit 0\n")
+            (self.tools / name).chmod(0o755)
+
+    def has_apt(self, index: Sequence[str]) -> None:
+        """apt-get, with these packages in its index."""
+        brings = "\n".join(
+            f"    {one}) printf '#!/bin/sh\\n' > {self.tools}/{BRINGS.get(one, one)}; "
+            f"chmod 755 {self.tools}/{BRINGS.get(one, one)} ;;"
+            for one in index
+        )
+        text = APT.format(place=self.place, brings=brings, index=" ".join(index))
+        for name in ("apt-get", "apt-cache", "dpkg"):
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
+
+    def has_sudo(self) -> None:
+        """One that notes what it is used for. It needs no right here: the stand-ins need none."""
+        text = f'#!/bin/sh\necho "sudo $*" >> {self.place}/calls\nexec "$@"\n'
+        (self.tools / "sudo").write_text(text)
+        (self.tools / "sudo").chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return (self.place / "calls").read_text().splitlines()
+
+    def argv(self, *, user: bool, before: str = ":") -> list[str]:
+        argv = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh"]
+        words = ["env", "-i", f"PATH={self.tools}", f"HOME={self.place}", "./setup.sh"]
+        return [*argv, *(USER if user else ()), *words, "quickstart"]
+
+    def run(
+        self, *, user: bool = False, system: str = "debian", before: str = ":"
+    ) -> subprocess.CompletedProcess[str]:
+        (self.place / "os-release").write_text(f"ID={system}\n")
+        mount = f"mount --bind {self.place}/os-release /etc/os-release"
+        return subprocess.run(
+            self.argv(user=user, before=f"{mount} && {before}"),
+            cwd=self.checkout,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    @property
+    def is_set_up(self) -> bool:
+        python = self.checkout / ".venv/bin/python"
+        code = "import importlib.metadata as m; print(m.version('tiny'))"
+        made = (self.checkout / ".venv/made-for-quickstart").exists()
+        if not made:
+            return False
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        return done.stdout == "1\n"
+
+
+@pytest.fixture
+def machine(as_root: None) -> Iterator[Machine]:
+    """A checkout of a user's, and a PATH with a shell's tools and Python alone."""
+    place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
+    try:
+        made = Machine(place)
+        made.checkout.mkdir()
+        made.tools.mkdir()
+        shutil.copy(ROOT / "setup.sh", made.checkout)
+        (made.checkout / "pyproject.toml").write_text(PYPROJECT)
+        (made.checkout / "backend.py").write_text(BACKEND)
+        for name in SHELL.split():
+            (made.tools / name).symlink_to(shutil.which(name) or "/none")
+        (made.tools / "python3").symlink_to("/usr/bin/python3")
+        for path in (place, *place.rglob("*")):
+            os.lchown(path, 65534, 65534)
+        place.chmod(0o755)
+        yield made
+    finally:
+        shutil.rmtree(place)
+
+
+def test_without_root_and_sudo_the_packages_are_named(machine: Machine) -> None:
+    machine.has_apt([])
+    done = machine.run(user=True)
+    assert done.returncode == 3, done.stderr
+    assert "neither root nor a user with sudo" in done.stderr
+    assert "as root: apt-get install buildah squashfs-tools" in done.stderr
+    assert not (machine.checkout / ".venv").exists()
+
+
+def test_without_root_and_sudo_it_goes_on_where_the_packages_are(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    done = machine.run(user=True)
+    assert done.returncode == 0, done.stderr
+    assert machine.is_set_up and done.stderr == ""
+    assert not (machine.place / "calls").exists()
+    assert machine.run(user=True).stdout == ""  # and the next call does nothing
+
+
+def test_what_only_ordinary_users_need_is_noted_and_not_asked_for(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has("buildah", "mksquashfs", "mmdebstrap", "newuidmap")
+    done = machine.run(user=True)
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+    assert done.stderr.splitlines() == [
+        "note: squashfuse is missing, which is needed for running a squash file as an ordinary "
+        "user",
+        "note: fuse-overlayfs is missing, which is needed for running one on Linux before 6.6",
+    ]
+    assert machine.run(user=True).stderr == ""  # told once
+
+
+def test_sudo_is_used_for_packages_alone(machine: Machine) -> None:
+    machine.has_apt([*ALL, "squashfs-tools", "uidmap"])
+    machine.has_sudo()
+    done = machine.run(user=True)
+    assert done.returncode == 0, done.stderr
+    used = [call for call in machine.calls() if call.startswith("sudo")]
+    assert len(used) == 2 and all("apt-get -qq" in call for call in used), used
+    assert "installing: buildah squashfs-tools mmdebstrap uidmap" in done.stdout
+    assert machine.is_set_up
+    owners = {path.lstat().st_uid for path in (machine.checkout / ".venv").rglob("*")}
+    assert owners == {65534}
+
+
+def test_a_package_that_the_index_lacks_stops_only_what_cannot_do_without(machine: Machine) -> None:
+    machine.has_apt(["buildah", "squashfs-tools", "mmdebstrap", "uidmap", "fuse-overlayfs"])
+    done = machine.run()
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+    assert "note: squashfuse is missing" in done.stderr
+    before = len(machine.calls())
+    assert machine.run().returncode == 0
+    assert len(machine.calls()) == before  # it is not asked for again and again
+    machine.has_apt(["buildah"])
+    (machine.tools / "mksquashfs").unlink()
+    done = machine.run()
+    assert done.returncode == 3
+    assert "apt-get could not install them: mksquashfs" in done.stderr
+
+
+def test_a_new_buildah_s_netavark_is_installed_with_it(machine: Machine) -> None:
+    machine.has_apt([*ALL, "squashfs-tools", "uidmap", "netavark"])
+    apt = machine.tools / "apt-get"
+    said = "printf '#!/bin/sh\\necho buildah version 1.39.3\\n'"
+    apt.write_text(apt.read_text().replace("buildah) printf '#!/bin/sh\\n'", f"buildah) {said}"))
+    place = machine.place / "podman"
+    place.mkdir()
+    install = f"netavark) touch {place}/netavark; chmod 755 {place}/netavark;"
+    apt.write_text(apt.read_text().replace("netavark)", install))
+    mount = f"mount -t tmpfs tmpfs /usr/local/lib && ln -s {place} /usr/local/lib/podman"
+    done = machine.run(before=mount)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if "installing" in line] == [
+        "installing: buildah squashfs-tools mmdebstrap uidmap squashfuse fuse-overlayfs",
+        "installing: netavark",
+    ]
+
+
+def test_another_apt_get_is_waited_for_and_an_interrupted_dpkg_goes_on(machine: Machine) -> None:
+    machine.has_apt([*ALL, "squashfs-tools", "uidmap"])
+    (machine.place / "locked").touch()
+    updates = "/var/lib/dpkg/updates"
+    done = machine.run(before=f"mount -t tmpfs tmpfs {updates} && touch {updates}/0001")
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+    assert "waiting for another apt-get" in done.stdout
+    calls = machine.calls()
+    assert calls[0] == "dpkg --configure -a"
+    assert sum(" update" in call for call in calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("system", "packages"),
+    [
+        ("fedora", "buildah squashfs-tools shadow-utils squashfuse fuse-overlayfs"),
+        (
+            "rocky",
+            "epel-release && sudo dnf install buildah squashfs-tools shadow-utils squashfuse "
+            "fuse-overlayfs",
+        ),
+        ("amzn", "docker squashfs-tools shadow-utils"),
+    ],
+)
+def test_without_apt_get_the_packages_of_dnf_are_named_in_a_line(
+    machine: Machine, system: str, packages: str
+) -> None:
+    machine.has("dnf")
+    done = machine.run(user=True, system=system)
+    assert done.returncode == 3
+    error, mend = done.stderr.splitlines()
+    assert error == "error: this machine has no apt-get, and is without: buildah, mksquashfs"
+    assert mend == f"  mend:  sudo dnf install {packages}  (see docs/machines.md)"
+
+
+def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> None:
+    machine.has("dnf", "docker", "mksquashfs", "newuidmap")  # Amazon Linux 2023, at its best
+    done = machine.run(user=True, system="amzn")
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+    told = [line.split()[1] for line in done.stderr.splitlines()]
+    assert told == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
+
+
+def test_a_newer_python_beside_an_old_one_is_taken(machine: Machine) -> None:
+    machine.has(*ALL, "dnf")
+    (machine.tools / "python3").rename(machine.tools / "python3.11")
+    (machine.tools / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (machine.tools / "python3").chmod(0o755)
+    assert machine.run(user=True, system="amzn").returncode == 0
+    assert machine.is_set_up
+
+
+def killed(machine: Machine, reached: Path, strike: int) -> None:
+    """End a set-up, and all that it started, once it has come to a point."""
+    (machine.checkout / "hold").touch()
+    mark = {"SQSHFORGE_TEST_SETUP": str(machine.place)}
+    argv = machine.argv(user=True)
+    argv = [word if word != "-i" else f"SQSHFORGE_TEST_SETUP={machine.place}" for word in argv]
+    with subprocess.Popen(
+        argv, cwd=machine.checkout, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as process:
+        try:
+            assert containers.until(reached.exists)
+            if strike == 9:
+                processes.kill([process.pid])  # and what it started goes on
+            else:
+                below = processes.descendants(process.pid)
+                processes.kill([process.pid, *below], strike)  # Ctrl-C reaches them all
+            process.wait(timeout=300)
+        finally:
+            (machine.checkout / "hold").unlink()
+            if strike != 9:
+                processes.kill(processes.having(mark))
+    assert not machine.is_set_up
+
+
+@pytest.mark.parametrize(
+    ("point", "strike"), [(".venv/bin/python", 9), (".venv/bin/pip", 2), ("begun", 9), ("begun", 2)]
+)
+def test_what_was_interrupted_is_made_anew(machine: Machine, point: str, strike: int) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    killed(machine, machine.checkout / point, strike)
+    half = machine.checkout / ".venv/half-made"
+    half.touch()
+    done = machine.run(user=True)
+    assert done.returncode == 0 and machine.is_set_up, done.stdout + done.stderr
+    assert not half.exists() or "waiting" in done.stdout  # the killed one's pip had made it whole
+
+
+def test_an_environment_that_is_only_old_is_brought_up_to_date(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    assert machine.run(user=True).returncode == 0
+    (machine.checkout / ".venv/kept").touch()
+    (machine.checkout / "pyproject.toml").write_text(PYPROJECT + "# changed\n")
+    assert machine.run(user=True).stdout == "making .venv\n"
+    assert (machine.checkout / ".venv/kept").exists() and machine.is_set_up
+
+
+def test_root_s_environment_serves_a_user_until_it_must_change(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    assert machine.run().returncode == 0
+    done = machine.run(user=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    (machine.checkout / "pyproject.toml").write_text(PYPROJECT + "# changed\n")
+    done = machine.run(user=True)
+    assert done.returncode == 3
+    error, mend = done.stderr.splitlines()
+    assert error == f"error: {machine.checkout}/.venv belongs to root, not to nobody"
+    assert mend == f"  mend:  sudo chown -R nobody {machine.checkout}"
+    subprocess.run(shlex.split(mend.partition("sudo ")[2]), check=True)  # it is what makes it go on
+    assert machine.run(user=True).returncode == 0 and machine.is_set_up
+
+
+def test_a_user_s_environment_serves_root_who_may_change_it(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    assert machine.run(user=True).returncode == 0
+    (machine.checkout / "pyproject.toml").write_text(PYPROJECT + "# changed\n")
+    assert machine.run().returncode == 0 and machine.is_set_up
+
+
+def test_a_checkout_of_another_user_is_told(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    os.chown(machine.checkout, 0, 0)
+    done = machine.run(user=True)
+    assert done.returncode == 3
+    assert f"error: {machine.checkout} belongs to root, and nobody cannot write" in done.stderr
+    assert "use a checkout of your own" in done.stderr
+
+
+def test_the_real_set_up_of_an_ordinary_user_without_sudo(user: User) -> None:
+    """Packages are there: it takes Python's alone, and the command is there afterwards."""
+    clone = user.take(checkouts.bare(user.home / "clone"))
+    script = "./setup.sh quickstart && .venv/bin/sqshforge targets && ./setup.sh quickstart"
+    done = subprocess.run(
+        user.argv("sh", "-c", script),
+        cwd=clone,
+        env=user.environment({"PYTHONPATH": ""}),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[0] == "making .venv"
+    assert "cpu-mamba       Mamba pre-training on CPU" in done.stdout

@@ -1,0 +1,58 @@
+"""Which tests may be skipped, and for whom: anything else that is skipped fails the run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+from tests.support.ordinary_user import existing
+
+TESTS = """
+import pytest
+
+@pytest.mark.hardware("a moon")
+def test_of_hardware():
+    pytest.skip("no moon")
+
+@pytest.mark.root
+def test_of_root():
+    pass
+
+def test_of_everybody():
+    pass
+"""
+SKIPPED = """
+import pytest
+
+def test_of_nobody():
+    pytest.skip("not today")
+"""
+
+
+def argv(place: Path, text: str) -> list[str]:
+    """A run of pytest, with this project's settings, over one file of tests."""
+    (place / "test_some.py").write_text(text)
+    words = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    return [*words, "-c", str(ROOT / "pyproject.toml"), str(place / "test_some.py")]
+
+
+def test_only_what_takes_hardware_may_be_skipped_by_root(as_root: None, tmp_path: Path) -> None:
+    done = subprocess.run(argv(tmp_path, TESTS), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert "3 tests: 2 passed, 0 failed, 1 skipped" in done.stdout
+    done = subprocess.run(argv(tmp_path, SKIPPED), cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == pytest.ExitCode.TESTS_FAILED
+    assert "test_of_nobody: skipped, and names no missing hardware" in done.stdout
+
+
+def test_what_takes_root_is_left_out_for_a_user_and_told(as_root: None) -> None:
+    with existing() as user:
+        done = user.run(*argv(user.home, TESTS))
+        assert done.returncode == 0, done.stdout
+        assert "3 tests: 1 passed, 0 failed, 2 skipped" in done.stdout
+        assert "1 of the skipped tests take root; to run them: sudo make test-root" in done.stdout
+        assert user.run(*argv(user.home, SKIPPED)).returncode == pytest.ExitCode.TESTS_FAILED

@@ -1,0 +1,85 @@
+"""The python of the tests that has torch loaded does what python does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import processes, warm
+from tests.training.support.runs import wait_for
+
+
+def start(folder: Path, code: str, *words: str, **more: str) -> subprocess.Popen[str]:
+    variables = warm.python()
+    (folder / "program.py").write_text(code)
+    pipe: Any = subprocess.PIPE
+    return subprocess.Popen(
+        [variables["PYTHON_EXEC"], str(folder / "program.py"), *words],
+        env={**os.environ, **variables, **more},
+        cwd=folder,
+        stdin=pipe,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    )
+
+
+def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
+    code = (
+        "import os, sys\n"
+        "assert 'torch' in sys.modules and 'training' not in sys.modules\n"
+        "print(sys.argv[1:], os.environ['OWN'], os.getcwd(), __name__, sys.stdin.read())\n"
+        "print('told', file=sys.stderr)\n"
+        "sys.exit(7)\n"
+    )
+    process = start(tmp_path, code, "a", "b c", OWN="mine")
+    out, err = process.communicate("asked", timeout=300)
+    assert out == f"['a', 'b c'] mine {tmp_path} __main__ asked\n"
+    assert (err, process.returncode) == ("told\n", 7)
+
+
+@pytest.mark.parametrize(
+    ("code", "ending"),
+    [
+        ("", 0),
+        ("raise ValueError('told')", 1),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
+    ],
+)
+def test_it_ends_as_the_program_does(tmp_path: Path, code: str, ending: int) -> None:
+    process = start(tmp_path, code)
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ending
+    assert ("ValueError: told" in err) == (ending == 1)
+
+
+WAITS = """
+import os, signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(85))
+Path("pid").write_text(str(os.getpid()))
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
+    """One that the process in its place does not outlive ends it too."""
+    process = start(tmp_path, WAITS)
+    told = tmp_path / "pid"
+    assert wait_for(lambda: told.exists() and told.read_text(), process)
+    assert int(told.read_text()) in warm.forked()
+    process.send_signal(how)
+    process.communicate(timeout=300)
+    assert process.returncode == (85 if how == signal.SIGTERM else -how)
+    deadline = time.monotonic() + 10
+    while processes.parent(int(told.read_text())):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.01)

@@ -1,0 +1,113 @@
+"""Start containers in tests, and see what they leave behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support import processes
+
+MARK = "SQSHFORGE_TEST"  # in the environment of everything that a test starts
+# Values of `fuse`: an ordinary user cannot have the kernel mount a file.
+FUSE = [
+    pytest.param(False, id="kernel", marks=pytest.mark.root),
+    pytest.param(True, id="squashfuse"),
+]
+
+
+@contextmanager
+def watched(images: Path) -> Iterator[None]:
+    """Mark what is started in the block; in the end nothing of it may be left."""
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    try:
+        yield
+        # The kernel takes a namespace down a moment after its last process.
+        until(lambda: not traces(mark, images), 5.0)
+        left = traces(mark, images)
+    finally:
+        processes.kill(processes.having({MARK: mark}))
+        del os.environ[MARK]
+    assert left == []
+
+
+def traces(mark: str, images: Path) -> list[str]:
+    """Processes with this mark, loop devices of images in this folder, and visible mounts."""
+    running = [f"process {processes.command(pid)}" for pid in processes.having({MARK: mark})]
+    mounts = Path("/proc/self/mountinfo").read_text().splitlines()
+    place = f"{tempfile.gettempdir()}/sqshforge-"
+    return [
+        *running,
+        *(f"loop {line}" for line in _loops() if line.startswith(f"{images}/")),
+        *(f"mount {line}" for line in mounts if place in line),
+    ]
+
+
+def _loops() -> list[str]:
+    """The files behind this machine's loop devices; losetup is not on every user's PATH."""
+    found = []
+    for path in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with contextlib.suppress(OSError):  # the device may go meanwhile
+            found.append(path.read_text().strip())
+    return found
+
+
+def until(holds: Callable[[], object], seconds: float = 120.0) -> bool:
+    """Wait until something holds; whether it came to that in time."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def signal_all(number: signal.Signals) -> None:
+    """Signal every process of the test's containers, in any session, as Slurm does with a step."""
+    for pid in processes.having({MARK: os.environ[MARK]}):
+        if not processes.command(pid).startswith("sleep"):
+            with contextlib.suppress(ProcessLookupError):  # one that has ended since it was found
+                os.kill(pid, number)
+
+
+def argv(image: Path, *words: str | Path) -> list[str]:
+    """The command line that starts a container."""
+    return [sys.executable, "-m", "sqshforge", "run", str(image), *map(str, words)]
+
+
+def argv_by(
+    image: Path,
+    *command: str,
+    mounts: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
+    fuse: bool | None = None,
+) -> list[str]:
+    """A program that starts a container by our own runtime, and says how the file is mounted."""
+    code = (
+        "import sys; from pathlib import Path; from sqshforge.run.start import Mount\n"
+        "from sqshforge.run.start import run\n"
+        f"run(Path({str(image)!r}), sys.argv[1:], runtime='builtin', fuse={fuse!r},\n"
+        f"    mounts=[Mount.parse(one) for one in {list(mounts)!r}],\n"
+        f"    environment={dict(environment or {})!r})"
+    )
+    return [sys.executable, "-c", code, *command]
+
+
+@contextmanager
+def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A container in the background, in a process group of its own as a Slurm task is."""
+    with subprocess.Popen(argv, start_new_session=True, stdin=subprocess.DEVNULL) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

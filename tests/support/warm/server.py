@@ -1,0 +1,157 @@
+"""Forks for every request, and tells how the child ends; a client that goes away ends its child.
+
+usage: python -m tests.support.warm.server SOCKET
+
+It ends with its standard input. Nothing of training/ is loaded here, so that every child runs the
+code as it is, and no thread runs, which a fork would lose.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.support.processes import descendants
+
+MODULES = (
+    "numpy",
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.run",
+    "torch.distributed.tensor.parallel",
+    "torch.utils.checkpoint",
+)
+PDEATHSIG = 1  # linux/prctl.h
+
+
+@dataclass(frozen=True)
+class Request:
+    """Words as python has them, and where they are to be carried out."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+    files: list[int]  # of standard input, output and error
+
+
+def serve(path: str) -> Request:
+    """Fork for every request. Returns in the children alone, with theirs."""
+    server = socket.socket(socket.AF_UNIX)
+    server.bind(path)
+    server.listen(64)
+    selector = selectors.DefaultSelector()
+    selector.register(server, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    children: dict[int, tuple[int, socket.socket]] = {}  # by the file that tells of their end
+    print("ready", flush=True)
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj is server:
+                connection, _ = server.accept()
+                request = receive(connection)
+                child = os.fork()
+                if child == 0:
+                    for opened in [server, *(one for _, one in children.values()), connection]:
+                        opened.close()
+                    for file in children:
+                        os.close(file)
+                    selector.close()
+                    return request
+                for file in request.files:
+                    os.close(file)
+                connection.sendall(f"{child}\n".encode())
+                file = os.pidfd_open(child)
+                children[file] = child, connection
+                selector.register(file, selectors.EVENT_READ)
+                selector.register(connection, selectors.EVENT_READ, file)
+            elif key.fileobj == 0:
+                for child, _ in children.values():
+                    end(child)
+                os._exit(0)
+            elif key.data is None and key.fd in children:
+                child, connection = children.pop(key.fd)
+                code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+                with suppress(OSError):  # the client may have been killed
+                    connection.sendall(f"{code}\n".encode())
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                with suppress(KeyError):
+                    selector.unregister(connection)
+                connection.close()
+            elif key.data in children:  # the client has gone
+                selector.unregister(key.fileobj)
+                end(children[key.data][0])
+
+
+def receive(connection: socket.socket) -> Request:
+    length, files, _, _ = socket.recv_fds(connection, 8, 3)
+    left = int.from_bytes(length, "little")
+    parts = []
+    while left:
+        parts.append(connection.recv(left))
+        left -= len(parts[-1])
+    return Request(**json.loads(b"".join(parts)), files=files)
+
+
+def end(child: int) -> None:
+    """Kill it and all below it."""
+    for pid in (child, *descendants(child)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def become(request: Request) -> None:
+    """Be the process that was asked for, to its end."""
+    ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    for number, file in enumerate(request.files):
+        os.dup2(file, number)
+        os.close(file)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    os.chdir(request.folder)
+    words = list(request.words)
+    through = words[0] == "-u"
+    words = words[through:]
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - lives as we do
+        below = raw if through else io.BufferedWriter(raw)
+        stream = io.TextIOWrapper(below, line_buffering=number == 2, write_through=through)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    if words[0] == "-m":
+        sys.path[0] = request.folder
+        sys.argv = words[1:]
+        sys.modules.pop(words[1], None)
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = str(Path(words[0]).parent)
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def main() -> None:
+    for module in MODULES:
+        with suppress(ImportError):  # torch 2.2 has not all of them
+            importlib.import_module(module)
+    gc.freeze()  # what is loaded stays shared between the processes
+    become(serve(sys.argv[1]))
+
+
+if __name__ == "__main__":
+    main()

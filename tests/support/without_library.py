@@ -1,0 +1,85 @@
+"""Leave out the tests that import a library which is not there.
+
+usage: pytest -p tests.support.without_library --without=NAME
+
+For an old torch, beside which a library cannot be. What is left out is found in the sources of the
+tests, so that a new test is in unless it imports the library, and is told where the run begins.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--without", default="", metavar="NAME", help="library that is not there")
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    import torch
+
+    from tests.training.support.runs import ENGINES
+
+    name = config.getoption("without")
+    told = [f"left out, as it imports {name}: {one}" for one in sorted(left_out(name))]
+    told += [
+        f"left out, as they take {what}: those marked {mark}" for mark, what in _absent().items()
+    ]
+    return [f"torch {torch.__version__}, tested with its engines: {', '.join(ENGINES)}", *told]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    out, absent = left_out(config.getoption("without")), _absent()
+    doomed = [
+        item
+        for item in items
+        if item.nodeid.partition("[")[0] in out
+        or any(item.get_closest_marker(mark) for mark in absent)
+    ]
+    config.hook.pytest_deselected(items=doomed)
+    items[:] = [item for item in items if item not in doomed]
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    where = _named(collection_path)
+    return True if where in left_out(config.getoption("without")) else None
+
+
+def _absent() -> dict[str, str]:
+    """Tell the marks of what this torch has not, and what that is."""
+    from training import compat
+
+    found = {}
+    if compat.fsdp2() is None:
+        found["fsdp2"] = "FSDP2"
+    if not compat.saves_boxes():
+        found["boxes"] = "checkpoints of boxes"
+    return found
+
+
+@functools.cache
+def left_out(name: str) -> set[str]:
+    """Name the test files, and the single tests of other files, that import a library."""
+    found = set()
+    for path in TESTS.rglob("test_*.py"):
+        for node in ast.parse(path.read_text()).body:
+            within = f"::{node.name}" if isinstance(node, ast.FunctionDef) else ""
+            if any(_imports(one, name) for one in ast.walk(node)):
+                found.add(_named(path) + within)
+    return found
+
+
+def _named(path: Path) -> str:
+    return path.relative_to(TESTS.parent).as_posix() if path.is_relative_to(TESTS) else ""
+
+
+def _imports(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Import):
+        return any(one.name.split(".")[0] == name for one in node.names)
+    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == name

@@ -1,0 +1,189 @@
+"""cpu-mamba built for real, by buildah and by docker, each with a storage of its own."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from sqshforge import engine as engines_of
+from sqshforge.build import build as building
+from sqshforge.engine import Engine
+from sqshforge.host import network
+from sqshforge.host.programs import Programs
+from sqshforge.image import address
+from tests.support import checkouts
+from tests.support.engines import BOTH, CLIENT
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+from tests.support.engines import storage_fixture as storage_fixture
+
+PROGRAMS = Programs()
+
+
+@dataclass(frozen=True)
+class Case:
+    """An image that one engine built from a copy of the checkout, on a machine with marks."""
+
+    engine: Engine
+    root: Path
+    mark: str
+    built: building.Built
+    executed: list[str]
+
+    def run(self, code: str) -> str:
+        """What Python prints in a container of the image."""
+        argv: list[str | Path]
+        if self.engine.name == "docker":
+            argv = [CLIENT, "run", "--rm", "--network", "host", self.built.name]
+            return PROGRAMS.capture([*argv, "python3.11", "-c", code])
+        container = PROGRAMS.capture(["buildah", "from", self.built.name]).strip()
+        try:
+            argv = ["buildah", "run", "--isolation", "chroot", container, "--"]
+            return PROGRAMS.capture([*argv, "python3.11", "-c", code])
+        finally:
+            PROGRAMS.capture(["buildah", "rm", container])
+
+
+@pytest.fixture(scope="module", params=BOTH)
+def case(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Case]:
+    mark = f"mark-{uuid.uuid4().hex}.invalid"
+    folder = tmp_path_factory.mktemp(request.param)
+    request.getfixturevalue("storage")
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "docker":
+            patch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
+        leave_marks(patch, folder, mark)
+        root = checkouts.copy(folder / "checkout")
+        engine = engines_of.choose(request.param, PROGRAMS)
+        reporter = checkouts.Listening()
+        built = checkouts.build(engine, root, reporter)
+        yield Case(engine, root, mark, built, reporter.executed())
+
+
+def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
+    """Settings of this machine that do the same as before, and carry a mark."""
+    bundle = network.ca_bundle(network.pip(PROGRAMS))
+    marked = folder / "ca.crt"
+    marked.write_bytes((bundle.read_bytes() if bundle else b"") + f"# {mark}\n".encode())
+    for name in (*network.CA_VARIABLES, "PIP_CERT"):
+        patch.setenv(name, str(marked))
+    lines = ["[global]"]
+    for line in PROGRAMS.capture([sys.executable, "-m", "pip", "config", "list"]).splitlines():
+        key, _, value = line.partition("=")
+        if key.startswith("global.") and key not in ("global.cert", "global.trusted-host"):
+            lines.append(
+                f"{key.removeprefix('global.')} = " + " ".join(ast.literal_eval(value).split())
+            )
+    (folder / "pip.conf").write_text("\n".join([*lines, f"trusted-host = {mark}"]) + "\n")
+    patch.setenv("PIP_CONFIG_FILE", str(folder / "pip.conf"))
+    hosts = [value for value in (os.environ.get("no_proxy"), mark) if value]
+    patch.setenv("no_proxy", ",".join(hosts))
+
+
+def test_the_image_carries_what_it_should(case: Case) -> None:
+    assert not case.built.up_to_date
+    found = case.run(
+        "from pathlib import Path\n"
+        "for path in sorted(Path('/sqshforge').rglob('*')): print(path.relative_to('/sqshforge'))"
+    ).split()
+    assert {"training/trainer/trainer.py", "launch/mamba_fsdp.sbatch", "meta/recipe.yaml"} <= set(
+        found
+    )
+    assert {f"meta/{n}.json" for n in ("lock", "provenance", "sbom.spdx")} <= set(found)
+    ours = {
+        str(path.relative_to(case.root))
+        for path in (case.root / "training").rglob("*")
+        if path.is_file()
+    }
+    assert {name for name in found if name.startswith("training/") and "." in name} >= {
+        name for name in ours if "." in name
+    }
+
+
+def test_torch_and_the_training_code_are_imported(case: Case) -> None:
+    code = "import training.trainer.trainer, torch as t; print(t.__version__, t.ones(3).sum())"
+    assert case.run(code) == "2.13.0+cpu tensor(3.)\n"
+
+
+def test_the_image_says_what_it_is(case: Case) -> None:
+    config = address.parse(case.built.source, PROGRAMS).config()
+    labels = dict(config.labels)
+    assert labels["io.sqshforge.target"] == "cpu-mamba"
+    assert labels["org.opencontainers.image.title"] == "sqshforge cpu-mamba"
+    assert "PYTHONPATH=/sqshforge" in config.env
+    assert config.workdir == "/sqshforge"
+    assert case.built.image.size > 5e8
+    assert case.engine.storage().is_dir()
+
+
+@pytest.mark.root
+def test_nothing_of_this_machine_stays_in_the_image(case: Case) -> None:
+    known = "root:x:0:0:"  # proves that the content is looked at
+    words = ["grep", "-a", "-o", "-h", "-F", "--devices=skip", "-e", known, "-e", case.mark]
+    with address.parse(case.built.source, PROGRAMS).open() as content:
+        assert isinstance(content, address.Folder)
+        for folder in content.stack:
+            assert list(folder.glob("run/secrets/*")) == []
+        words += ["-r", *map(str, content.stack)]
+        looked = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (set(looked.stdout.split()), looked.stderr) == ({known}, "")
+    if case.engine.name == "docker":
+        told = PROGRAMS.capture([CLIENT, "image", "inspect", case.built.name])
+        told += PROGRAMS.capture([CLIENT, "history", "--no-trunc", case.built.name])
+    else:
+        told = PROGRAMS.capture(["buildah", "inspect", "--type", "image", case.built.name])
+    assert "io.sqshforge.target" in told
+    assert case.mark not in told
+
+
+def test_the_secrets_are_gone(case: Case) -> None:
+    assert {path.name for path in (case.root / "build" / "cpu-mamba").iterdir()} == {"context"}
+
+
+def test_the_settings_of_this_machine_reached_the_build(case: Case) -> None:
+    """Else the test above would prove nothing."""
+    assert case.mark in network.pip(PROGRAMS).remote()
+    assert network.proxies()["no_proxy"].endswith(case.mark)
+    bundle = network.ca_bundle(network.pip(PROGRAMS))
+    assert bundle is not None and case.mark in bundle.read_text()
+
+
+def test_what_did_not_change_is_not_built(case: Case) -> None:
+    began = time.monotonic()
+    reporter = checkouts.Listening()
+    again = checkouts.build(case.engine, case.root, reporter)
+    assert again.up_to_date and reporter.heard == []
+    assert again.image.id == case.built.image.id
+    assert time.monotonic() - began < 5
+
+
+def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
+    assert any(one.startswith("RUN ") for one in case.executed)
+    (case.root / "training" / "edited.py").write_text(f"EDIT = '{uuid.uuid4().hex}'\n")
+    reporter = checkouts.Listening()
+    again = checkouts.build(case.engine, case.root, reporter)
+    assert not again.up_to_date
+    assert reporter.executed() == [
+        "COPY training/ /sqshforge/training/",
+        "COPY meta/provenance.json /sqshforge/meta/",
+    ], reporter.heard
+    assert again.seconds < 20
+    expected = (case.root / "training" / "edited.py").read_text()
+    assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected
+
+
+def test_the_build_record_is_in_the_image(case: Case) -> None:
+    told = json.loads(case.run("print(open('/sqshforge/meta/provenance.json').read())"))
+    assert told["target"] == "cpu-mamba"
+    assert "requirements/packages.txt" in told["inputs"]

@@ -1,0 +1,85 @@
+"""What a failed build, a parameter set by hand and a small machine come to, in words."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sqshforge import lock, recipe
+from sqshforge.build import build
+from sqshforge.errors import WorkError
+from tests.support.command_line import sqshforge
+
+PATCH = "triton-2.2.0/cache-private.patch"
+
+
+def refusal(root: Path, tmp_path: Path) -> str:
+    """What the real program says of our patch on a file that is not the one it was made for."""
+    place = tmp_path / "python/triton/runtime"
+    place.mkdir(parents=True)
+    (place / "cache.py").write_text("import os\n" * 200)
+    argv = ["patch", "--directory", str(tmp_path), "--strip", "1", "--forward"]
+    done = subprocess.run(
+        [*argv, "--input", str(root / "patches" / PATCH)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    return f"buildah failed with exit code 1:\n{done.stdout}"
+
+
+def test_a_patch_that_does_not_apply_is_told_by_hunk_file_and_commit(
+    root: Path, tmp_path: Path
+) -> None:
+    locked = lock.read("cuda-mamba", root / "recipes")
+    commit = "a" * 40
+    sources = tuple(
+        one.model_copy(update={"commit": commit}) if one.name == "triton" else one
+        for one in locked.sources
+    )
+    locked = locked.model_copy(update={"sources": sources})
+    error = build.explained(WorkError(refusal(root, tmp_path)), locked)
+    assert f"the patch {PATCH} does not apply to triton at commit {commit}" in error.what
+    assert "python/triton/runtime/cache.py: hunk 1 (line 1), hunk 2 (line " in error.what
+    assert error.where == f"patches/{PATCH}"
+    assert error.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [({"region": "eu-west-1"}, True), ({"account": "123456789012"}, True), ({"tag": "x"}, False)],
+)
+def test_another_region_keeps_the_digest_and_another_tag_does_not(
+    root: Path, settings: dict[str, str], kept: bool
+) -> None:
+    what = recipe.find("smp-llama", root / "recipes")
+    locked = lock.load(what, root / "recipes")
+    digest = "sha256:" + "1" * 64
+    pinned = locked.model_copy(
+        update={"base": locked.base.model_copy(update={"digest": digest}), "unlocked": ()}
+    )
+    now = lock.set_by_hand(pinned, what, what.setting(settings))
+    assert (now.base.digest == digest) == kept
+    assert (now.unlocked == ()) == kept
+
+
+def test_a_parameter_that_a_recipe_does_not_have_is_refused() -> None:
+    done = sqshforge("build", "smp-llama", "--set", "zone=a")
+    assert done.code == 2
+    assert "no parameter zone; parameters: account, region, tag" in done.err
+    done = sqshforge("build", "smp-llama", "--set", "region")
+    assert (done.code, "'region' is not NAME=VALUE" in done.err) == (2, True)
+
+
+def test_compile_jobs_are_asked_for_or_follow_from_the_machine(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = recipe.find("cuda-mamba", root / "recipes")
+    assert build.jobs(recipe.find("cpu-mamba", root / "recipes")) == {}
+    monkeypatch.setenv("MAX_JOBS", "7")
+    assert build.jobs(what) == {"MAX_JOBS": "7"}
+    monkeypatch.delenv("MAX_JOBS")
+    assert int(build.jobs(what)["MAX_JOBS"]) >= 1

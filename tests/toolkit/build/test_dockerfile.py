@@ -1,0 +1,146 @@
+"""Rendering: the Dockerfile is the golden one, clean under hadolint, and safe in its quoting."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from sqshforge import lock, recipe
+from sqshforge.build import dockerfile
+from sqshforge.build.context import Context
+from sqshforge.errors import RequestError
+from sqshforge.host.programs import Programs
+from sqshforge.run import zipapp
+from tests.support.engines import CLIENT
+from tests.support.engines import docker_fixture as docker_fixture
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+
+TARGETS = [
+    "composer-mamba",
+    "cpu-mamba",
+    "cuda-mamba",
+    "cuda13-mamba",
+    "llama-fsdp",
+    "neuron-mamba2",
+    "smp-llama",
+]
+
+
+def loaded(root: Path, target: str) -> tuple[recipe.Recipe, lock.Lock]:
+    what = recipe.find(target, root / "recipes")
+    return what, lock.load(what, root / "recipes")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_dockerfile_is_the_golden_one(root: Path, target: str) -> None:
+    golden = root / "tests" / "golden" / f"{target}.Dockerfile"
+    assert dockerfile.dockerfile(*loaded(root, target), root / "images") == golden.read_text(), (
+        f"the Dockerfile changed; look at the difference, then: "
+        f"sqshforge render {target} -o DIR && cp DIR/Dockerfile {golden}"
+    )
+
+
+def test_every_target_has_a_golden_dockerfile(root: Path) -> None:
+    assert recipe.targets(root / "recipes") == TARGETS
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_hadolint_finds_nothing(root: Path, target: str) -> None:
+    hadolint = Path(sys.executable).parent / "hadolint"
+    done = Programs().attempt([hadolint, root / "tests" / "golden" / f"{target}.Dockerfile"])
+    assert (done.code, done.out) == (0, "")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_it_opens_with_its_stage_graph(root: Path, target: str) -> None:
+    text = dockerfile.dockerfile(*loaded(root, target), root / "images")
+    opening = text[: text.index("\nARG ")]
+    assert "# Stages:" in opening
+    stages = [line.split()[-1] for line in text.splitlines() if line.startswith("FROM")]
+    assert all(stage in opening for stage in stages)
+
+
+def test_the_base_is_named_by_digest_where_the_lock_has_one(root: Path) -> None:
+    what, locked = loaded(root, "cpu-mamba")
+    digest = "sha256:" + "0" * 64
+    pinned = locked.model_copy(update={"base": lock.LockedImage(image="debian:x", digest=digest)})
+    assert f"ARG BASE=debian:x@{digest}\n" in dockerfile.dockerfile(what, pinned, root / "images")
+
+
+def test_values_are_quoted_so_that_nothing_in_them_is_expanded() -> None:
+    assert dockerfile.dockerfile_quote('a "b" $HOME \\') == '"a \\"b\\" \\$HOME \\\\"'
+
+
+def test_a_template_that_is_not_there_or_broken_is_told(root: Path, tmp_path: Path) -> None:
+    what, locked = loaded(root, "cpu-mamba")
+    with pytest.raises(RequestError, match="does not exist"):
+        dockerfile.dockerfile(what, locked, tmp_path)
+    (tmp_path / "cpu-mamba.Dockerfile.j2").write_text("FROM x\n{{ recipe.nothing }}\n")
+    with pytest.raises(RequestError, match="nothing"):
+        dockerfile.dockerfile(what, locked, tmp_path)
+    (tmp_path / "cpu-mamba.Dockerfile.j2").write_text("FROM x\n{% if %}\n")
+    with pytest.raises(RequestError) as caught:
+        dockerfile.dockerfile(what, locked, tmp_path)
+    assert caught.value.where.endswith("line 2")
+
+
+def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
+    context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
+    for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "inside/sbom.py"):
+        assert name in context.files
+    assert context.files["launch/sqshforge-run.pyz"] == zipapp.runtime()
+    for name in ("recipe.yaml", "lock.json"):
+        assert f"meta/{name}" in context.files
+    assert json.loads(context.loose["meta/provenance.json"])["commit"] == "abc"
+    assert not [name for name in context.files if "__pycache__" in name]
+
+
+def test_its_digest_follows_the_content_and_nothing_else(root: Path, tmp_path: Path) -> None:
+    context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {})
+    changed = Context(files={**context.files, "training/new.py": b""})
+    again = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "of another build"})
+    assert context.digest() == again.digest()
+    assert context.digest() != changed.digest()
+
+
+def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path: Path) -> None:
+    folder = tmp_path / "context"
+    Context(files={"a/b": b"1", "old": b"x"}).write(folder)
+    wheel = tmp_path / "x.whl"
+    wheel.write_bytes(b"wheel")
+    Context(files={"a/b": b"1"}, large={"wheels/x.whl": wheel}).write(folder)
+    assert not (folder / "old").exists()
+    assert (folder / "wheels" / "x.whl").read_bytes() == b"wheel"
+    state = (folder / "a" / "b").stat()
+    Context(files={"a/b": b"1"}).write(folder)
+    assert (folder / "a" / "b").stat().st_mtime_ns == state.st_mtime_ns
+    assert state.st_mode & 0o777 == 0o644
+
+
+def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
+    """BuildKit asks for a file again only where its size or its time has changed."""
+    for content in (b"lr = 1\n", b"lr = 2\n"):
+        files = {"Dockerfile": b"FROM scratch\nCOPY training/ /training/\n", "training/x": content}
+        Context(files=files).write(tmp_path / "context")
+        argv: list[str | Path] = [CLIENT, "build", "--network", "host", "--tag", "edited"]
+        Programs().capture([*argv, tmp_path / "context"], env={"DOCKER_BUILDKIT": "1"})
+        Programs().capture([CLIENT, "create", "--name", "edited", "edited", "x"])
+        Programs().capture([CLIENT, "cp", "edited:/training/x", tmp_path / "x"])
+        Programs().capture([CLIENT, "rm", "edited"])
+        assert (tmp_path / "x").read_bytes() == content
+
+
+def test_by_command_line(root: Path, tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "sqshforge", "render", "cpu-mamba", "-o"]
+    done = Programs().attempt([*argv, tmp_path / "out"])
+    assert done.code == 0
+    golden = (root / "tests" / "golden" / "cpu-mamba.Dockerfile").read_text()
+    assert (tmp_path / "out" / "Dockerfile").read_text() == golden
+    assert done.out.splitlines()[-1].startswith("next: make image")
+    again = Programs().attempt([*argv, tmp_path / "out"])
+    assert again.code == 2
+    assert "not empty" in again.err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

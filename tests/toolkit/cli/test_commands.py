@@ -1,0 +1,172 @@
+"""The command line from outside: exit codes, one clear message, the next command at the end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host.programs import Programs
+from tests.support.command_line import sqshforge
+from tests.toolkit.build.test_dockerfile import TARGETS
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+
+
+def test_targets_lists_every_target() -> None:
+    done = sqshforge("targets")
+    assert done.code == 0
+    assert [line.split()[0] for line in done.out.splitlines()] == TARGETS
+    assert "cpu-mamba       Mamba pre-training on CPU" in done.out
+
+
+def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
+    done = sqshforge("show", "cpu-mamba")
+    assert done.code == 0
+    assert "torch 2.13.0+cpu" in done.out
+    assert done.out.splitlines()[-1] == "next: make image TARGET=cpu-mamba"
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "mend"),
+    [
+        (["buidl"], "unknown command 'buidl'", "did you mean build?"),
+        (["build", "cpu-mambo"], "unknown target 'cpu-mambo'", "did you mean cpu-mamba?"),
+        (
+            ["build", "cpu-mamba", "--engine", "podman"],
+            "unknown engine 'podman'",
+            "docker, buildah",
+        ),
+        (["build", "cpu-mamba", "--egnine", "x"], "No such option", "--engine"),
+        (["build"], "Missing argument", ""),
+        (["pack", "cpu-mamba", "--profile", "small"], "unknown profile 'small'", "fast, shared"),
+        (["pack", "ftp://x", "-o", "x.sqsh"], "unknown kind of source", "dockerd://NAME"),
+        (["pack", "buildah://x"], "needs an output", "-o FILE.sqsh"),
+        (["pack", "rootfs:/none", "-o", "x.sqsh", "--export"], "--export", "leave it out"),
+        (["pack", "buildah://no-such-image", "-o", "/tmp/x.sqsh"], "no image", "buildah images"),
+        (["run", "no-such.sqsh", "--", "true"], "cannot be read", "make sqsh"),
+        (["run", __file__, "--", "true"], "not a squash file", ".sqsh"),
+        (["run", "x.sqsh", "--env", "NAME", "--", "true"], "'NAME' is not NAME=VALUE", "--env"),
+        (["run", "x.sqsh", "--mount", "/nowhere:/x", "--", "true"], "does not exist", ""),
+        (["smoke-test", "./no-such.sqsh"], "cannot be read", "make sqsh"),
+        (["render", "cpu-mamba"], "Missing option", "--output"),
+    ],
+)
+def test_a_wrong_request_is_exit_code_2_and_one_clear_message(
+    words: list[str], told: str, mend: str
+) -> None:
+    done = sqshforge(*words)
+    assert done.code == 2, done.err
+    assert told in done.err
+    assert mend in done.err
+    assert "Traceback" not in done.err
+    assert len(done.err.splitlines()) <= 5
+
+
+def test_docker_asked_for_without_a_daemon_is_exit_code_3() -> None:
+    done = sqshforge("build", "cpu-mamba", "--engine", "docker")
+    assert done.code == 3
+    assert "no docker daemon answers" in done.err
+    assert "ENGINE=buildah" in done.err
+
+
+def test_no_engine_at_all_is_exit_code_3(tmp_path: Path) -> None:
+    # A PATH with the shell's own tools, and without any engine.
+    for name in ("sh", "python3"):
+        (tmp_path / name).symlink_to(Path(f"/usr/bin/{name}"))
+    done = sqshforge("build", "cpu-mamba", env={"PATH": str(tmp_path)})
+    assert done.code == 3
+    assert "no container engine" in done.err
+    assert "apt-get install buildah" in done.err
+
+
+def test_a_broken_recipe_is_told_with_all_its_faults(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "checkout"
+    (copy / "recipes").mkdir(parents=True)
+    (copy / "images").mkdir()
+    for name in ("sqshforge", "training"):
+        (copy / name).symlink_to(root / name)
+    (copy / "recipes" / "bad.yaml").write_text("target: bad\naccelerator: gpu\n")
+    # The package finds its checkout by where it lies, so it is copied, not linked.
+    (copy / "sqshforge").unlink()
+    subprocess.run(["cp", "-r", root / "sqshforge", copy / "sqshforge"], check=True)
+    done = Programs().attempt([sys.executable, "-m", "sqshforge", "build", "bad"], cwd=copy)
+    assert done.code == 2
+    assert "accelerator (line 2): is 'gpu'; allowed: 'cpu', 'cuda' or 'neuron'" in done.err
+    assert "title: is missing" in done.err
+
+
+def test_the_make_targets_are_listed_in_a_line_each(root: Path) -> None:
+    done = Programs().attempt(["make", "help"], cwd=root)
+    assert done.code == 0
+    names = [line.split()[1] for line in done.out.splitlines()]
+    wanted = ["quickstart", "test", "image", "sqsh", "smoke-test", "lock", "lint", "bench"]
+    assert set(wanted) < set(names)
+    assert all(len(line.split()) > 3 for line in done.out.splitlines())
+
+
+def test_the_whole_path_by_command_line(packed_image: Path) -> None:
+    """Everything is built already: each step says so and names the next one."""
+    engine = {"ENGINE": "buildah"}
+    built = sqshforge("build", "cpu-mamba", env=engine)
+    assert built.code == 0, built.err
+    assert "up to date" in built.out
+    packed = sqshforge("pack", "cpu-mamba", env=engine)
+    assert packed.code == 0, packed.err
+    assert f"{packed_image}: up to date" in packed.out
+    ran = sqshforge(
+        "run", packed_image, "--", "python3", "-c", "import torch; print(torch.ones(2))"
+    )
+    assert (ran.code, ran.out) == (0, "tensor([1., 1.])\n")
+
+
+def test_smoke_test_as_json(packed_image: Path) -> None:
+    done = sqshforge("smoke-test", packed_image, "--json")
+    assert done.code == 0, done.err
+    found = json.loads(done.out)
+    assert found["ok"]
+    checks = {one["name"]: one for one in found["checks"]}
+    assert {"versions", "import torch", "launcher mamba_fsdp", "runtime"} <= set(checks)
+    assert {"train", "resume"} <= set(checks)
+    losses = checks["train"]["figures"]["losses"]
+    assert len(losses) >= 60
+    assert losses[-1] < 0.6 * losses[0]
+
+
+def test_a_smoke_test_that_fails_says_which_check_and_ends_with_1(
+    packed_image: Path, tmp_path: Path
+) -> None:
+    """The same image with a lock that names another torch: the versions do not agree."""
+    tree = tmp_path / "meta"
+    program = Programs()
+    program.capture(["unsquashfs", "-q", "-n", "-d", tree, packed_image, "sqshforge"])
+    lock = tree / "sqshforge" / "meta" / "lock.json"
+    lock.write_text(lock.read_text().replace('"2.13.0+cpu"', '"9.9.9"'))
+    recipe = tree / "sqshforge" / "meta" / "recipe.yaml"
+    recipe.write_text(recipe.read_text().partition("\n  train:")[0] + "\n")
+    argv: list[str | Path] = [
+        "run",
+        packed_image,
+        "--mount",
+        f"{tree}/sqshforge/meta:/sqshforge/meta",
+        "--",
+    ]
+    done = sqshforge(*argv, "python3", "-m", "training.smoke", "--json")
+    assert done.code == 1
+    failed = [one for one in json.loads(done.out)["checks"] if not one["ok"]]
+    assert [one["name"] for one in failed] == ["versions"]
+    assert "torch 9.9.9 is locked, 2.13.0+cpu is installed" in failed[0]["detail"]
+
+
+def test_quickstart_the_second_time_does_nothing_twice(packed_image: Path) -> None:
+    first = sqshforge("quickstart", env={"ENGINE": "buildah"})
+    assert first.code == 0, first.err
+    again = sqshforge("quickstart", env={"ENGINE": "buildah"})
+    assert again.code == 0, again.err
+    assert again.out.count("already done") == 3
+    assert "passed: 16 of 16 checks" in again.out
+    following = again.out.splitlines()[-1]
+    assert following.startswith("next: ") and following.endswith("run build/cpu-mamba.sqsh -- bash")

@@ -1,0 +1,196 @@
+"""The command that each command ends with: it runs as it stands, where it was shown."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+import pytest
+
+from sqshforge.cli import main, workflow
+from sqshforge.host import suggest
+from sqshforge.host.programs import Programs
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.squash import request
+from tests.conftest import ROOT
+from tests.support import tiny_root
+from tests.support.command_line import SCRIPT
+from tests.support.run_folders import history, noted, write
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+LABELS = (("io.sqshforge.target", "cpu-mamba"),)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small file that says that it was made for cpu-mamba."""
+    folder = tmp_path_factory.mktemp("next")
+    return tiny_root.sqsh(folder / "tiny", ImageConfig(reference="t", labels=LABELS))
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> Path:
+    key = tmp_path / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    return key
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Path]:
+    yield write(tmp_path / "runs" / "one two", history(5))
+
+
+def said(*words: str | Path, cwd: Path = ROOT, env: dict[str, str] | None = None) -> str:
+    """The next command that a command shows."""
+    done = Programs().attempt([SCRIPT, *words], cwd=cwd, env=env)
+    assert done.code == 0, done.out + done.err
+    shown = re.findall(r"^next: (.*)$", done.out, re.MULTILINE)
+    assert len(shown) == 1 and done.out.splitlines()[-1] == f"next: {shown[0]}", done.out
+    return str(shown[0])
+
+
+def require_runs(line: str, cwd: Path) -> None:
+    """Its program is there, and takes its words."""
+    words = shlex.split(line)
+    while re.fullmatch(r"[A-Z]+=.*", words[0]):
+        words.pop(0)
+    program = shutil.which(words[0]) or cwd / words[0]
+    assert os.access(program, os.X_OK), line
+    if words[0] == "make":
+        subprocess.run([*words, "--dry-run"], cwd=cwd, check=True, capture_output=True)
+    elif "sqshforge" in Path(words[0]).name or words[1:3] == ["-m", "sqshforge"]:
+        assert Path(program).samefile(SCRIPT), line
+        require_parses(words[1:])
+    else:
+        assert words[0] in ("tail", "less") or "python" in words[0], line
+
+
+def require_parses(words: Sequence[str]) -> None:
+    command: click.Command = main.cli
+    rest = list(words)
+    while isinstance(command, click.Group):
+        name = rest.pop(0)
+        command = command.commands[name]
+    command.make_context(name, rest)  # raises for an option or argument that is none
+
+
+@pytest.mark.parametrize("cwd", [ROOT, Path("/")])
+def test_of_every_command_on_a_recipe(cwd: Path, tmp_path: Path) -> None:
+    for words in (
+        ["show", "cpu-mamba"],
+        ["render", "cpu-mamba", "-o", str(tmp_path / "out")],
+        ["doctor"],
+    ):
+        line = said(*words, cwd=cwd)
+        assert line.startswith("make " if cwd == ROOT else f"make -C {ROOT.relative_to(cwd)} ")
+        require_runs(line, cwd)
+
+
+def test_of_every_command_on_a_file(
+    tiny: Path, tmp_path: Path, key: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "root"
+    (source / "etc").mkdir(parents=True)
+    (source / "etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    packed = tmp_path / "a b.sqsh"
+    env = {"SQSHFORGE_CACHE": str(tmp_path / "cache")}
+    commands: list[list[str | Path]] = [
+        ["pack", f"rootfs:{source}", "-o", packed],
+        ["inspect", packed],
+        ["diff", packed, tiny],
+        ["verify", packed],
+        ["sign", packed, "--key", key],
+        ["cache", "ls"],
+        ["cache", "prune"],
+    ]
+    for words in commands:
+        line = said(*words, cwd=tmp_path, env=env)
+        require_runs(line, tmp_path)
+        if words[0] in ("pack", "inspect", "sign"):
+            assert "'a b.sqsh'" in line  # relative to where it is typed, and quoted
+        if words[0] in ("diff", "sign", "cache"):  # cheap enough to do as it says
+            done = subprocess.run(
+                line, shell=True, cwd=tmp_path, env={**os.environ, **env}, capture_output=True
+            )
+            assert done.returncode == 0, (line, done.stderr)
+
+
+def test_of_status(runs: Path) -> None:
+    commands: list[list[str | Path]] = [["status", "--root", runs.parent], ["status", runs]]
+    for words in commands:
+        line = said(*words, cwd=runs.parent)
+        assert "'one two'" in line
+        require_runs(line, runs.parent)
+
+
+def test_of_a_run_that_failed_with_its_output_here(runs: Path) -> None:
+    noted(runs, 2)
+    assert "--json" in said("status", runs, cwd=runs.parent)
+    (runs.parent / "slurm-4242.out").write_text("why\n")
+    line = said("status", runs, cwd=runs.parent)
+    assert line == "tail -n 100 slurm-4242.out"
+    require_runs(line, runs.parent)
+
+
+def test_stage_prints_the_path_alone(tiny: Path, tmp_path: Path) -> None:
+    done = Programs().attempt([SCRIPT, "stage", tiny, tmp_path / "disk"])
+    assert done.code == 0 and len(done.out.splitlines()) == 1
+    assert Path(done.out.strip()).is_file()  # launchers take it from there
+
+
+def test_the_program_is_called_as_it_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    place = str(SCRIPT.relative_to(ROOT))
+    path = os.environ["PATH"]
+    without = os.pathsep.join(one for one in path.split(":") if Path(one) != SCRIPT.parent)
+    assert said("cache", "ls", env={"PATH": without}).split()[0] == place
+    assert said("cache", "ls", env={"PATH": f"{SCRIPT.parent}:{path}"}).split()[0] == "sqshforge"
+    monkeypatch.setattr(sys, "argv", ["/x/sqshforge/__main__.py"])
+    expected = f"{Path(sys.executable).relative_to(ROOT)} -m sqshforge cache ls"
+    assert suggest.sqshforge("cache", "ls") == expected
+
+
+SINFO = "#!/bin/sh\nprintf '%s'\nexit %d\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "expected"),
+    [
+        (r"debug* 1\nother 9\n", 0, "--nodes=1"),
+        (r"debug* 3\ndebug* 4\n", 0, "--nodes=2"),
+        ("", 1, None),
+    ],
+)
+def test_a_job_is_next_where_a_cluster_answers(
+    tiny: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    code: int,
+    expected: str | None,
+) -> None:
+    """Of its own image, with the launcher of its target."""
+    for name in ("sinfo", "sbatch"):
+        (tmp_path / name).write_text(SINFO % (answer, code))
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tiny.parent)
+    image = tmp_path / "image.sqsh"
+    shutil.copy(tiny, image)
+    config = asdict(ImageConfig(reference="t", labels=LABELS))
+    facts = {"key": "k", "size": 1, "image": config, "settings": {}}
+    request.record_path(image).write_text(json.dumps(facts))
+    line = workflow.launch_command(image, Programs())
+    if expected is None:
+        assert line.endswith(f"run {image} -- bash")
+    else:
+        assert line == f"IMAGE={image} sbatch {expected} {ROOT}/launch/mamba_fsdp.sbatch"

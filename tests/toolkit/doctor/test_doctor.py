@@ -1,0 +1,387 @@
+"""The doctor: each cause is found before the work starts, and told with what mends it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sqshforge import doctor
+from sqshforge.doctor.finding import Finding, Host
+from sqshforge.errors import MissingError
+from sqshforge.host.programs import Programs, Result
+from sqshforge.host.suggest import sudo
+from sqshforge.project import Project
+from tests.support import checkouts
+from tests.support.command_line import sqshforge
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+
+ALL = ["apt-get", "buildah", "mmdebstrap", "gpgv", "mksquashfs", "unsquashfs", "unshare"]
+ALL += ["squashfuse", "fuse-overlayfs", "newuidmap", "newgidmap", "sbatch"]
+NATIVE = {"GraphDriverName": "overlay", "GraphRoot": "/home/u/graph", "GraphOptions": None}
+
+
+class Fake(Programs):
+    """A machine with these programs, which say what they are told to."""
+
+    def __init__(
+        self, names: Sequence[str], said: Mapping[str, str], store: Mapping[str, Any], works: bool
+    ) -> None:
+        self.names, self.said, self.store, self.works = names, said, store, works
+
+    def which(self, program: str) -> Path | None:
+        return Path("/usr/bin", program) if program in self.names else None
+
+    def all(self, program: str) -> list[Path]:
+        return [path for path in [self.which(program)] if path]
+
+    def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
+        words = [Path(argv[0]).name, *map(str, argv[1:])]
+        if words[:2] == ["buildah", "info"]:
+            return Result(tuple(words), 0, json.dumps({"store": dict(self.store)}), "")
+        if words[:2] == ["buildah", "--version"]:
+            return Result(tuple(words), 0, f"buildah version {self.said['buildah']} (x)\n", "")
+        if words[:2] == ["buildah", "unshare"]:
+            return Result(tuple(words), 0 if self.works else 1, "", "")
+        fault = self.said.get(words[0], "")
+        return Result(tuple(words), 1 if fault else 0, "", fault)
+
+
+Make = Callable[..., Host]
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """A machine of an ordinary user where all is there, less what a test takes away."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setenv("STORAGE_DRIVER", "overlay")  # what the user chose is left alone
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def make(
+        *,
+        without: Sequence[str] = (),
+        besides: Sequence[str] = (),
+        store: Mapping[str, Any] = NATIVE,
+        overlay: bool = True,
+        fuse: int | None = 0o666,
+        files: Mapping[str, str] | None = None,
+        uid: int = 1000,
+        engine: str = "",
+        **said: str,
+    ) -> Host:
+        root = tmp_path / "root"
+        given = {"etc/subuid": "u:100000:65536\n", "etc/subgid": "u:100000:65536\n"}
+        for name, text in {**given, **(files or {})}.items():
+            (root / name).parent.mkdir(parents=True, exist_ok=True)
+            (root / name).write_text(text)
+        if fuse is not None:
+            (root / "dev").mkdir(exist_ok=True)
+            (root / "dev/fuse").touch()
+            (root / "dev/fuse").chmod(fuse)
+        # Root, who runs these tests, may read anything: the mode tells for the user.
+        monkeypatch.setattr(
+            os, "access", lambda path, mode: bool(Path(path).stat().st_mode & 0o006)
+        )
+        names = [name for name in (*ALL, *besides) if name not in without]
+        programs = Fake(names, {"buildah": "1.28.2", **said}, store, overlay)
+        checkout = Project(tmp_path / "checkout")
+        return Host(
+            project=checkout, programs=programs, root=root, uid=uid, user="u", engine=engine
+        )
+
+    return make
+
+
+def work(host: Host) -> list[Finding]:
+    return list(doctor._work(host, is_made=False))
+
+
+def gaps(host: Host) -> dict[str, str]:
+    """What is needed and missing, by its first word, with what mends it."""
+    return {one.what.split()[0]: one.mend for one in work(host) if one.needed and not one.ok}
+
+
+def one(host: Host, name: str) -> Finding:
+    return next(found for found in work(host) if found.what.startswith(name))
+
+
+def test_where_all_is_there_nothing_is_missing(machine: Make) -> None:
+    assert gaps(machine()) == {}
+    doctor.require(machine(), Path("none.sqsh"))
+
+
+def test_on_a_bare_machine_each_gap_has_its_command(machine: Make) -> None:
+    host = machine(without=[name for name in ALL if name != "apt-get"])
+    found = gaps(host)
+    assert found["mksquashfs"] == "sudo apt-get install squashfs-tools"
+    assert found["unshare"] == "sudo apt-get install util-linux"
+    assert found["buildah"].startswith("sudo apt-get install buildah;")
+    assert one(host, "mmdebstrap").mend == "sudo apt-get install mmdebstrap"
+    lines = Finding("mksquashfs (packing)", False, "not found", found["mksquashfs"]).lines()
+    assert lines == [
+        "MISSING mksquashfs (packing): not found",
+        "          mend: sudo apt-get install squashfs-tools",
+    ]
+
+
+def test_where_there_is_dnf_its_packages_are_named(machine: Make) -> None:
+    host = machine(
+        without=["apt-get", "mksquashfs", "newuidmap", "mmdebstrap", "gpgv"], besides=["dnf"]
+    )
+    found = gaps(host)
+    assert found["mksquashfs"] == "sudo dnf install squashfs-tools"
+    assert found["newuidmap"] == "sudo dnf install shadow-utils"
+    assert (
+        one(host, "mmdebstrap").mend == "no package that we know of has mmdebstrap for this system"
+    )
+
+
+def test_a_registry_may_answer_so_mmdebstrap_is_only_wanted(machine: Make) -> None:
+    host = machine(without=["mmdebstrap", "gpgv"])
+    assert gaps(host) == {}
+    assert not one(host, "mmdebstrap").ok
+
+
+def test_what_proves_debian_s_packages_is_looked_for(machine: Make) -> None:
+    assert gaps(machine(without=["gpgv"])) == {"gpgv": "sudo apt-get install gpgv"}
+    assert gaps(machine(without=["gpgv"], besides=["sqv"])) == {}
+
+
+def test_an_old_buildah_is_told_with_what_works_and_what_does_not(machine: Make) -> None:
+    host = machine(buildah="1.23.1")
+    assert gaps(host) == {}  # cpu-mamba is built by it
+    found = one(host, "buildah 1.24")
+    assert "1.23.1 builds cpu-mamba" in found.detail and "CUDA targets" in found.detail
+    assert found.mend.startswith("sudo apt-get install docker.io")
+
+
+def test_a_new_buildah_takes_netavark(machine: Make) -> None:
+    assert gaps(machine(buildah="1.39.3")) == {"netavark": "sudo apt-get install netavark"}
+    there = {"usr/lib/podman/netavark": ""}
+    assert gaps(machine(buildah="1.39.3", files=there)) == {}
+
+
+def test_without_a_range_of_ids_a_free_one_is_named(machine: Make) -> None:
+    files = {"etc/subuid": "other:100000:65536\nmore:165536:65536\n", "etc/subgid": ""}
+    (mend,) = gaps(machine(files=files)).values()
+    assert mend == "sudo usermod --add-subuids 231072-296607 --add-subgids 231072-296607 u"
+    by_number = {"etc/subuid": "1000:100000:65536\n", "etc/subgid": "1000:100000:65536\n"}
+    assert gaps(machine(files=by_number)) == {}
+    short = {"etc/subuid": "u:100000:1000\n"}
+    (mend,) = gaps(machine(files=short)).values()
+    assert mend == "sudo usermod --add-subuids 165536-231071 u"
+
+
+def test_ranges_of_a_directory_service_are_left_to_it(machine: Make) -> None:
+    files = {"etc/subuid": "", "etc/subgid": "", "etc/nsswitch.conf": "subid: sss\n"}
+    assert gaps(machine(files=files)) == {}
+
+
+def test_the_programs_that_give_ids_are_looked_for(machine: Make) -> None:
+    found = gaps(machine(without=["newuidmap", "newgidmap"]))
+    assert found == dict.fromkeys(("newuidmap", "newgidmap"), "sudo apt-get install uidmap")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "mend"),
+    [
+        ("user/max_user_namespaces", 0, "sudo sysctl user.max_user_namespaces=10000"),
+        ("kernel/unprivileged_userns_clone", 0, "sudo sysctl kernel.unprivileged_userns_clone=1"),
+        (
+            "kernel/apparmor_restrict_unprivileged_userns",
+            1,
+            "sudo sysctl kernel.apparmor_restrict_unprivileged_userns=0",
+        ),
+        ("kernel/other", 1, "ask whoever runs this machine"),
+    ],
+)
+def test_what_forbids_user_namespaces_is_named(
+    machine: Make, name: str, value: int, mend: str
+) -> None:
+    said = "unshare: unshare failed: Operation not permitted"
+    host = machine(files={f"proc/sys/{name}": f"{value}\n"}, unshare=said)
+    found = one(host, "user namespaces")
+    assert found.needed and not found.ok and found.mend.startswith(mend)
+    assert "`sqshforge run`" in found.what
+    if "apparmor" in name:
+        assert "buildah has one" in found.detail
+
+
+def test_with_enroot_there_is_no_need_of_our_own_runtime(machine: Make) -> None:
+    host = machine(besides=["enroot"], without=["squashfuse"], fuse=None)
+    assert gaps(host) == {}
+
+
+@pytest.mark.parametrize(("fuse", "told"), [(0o600, "its mode is 0600"), (None, "not there")])
+def test_a_closed_fuse_is_told(machine: Make, fuse: int | None, told: str) -> None:
+    host = machine(fuse=fuse)
+    found = one(host, "/dev/fuse")
+    assert found.needed and not found.ok and told in found.detail
+    assert found.mend == "sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
+
+
+def test_root_needs_none_of_what_users_do(machine: Make) -> None:
+    host = machine(without=["squashfuse", "newuidmap"], fuse=None, uid=0)
+    assert gaps(host) == {}
+
+
+VFS = {**NATIVE, "GraphDriverName": "vfs"}
+PROGRAM = {**NATIVE, "GraphOptions": ["overlay.mount_program=/usr/bin/fuse-overlayfs"]}
+
+
+def test_the_storage_that_buildah_uses_is_told(machine: Make) -> None:
+    assert one(machine(), "storage").detail == "the kernel's overlay, in /home/u/graph"
+    by_program = one(machine(store=PROGRAM), "storage")
+    assert by_program.ok and by_program.detail.startswith("fuse-overlayfs, in /home/u/graph")
+    closed = one(machine(store=PROGRAM, fuse=0o600), "storage")
+    assert not closed.ok and "chmod 0666 /dev/fuse" in closed.mend
+
+
+def test_copying_layers_whole_is_told_with_what_is_faster(machine: Make) -> None:
+    faster = one(machine(store=VFS), "storage")
+    assert "every layer is copied whole" in faster.detail
+    assert faster.mend.endswith("> ~/.config/containers/storage.conf")
+    assert 'driver = "overlay"' in faster.mend and "mount_program" not in faster.mend
+    by_program = one(machine(store=VFS, overlay=False), "storage")
+    assert 'mount_program = "/usr/bin/fuse-overlayfs"' in by_program.mend
+    closed = machine(store=VFS, overlay=False, fuse=0o600, besides=["enroot"])
+    assert one(closed, "storage").mend.startswith("sudo modprobe fuse && sudo chmod 0666 /dev/fuse")
+    assert "Linux 5.13" in one(closed, "storage").mend
+    lacking = machine(store=VFS, overlay=False, without=["fuse-overlayfs"])
+    assert "apt-get install fuse-overlayfs" in one(lacking, "storage").mend
+    doctor.require(closed, Path("none.sqsh"))  # it is slow and works
+
+
+def test_a_setting_of_the_user_s_own_is_not_overwritten(
+    machine: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    place = tmp_path / ".config/containers/storage.conf"
+    place.parent.mkdir(parents=True)
+    place.write_text('[storage]\ndriver = "vfs"\n')
+    mend = one(machine(store=VFS), "storage").mend
+    assert mend.startswith("in ~/.config/containers/storage.conf: ") and ">" not in mend
+    assert 'driver = "overlay"' in mend
+
+
+def test_the_setting_that_mends_it_is_one(machine: Make, tmp_path: Path) -> None:
+    mend = one(machine(store=VFS), "storage").mend
+    subprocess.run(["sh", "-c", mend], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    written = (tmp_path / ".config/containers/storage.conf").read_text()
+    assert written == '[storage]\ndriver = "overlay"\n'
+
+
+def test_an_engine_that_is_asked_for_is_the_one_that_is_needed(machine: Make) -> None:
+    assert set(gaps(machine(engine="docker"))) == {"docker"}
+    assert set(gaps(machine(engine="buildah", without=["buildah"]))) == {"buildah"}
+
+
+def test_a_docker_that_is_not_for_this_user_is_told(machine: Make) -> None:
+    class Closed(Fake):
+        def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
+            if "--version" in argv and "docker" in str(argv[0]):
+                return Result((), 0, "Docker version 20.10.24, build x", "")
+            if "docker" in str(argv[0]):
+                return Result((), 1, "", "Got permission denied while trying to connect")
+            return super().attempt(argv, **given)
+
+    host = machine(besides=["docker"])
+    programs = Closed([*ALL, "docker"], {"buildah": "1.28.2"}, NATIVE, True)
+    found = one(Host(project=host.project, programs=programs, root=host.root, user="u"), "docker")
+    assert found.mend == "sudo usermod --append --groups docker u, then log in again"
+
+
+def test_too_little_room_tells_the_bytes(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "ROOM", 1e18)
+    host = machine()
+    room = next(found for found in doctor.examine(host) if "room" in found.what)
+    assert not room.ok and room.mend.startswith("free ")
+
+
+def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
+    host = machine(without=["mksquashfs", "squashfuse", "newuidmap", "newgidmap"])
+    with pytest.raises(MissingError) as caught:
+        doctor.require(host, Path("none.sqsh"))
+    assert "4 in all" in caught.value.what and "mksquashfs (packing): not found" in str(
+        caught.value
+    )
+    assert "sudo apt-get install squashfs-tools" in caught.value.mend
+    assert len("\n".join(caught.value.lines()).splitlines()) <= 8
+
+
+# The real thing.
+
+
+def test_by_command_line() -> None:
+    done = sqshforge("doctor")
+    assert done.code == 0, done.out + done.err
+    assert done.out.splitlines()[-1] == "next: make quickstart"
+
+
+def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_path: Path) -> None:
+    clone = checkouts.bare(tmp_path / "clone")
+    before = sorted(path.name for path in clone.iterdir())
+    # A PATH with little but Python: packages of this machine are missing, as on a fresh one.
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "make", "dirname", "id", "cksum", "unshare", "apt-get"):
+        (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
+    # Its own folder holds all the rest, so it is called from there.
+    python = tools / "python3"
+    python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [tools / "make", "doctor"],
+        cwd=clone,
+        env={"PATH": str(tools), "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout + done.stderr  # make's own code for a failed recipe
+    assert "Error 3" in done.stderr
+    assert "MISSING mksquashfs (packing): not found" in done.stdout
+    assert f"mend: {sudo()}apt-get install squashfs-tools" in done.stdout
+    assert "MISSING buildah" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" missing")
+    assert sorted(path.name for path in clone.iterdir()) == before
+
+
+def test_an_old_python_is_told(tmp_path: Path) -> None:
+    clone = checkouts.bare(tmp_path / "clone")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name in ("sh", "dirname", "id", "apt-get"):
+        (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
+    python = tools / "python3"
+    python.write_text('#!/bin/sh\ncase $2 in *print*) echo "$0 is 3.9.16" ;; *) exit 1 ;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [clone / "setup.sh", "doctor"],
+        env={"PATH": str(tools)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert f"Python 3.10 or later is needed; {python} is 3.9.16" in done.stderr
+
+
+def test_the_quickstart_of_a_machine_that_cannot_ends_at_once(tmp_path: Path) -> None:
+    for name in ("sh", "python3", "buildah", "mmdebstrap", "gpgv", "unshare"):
+        (tmp_path / name).symlink_to(Path(f"/usr/bin/{name}"))
+    began = time.monotonic()
+    done = sqshforge("quickstart", env={"PATH": str(tmp_path), "ENGINE": "buildah"})
+    assert done.code == 3, done.out + done.err
+    assert "mksquashfs (packing): not found" in done.err
+    assert "apt-get install squashfs-tools" in done.err
+    assert time.monotonic() - began < 20
+    assert not (tmp_path / "build").exists()

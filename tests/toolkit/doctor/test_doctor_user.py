@@ -1,0 +1,87 @@
+"""The doctor as an ordinary user, in a clone where nothing is set up: what it tries is real."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import checkouts
+from tests.support.ordinary_user import AS_USER, NAME, User, existing, without_namespaces
+from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
+from tests.support.ordinary_user import user_fixture as user_fixture
+
+pytestmark = pytest.mark.usefixtures("no_docker")
+
+
+@pytest.fixture(scope="module")
+def clone(user: User) -> Path:
+    return user.take(checkouts.bare(user.home / "clone"))
+
+
+def examined(user: User, clone: Path, before: str = ":") -> tuple[int, list[str]]:
+    """The doctor's exit code and lines, after root did something to the machine that it sees."""
+    words = [*user.enter(), "sh", "-c", f'{before}; exec "$@"', "sh", *AS_USER]
+    done = subprocess.run(
+        [*words, str(clone / "setup.sh"), "doctor"],
+        env=user.environment({"PYTHONPATH": ""}),
+        cwd=clone,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.stderr == ""
+    return done.returncode, done.stdout.splitlines()
+
+
+def told(lines: list[str], name: str) -> tuple[str, str]:
+    """A finding's line, and the one with what mends it."""
+    at = next(index for index, line in enumerate(lines) if line[8:].startswith(name))
+    return lines[at], lines[at + 1].strip()
+
+
+def test_all_is_there_and_slow_storage_is_told_with_a_setting_that_mends_it(
+    user: User, clone: Path
+) -> None:
+    code, lines = examined(user, clone)
+    assert code == 0, "\n".join(lines)
+    assert lines[-2:] == ["all there", "next: make quickstart"]
+    line, mend = told(lines, "storage of buildah")
+    if "vfs" in line:  # what buildah takes by itself before 1.29
+        assert line.startswith("-") and "every layer is copied whole" in line
+        user.run("sh", "-c", mend.partition(": ")[2])
+        code, lines = examined(user, clone)
+        line, _ = told(lines, "storage of buildah")
+    assert line.startswith("ok") and "the kernel's overlay" in line, line
+    containers_of_it = user.home / ".local/share/containers/storage"
+    assert not list(containers_of_it.glob(".sqshforge*"))  # what it tried it in
+
+
+def test_a_closed_fuse(user: User, clone: Path) -> None:
+    code, lines = examined(user, clone, "chmod 0600 /dev/fuse")
+    line, mend = told(lines, "/dev/fuse")
+    assert code == 3 and line.startswith("MISSING")
+    assert f"not open to {NAME}: its mode is 0600" in line
+    assert mend == "mend: sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
+
+
+def test_no_range_of_ids(clone: Path) -> None:
+    with existing(ranges=False) as user:
+        code, lines = examined(user, user.take(checkouts.bare(user.home / "clone")))
+    line, mend = told(lines, "ranges of ids")
+    assert code == 3 and line.startswith("MISSING")
+    assert f"/etc/subuid and /etc/subgid give {NAME} fewer than 65536" in line
+    assert mend == (
+        f"mend: sudo usermod --add-subuids 100000-165535 --add-subgids 100000-165535 {NAME}"
+    )
+
+
+def test_no_user_namespaces(user: User, clone: Path) -> None:
+    with without_namespaces(user, str(clone / "setup.sh"), "doctor") as process:
+        out, _ = process.communicate("\n", timeout=300)
+    line, mend = told(out.splitlines(), "user namespaces")
+    assert process.returncode == 3 and line.startswith("MISSING"), out
+    assert "user.max_user_namespaces is 0" in line
+    assert mend == "mend: sudo sysctl user.max_user_namespaces=10000"

@@ -1,0 +1,80 @@
+"""Virtual environments of a checkout: by uv, from where pip would get it all, else by pip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host.programs import Programs, Result
+from tests.support.web_servers import Index, wheel
+from tests.support.web_servers import direct_fixture as direct_fixture
+from tests.support.web_servers import new_index_fixture as new_index_fixture
+
+NewIndex = Callable[..., Index]
+PROJECT = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "small"
+version = "1.0"
+optional-dependencies = {torch22 = ["made-up-tool"], lost = ["made-up-lost"]}
+
+[tool.setuptools]
+py-modules = ["small"]
+"""
+
+
+@pytest.fixture(name="checkout")
+def checkout_fixture(
+    new_index: NewIndex, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A small project with our setup.sh, and pip configured with an index that has its needs."""
+    index = new_index(wheel("made-up-tool", says="here"))
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index.url)
+    (tmp_path / "pyproject.toml").write_text(PROJECT)
+    (tmp_path / "small.py").write_text("import made_up_tool\n\nprint(made_up_tool.SAYS)\n")
+    (tmp_path / "setup.sh").write_bytes((root / "setup.sh").read_bytes())
+    (tmp_path / "setup.sh").chmod(0o755)
+    return tmp_path
+
+
+def filled(checkout: Path, requirement: str) -> Result:
+    """Make an environment and fill it, by command line."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / "env"], check=True)
+    argv = [sys.executable, "-m", "sqshforge.host.venv", "env", requirement]
+    return Programs().attempt(argv, cwd=checkout)
+
+
+def said(checkout: Path, venv: str) -> str:
+    return (
+        Programs().capture([checkout / venv / "bin/python", "-m", "small"], cwd=Path("/")).strip()
+    )
+
+
+def test_what_pip_is_configured_with_is_installed_by_uv(checkout: Path) -> None:
+    done = filled(checkout, ".[torch22]")
+    assert done.code == 0, done.err
+    assert said(checkout, "env") == "here"
+    (checkout / "small.py").write_text("print('edited')\n")
+    assert said(checkout, "env") == "edited"
+
+
+def test_what_no_index_has_is_named(checkout: Path) -> None:
+    done = filled(checkout, ".[lost]")
+    assert done.code != 0
+    assert "made-up-lost" in done.err
+
+
+def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
+    """The small project does not bring sqshforge, and so no uv."""
+    done = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)
+    assert done.code == 0, done.err
+    assert said(checkout, ".venv22") == "here"
+    again = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)
+    assert (again.code, again.out) == (0, "")

@@ -1,0 +1,400 @@
+"""Where images are read from: addresses, configs of every shape, and nothing left behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any, cast
+
+import pytest
+
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host.programs import Programs
+from sqshforge.image import address as source
+from sqshforge.image import overlay
+from sqshforge.image.docker import Exported
+from tests.support import engines, odd_root
+from tests.support.containers import until
+from tests.support.engines import docker_fixture as docker_fixture
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that the smallest image can be built from."""
+    folder = tmp_path_factory.mktemp("context")
+    (folder / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    tree = folder / "tree"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc/issue").write_text("tiny")
+    (tree / "more").write_bytes(bytes(1 << 20))  # than a pipe holds
+    odd_root.tar(tree, folder / "rootfs.tar")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def in_buildah(context: Path) -> Iterator[str]:
+    with odd_root.in_buildah(context) as name:
+        yield f"buildah://{name}"
+
+
+@pytest.fixture
+def in_docker(context: Path, docker: str) -> str:
+    return f"dockerd://{odd_root.in_docker(context, docker)}"
+
+
+@pytest.fixture
+def image(request: pytest.FixtureRequest) -> source.Source:
+    """The smallest image, in the engine that the test is run for."""
+    if request.param == "exported":
+        address = request.getfixturevalue("in_docker")
+        return source.Dockerd(
+            address.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
+        )
+    return source.parse(request.getfixturevalue(request.param), Programs())
+
+
+IN_DOCKER = [pytest.param(name, marks=pytest.mark.root) for name in ("in_docker", "exported")]
+each = pytest.mark.parametrize("image", ["in_buildah", *IN_DOCKER], indirect=True)
+
+
+def containers(image: source.Source) -> list[str]:
+    """The working containers that there are of an image."""
+    programs, name = Programs(), image.config().reference
+    if name.startswith("buildah://"):
+        listed = json.loads(programs.capture(["buildah", "containers", "--json"]))
+        return [one["id"] for one in listed or () if f"buildah://{one['imagename']}" == name]
+    argv: list[str | Path] = [engines.CLIENT, "ps", "--all", "--quiet"]
+    return programs.capture(argv).split()
+
+
+@each
+def test_an_image_says_what_it_is(image: source.Source) -> None:
+    config = image.config()
+    assert config.digest is not None and config.digest.startswith("sha256:")
+    assert len(config.digest) == 71
+    assert config.created > odd_root.TIME
+    assert config.volumes == config.entrypoint == config.cmd == ()
+
+
+def base(content: source.Content) -> bytes:
+    """The tar of a stream."""
+    assert not isinstance(content, source.Folder)
+    out = io.BytesIO()
+    content.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False)
+    return out.getvalue()
+
+
+@pytest.mark.root
+def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
+    image = source.parse(in_buildah, Programs())
+    assert containers(image) == []
+    with image.open():
+        assert len(containers(image)) == 1
+    assert containers(image) == []
+
+
+@pytest.mark.root
+@each
+def test_what_is_opened_is_the_image(image: source.Source) -> None:
+    with image.open() as content:
+        assert issue(content) == "tiny"
+    assert containers(image) == []
+
+
+def issue(content: source.Content) -> str:
+    """What a file of the image says."""
+    if isinstance(content, source.Folder):
+        return (content.stack[0] / "etc/issue").read_text()
+    with tarfile.open(fileobj=io.BytesIO(base(content))) as tar:
+        file = tar.extractfile("etc/issue")
+        assert file is not None
+        return file.read().decode()
+
+
+@pytest.mark.root
+@each
+def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> None:
+    with image.open() as content:
+        seen = isinstance(content, source.Folder)
+        assert content.top_names(0) == (frozenset({b"etc", b"more"}) if seen else None)
+    assert len(image.config().layers) == 1
+
+
+@pytest.mark.root
+@each
+def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> None:
+    with pytest.raises(KeyError), image.open():
+        raise KeyError
+    assert containers(image) == []
+
+
+@pytest.mark.timeout(30)
+def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
+    image = source.Dockerd(
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
+    )
+
+    class Full(io.RawIOBase):
+        def write(self, data: object) -> int:
+            raise BrokenPipeError
+
+    with image.open() as content, pytest.raises(BrokenPipeError):
+        assert isinstance(content, Exported)
+        content.write_base(
+            cast(IO[bytes], Full()), {}, 0, lambda amount: None, split=True, xattrs=False
+        )
+    assert containers(image) == []
+
+
+@pytest.mark.root
+def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> None:
+    image = source.parse(in_buildah, Programs())
+    code = (
+        "import os, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image import address\n"
+        f"with address.parse({in_buildah!r}, programs.Programs()).open():\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -9
+    assert len(containers(image)) == 1
+    with image.open():
+        pass
+    assert containers(image) == []
+
+
+def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
+    image = source.Dockerd(
+        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
+    )
+    code = (
+        "import io, os, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image.docker import Dockerd\n"
+        "from sqshforge.image.docker import ReadMode\n"
+        f"image = Dockerd({image.name!r}, programs.Programs(), way=ReadMode.EXPORTED)\n"
+        "class Killer(io.RawIOBase):\n"
+        "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "with image.open() as content:\n"
+        "    content.write_base(Killer(), {}, 0, print, split=True, xattrs=False)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == -9
+    assert len(containers(image)) == 1
+    with image.open() as content:
+        assert issue(content) == "tiny"
+    assert containers(image) == []
+
+
+def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
+    folder, work = tmp_path / "image", tmp_path / "work"
+    (folder / "etc").mkdir(parents=True)
+    work.mkdir()
+    code = (
+        "import os, pathlib, signal; from sqshforge.host import programs\n"
+        "from sqshforge.image import overlay\n"
+        f"folder, work = pathlib.Path({str(folder)!r}), pathlib.Path({str(work)!r})\n"
+        "with overlay.mounted([folder], work, programs.Programs()) as stack:\n"
+        "    print(stack.merge(), flush=True)\n"
+        "    assert (stack.place / 'root/etc').is_dir()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert killed.returncode == -9
+    merged = Path(killed.stdout.strip())
+    assert merged.name == "root"
+    assert until(lambda: not merged.exists())
+    assert list(work.iterdir()) == []
+    assert engines.mounts(tmp_path) == []
+
+
+def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "work").mkdir()
+    with (
+        pytest.raises(WorkError, match="cannot be mounted"),
+        overlay.mounted([tmp_path / "nowhere"], tmp_path / "work", Programs()),
+    ):
+        pass
+
+
+@pytest.mark.root
+@each
+def test_what_another_packer_has_open_stays(image: source.Source) -> None:
+    with image.open() as content:
+        with image.open():
+            pass
+        assert issue(content) == "tiny"
+
+
+@pytest.mark.parametrize("text", ["s3://debian", "ocifolder:x", "a/b", "http://x", "rootfs"])
+def test_an_unknown_kind_of_source_is_told_the_known_ones(text: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        source.parse(text, Programs())
+    assert text in caught.value.what
+    assert all(kind in caught.value.mend for kind in ("dockerd://", "buildah://", "rootfs:"))
+
+
+@pytest.mark.parametrize(
+    "name", ["sqshforge-no-such-image", "UPPER", "a b", "--help", "", "x:y:z", "localhost:1/x"]
+)
+@pytest.mark.parametrize("scheme", ["buildah", "dockerd"])
+def test_an_image_that_is_not_there(scheme: str, name: str, docker: str) -> None:
+    with pytest.raises(RequestError, match=f"has no image '{name}'"):
+        source.parse(f"{scheme}://{name}", Programs()).config()
+
+
+def test_a_daemon_that_is_not_there(no_docker: None) -> None:
+    with pytest.raises(MissingError, match="docker does not answer") as caught:
+        source.parse("dockerd://x", Programs()).config()
+    assert "DOCKER_HOST" in caught.value.mend
+
+
+@pytest.mark.parametrize(
+    "printed", ["", "no json", "[]", "[{}]", "[null]", "{}", "7", '[{"Id": "x", "Size": "big"}]']
+)
+@pytest.mark.parametrize(("scheme", "program"), [("dockerd", "docker"), ("buildah", "buildah")])
+def test_an_engine_that_answers_nonsense(
+    scheme: str, program: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in = tmp_path / program
+    version = "case $1 in --version) echo 'Docker version 20.10.24, build x'; exit ;; esac"
+    stand_in.write_text(f"#!/bin/sh\n{version}\necho '{printed}'\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(WorkError, match="cannot be understood"):
+        source.parse(f"{scheme}://x", Programs()).config()
+
+
+def test_a_storage_that_cannot_be_read_is_not_a_missing_image(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = tmp_path / "storage.conf"
+    settings.write_text(
+        '[storage]\ndriver = "overlay"\ngraphroot = "/proc/x"\nrunroot = "/proc/y"\n'
+        'rootless_storage_path = "/proc/x"\n'
+    )
+    monkeypatch.setenv("CONTAINERS_STORAGE_CONF", str(settings))
+    with pytest.raises(WorkError, match="/proc/"):
+        source.parse("buildah://x", Programs()).config()
+
+
+class Nothing(Programs):
+    """A machine without any engine."""
+
+    def which(self, program: str) -> Path | None:
+        return None
+
+    def all(self, program: str) -> list[Path]:
+        return []
+
+
+@pytest.mark.parametrize("address", ["buildah://x", "dockerd://x"])
+def test_an_engine_that_is_not_installed(address: str) -> None:
+    with pytest.raises(MissingError, match="not installed") as caught:
+        source.parse(address, Nothing()).config()
+    assert "apt-get install" in caught.value.mend
+
+
+def test_a_folder_that_is_no_root_file_system(tmp_path: Path) -> None:
+    for place in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(RequestError, match="no root file system"):
+            source.parse(f"rootfs:{place}", Programs()).config()
+
+
+def test_a_folder_is_as_new_as_its_newest_entry_and_as_large_as_its_files(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/a").write_bytes(bytes(1000))
+    (tmp_path / "etc/b").symlink_to("/nowhere")
+    os.utime(tmp_path / "etc/b", (2e9, 2e9), follow_symlinks=False)
+    config = source.parse(f"rootfs:{tmp_path}", Programs()).config()
+    assert config.created == 2_000_000_000
+    assert 1000 <= config.size < 100_000
+
+
+def parsed(config: dict[str, Any], created: str = "") -> Any:
+    return source.parse_config(config, reference="x", digest=None, created=created, size=1)
+
+
+FULL: dict[str, Any] = {
+    "Env": ["PATH=/bin", "A=b = c"],
+    "Entrypoint": ["/bin/say"],
+    "Cmd": ["it's", ""],
+    "WorkingDir": "/work",
+    "Volumes": {"/b": {}, "/a": {}},
+    "Labels": {"z": "1", "a": "2\n3"},
+}
+# What `docker image inspect` of 20.10 prints besides; newer ones leave most of it out.
+OLD = {
+    "Hostname": "",
+    "Domainname": "",
+    "User": "",
+    "AttachStdin": False,
+    "Tty": False,
+    "Image": "sha256:0",
+    "OnBuild": None,
+}
+
+
+@pytest.mark.parametrize("more", [OLD, {}, {"ExposedPorts": {"80/tcp": {}}, "ArgsEscaped": True}])
+def test_docker_old_and_new_and_oci_say_the_same(more: dict[str, Any]) -> None:
+    config = parsed({**more, **FULL})
+    assert config.env == ("PATH=/bin", "A=b = c")
+    assert (config.entrypoint, config.cmd, config.workdir) == (("/bin/say",), ("it's", ""), "/work")
+    assert config.volumes == ("/a", "/b")
+    assert config.labels == (("a", "2\n3"), ("z", "1"))
+
+
+@pytest.mark.parametrize("config", [{}, dict.fromkeys(FULL), {"WorkingDir": "", "Volumes": {}}])
+def test_absent_and_null_keys_are_empty(config: dict[str, Any]) -> None:
+    found = parsed(config)
+    assert (found.env, found.entrypoint, found.cmd) == ((), (), ())
+    assert (found.workdir, found.volumes, found.labels) == ("", (), ())
+
+
+@pytest.mark.parametrize(
+    "config", [{"Cmd": "ls -l"}, {"Env": {"A": "b"}}, {"Labels": ["a=b"]}, {"Volumes": 7}]
+)
+def test_a_config_of_another_shape_is_an_error(config: dict[str, Any]) -> None:
+    with pytest.raises(WorkError, match="cannot be understood"):
+        parsed(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("", 0),
+        ("1970-01-01T00:00:10Z", 10),
+        ("2024-02-29T12:00:00Z", 1709208000),
+        ("2024-02-29T12:00:00.123456789Z", 1709208000),
+        ("2024-02-29T14:00:00.1+02:00", 1709208000),
+        ("2024-02-29T07:00:00-05:00", 1709208000),
+        ("0001-01-01T00:00:00Z", 0),
+    ],
+)
+def test_times_with_any_decimals_and_zone(text: str, seconds: int) -> None:
+    assert parsed({}, created=text).created == seconds
+
+
+def test_a_time_that_is_none_is_an_error() -> None:
+    with pytest.raises(WorkError, match="cannot be understood"):
+        parsed({}, created="yesterday")
+
+
+@pytest.mark.root
+def test_the_private_daemon_leaves_nothing_even_after_a_failure() -> None:
+    with pytest.raises(KeyError), engines.daemon() as host:
+        folder = Path(host.removeprefix("unix://")).parent
+        assert stat.S_ISSOCK((folder / "s").stat().st_mode)
+        with socket.socket(socket.AF_UNIX) as answering:
+            answering.connect(str(folder / "s"))
+        raise KeyError
+    assert not folder.exists()
+    assert engines.mounts(folder) == []

@@ -1,0 +1,213 @@
+"""Images of a real registry, on the loopback, which `pack docker://` reads through skopeo."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host.programs import Programs, stop
+from sqshforge.host.suggest import sudo
+from sqshforge.image import address as source
+from sqshforge.image import temporary
+from tests.support.archives import Image, file, folder, layer, put, sha256, write
+
+ROOT = Path(__file__).resolve().parents[3]
+STACK = Image([layer(folder("d"), file("d/a", b"1"), file("b")), layer(file("d/.wh.a"))])
+
+
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """HOST:PORT of an empty registry, which skopeo is told to talk to without TLS."""
+    place = tmp_path_factory.mktemp("registry")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    (place / "config.yml").write_text(
+        f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{address}'}}\n"
+        f"storage: {{filesystem: {{rootdirectory: {place}/data}}, delete: {{enabled: true}}}}\n"
+    )
+    (place / ".config/containers").mkdir(parents=True)
+    (place / ".config/containers/registries.conf").write_text(
+        f"[[registry]]\nlocation = '{address}'\ninsecure = true\n"
+    )
+    with pytest.MonkeyPatch.context() as patch, (place / "log").open("wb") as log:
+        patch.setenv("HOME", str(place))
+        server = subprocess.Popen(
+            ["docker-registry", "serve", place / "config.yml"], stdout=log, stderr=log
+        )
+        try:
+            _await(address)
+            yield address
+        finally:
+            stop(server)
+
+
+def _await(address: str) -> None:
+    for _ in range(200):
+        try:
+            urllib.request.urlopen(f"http://{address}/v2/", timeout=5).close()
+            return
+        except (urllib.error.URLError, ConnectionError):
+            time.sleep(0.05)
+    raise AssertionError("the registry does not answer")
+
+
+def push(address: str, name: str, *options: str) -> str:
+    program = Programs()
+    program.capture(["skopeo", "--insecure-policy", "copy", *options, address, f"docker://{name}"])
+    return f"docker://{name}"
+
+
+def pack(address: str, output: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sqshforge", "pack", address, "-o", output],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("form", ["oci", "v2s2"])
+@pytest.mark.parametrize("packing", ["tar", "gzip"])
+def test_an_image_of_a_registry_gives_the_bytes_of_its_archive(
+    form: str, packing: str, registry: str, tmp_path: Path
+) -> None:
+    image = Image(STACK.layers, packing=packing)
+    archive = write(image, "oci-archive", tmp_path / "image.tar")
+    address = push(archive, f"{registry}/{form}/{packing}:1.0", "--format", form)
+    done = pack(address, tmp_path / "pulled.sqsh")
+    assert done.returncode == 0, done.stderr
+    assert pack(archive, tmp_path / "archived.sqsh").returncode == 0
+    assert (tmp_path / "pulled.sqsh").read_bytes() == (tmp_path / "archived.sqsh").read_bytes()
+    record = json.loads((tmp_path / "pulled.sqsh.json").read_text())
+    assert record["image"]["reference"] == address
+    assert record["image"]["digest"] == sha256(image.config_bytes())
+    assert "up to date" in pack(address, tmp_path / "pulled.sqsh").stdout
+    pulled = Path(os.environ["SQSHFORGE_CACHE"]) / "pulled"
+    assert list(pulled.iterdir()) == []
+
+
+def test_a_name_for_several_machines_means_this_one(registry: str, tmp_path: Path) -> None:
+    images = {
+        architecture: Image(
+            [layer(file("is", architecture.encode()))],
+            config=lambda value, of=architecture: {**value, "architecture": of},
+        )
+        for architecture in ("arm64", "amd64", "ppc64le")
+    }
+    files, entries = dict[str, bytes](), []
+    for architecture, image in images.items():
+        files |= image.oci_files()
+        described = json.loads(image.oci_files()["index.json"])["manifests"][0]
+        described["platform"] = {"os": "linux", "architecture": architecture}
+        entries.append({key: described[key] for key in described if key != "annotations"})
+    index = json.dumps({"schemaVersion": 2, "manifests": entries}).encode()
+    top = {
+        "mediaType": "application/vnd.oci.image.index.v1+json",
+        "digest": sha256(index),
+        "size": len(index),
+    }
+    files[f"blobs/sha256/{sha256(index)[7:]}"] = index
+    files["index.json"] = json.dumps({"schemaVersion": 2, "manifests": [top]}).encode()
+    put(files, tmp_path / "layout")
+    address = push(f"oci:{tmp_path}/layout", f"{registry}/several:1", "--all")
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
+    found = source.parse(address, Programs()).config()
+    assert found.digest == sha256(images[machine].config_bytes())
+
+
+def test_a_digest_names_an_image_whatever_its_tag_is_by_now(registry: str, tmp_path: Path) -> None:
+    old = write(STACK, "oci-archive", tmp_path / "old.tar")
+    new = write(Image([layer(file("new"))]), "oci-archive", tmp_path / "new.tar")
+    name = f"{registry}/moved:latest"
+    push(old, name)
+    said = Programs().capture(["skopeo", "inspect", f"docker://{name}"])
+    digest = json.loads(said)["Digest"]
+    image = source.parse(f"docker://{name}", Programs())
+    first = image.config().digest
+    push(new, name)
+    by_digest = source.parse(f"docker://{registry}/moved@{digest}", Programs())
+    assert by_digest.config().digest == first
+    with pytest.raises(WorkError, match="pushed anew"), image.open(first):
+        pass
+    with by_digest.open(first):
+        pass
+
+
+@pytest.mark.parametrize("name", ["absent:1", "moved:none", "UPPER:1"])
+def test_a_name_without_an_image_is_a_wrong_request(
+    name: str, registry: str, tmp_path: Path
+) -> None:
+    done = pack(f"docker://{registry}/{name}", tmp_path / "x.sqsh")
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("error:") == 1
+    assert name in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_registry_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # bound, and never listening
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        done = pack(f"docker://127.0.0.1:{port}/a:1", tmp_path / "x.sqsh")
+    assert done.returncode == 1
+    assert "connection refused" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_a_killed_packer_pulled_goes(registry: str, tmp_path: Path) -> None:
+    address = push(
+        write(STACK, "oci-archive", tmp_path / "image.tar"), f"{registry}/after/a/kill:1"
+    )
+    pulled = Path(os.environ["SQSHFORGE_CACHE"]) / "pulled"
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    ours = pulled / temporary.name()
+    left = pulled / ours.name.replace(f".{os.getpid()}.", f".{ended.pid}.")
+    for place in (ours, left):
+        (place / "blobs").mkdir(parents=True)
+    image = source.parse(address, Programs())
+    with image.open(image.config().digest):
+        assert not left.exists()
+        assert ours.exists()
+    ours.joinpath("blobs").rmdir()
+    ours.rmdir()
+
+
+def test_without_skopeo_the_package_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MissingError) as caught:
+        source.parse("docker://127.0.0.1:1/a", Programs()).config()
+    assert caught.value.mend == f"{sudo()}apt-get install skopeo"
+
+
+class Closed(Programs):
+    """A registry that asks for a login."""
+
+    def which(self, program: str) -> Path:
+        script = 'echo \'time="t" level=fatal msg="reading manifest: unauthorized: \\"no\\""\' >&2'
+        path = Path(os.environ["CLOSED"])
+        path.write_text(f"#!/bin/sh\n{script}\nexit 1\n")
+        path.chmod(0o755)
+        return path
+
+
+def test_a_login_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOSED", str(tmp_path / "skopeo"))
+    with pytest.raises(RequestError) as caught:
+        source.parse("docker://host.test/a:1", Closed()).config()
+    assert caught.value.mend == "skopeo login host.test"
+    assert caught.value.where == 'reading manifest: unauthorized: "no"'

@@ -1,0 +1,341 @@
+"""The cache of bases: what it saves, and that it changes nothing of what comes out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from sqshforge.errors import RequestError
+from sqshforge.host import files
+from sqshforge.host.programs import Programs, Result
+from sqshforge.host.terminal import Reporter, size
+from sqshforge.image import address
+from sqshforge.squash import pack as squash
+from sqshforge.squash import request as record
+from sqshforge.squash.cache import Cache
+from sqshforge.squashfs.superblock import Tables
+from tests.support import odd_root
+from tests.support.command_line import sqshforge
+from tests.support.engines import CLIENT
+from tests.support.engines import docker_fixture as docker_fixture
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+from tests.support.engines import storage_fixture as storage_fixture
+
+FAST = squash.Options.of("fast")
+DOCKERFILE = """\
+FROM scratch
+ADD rootfs.tar /
+ENV WHO=base
+COPY meta/ /sqshforge/meta/
+COPY training/ /sqshforge/training/
+LABEL io.sqshforge.inputs={label}
+"""
+
+
+class Said(Reporter):
+    """A reporter that remembers."""
+
+    def __init__(self) -> None:
+        super().__init__(quiet=True)
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
+@dataclass
+class Desk:
+    """A folder that images are built from, in one of the engines, and a cache of bases."""
+
+    folder: Path
+    engine: str
+
+    @property
+    def context(self) -> Path:
+        return self.folder / "context"
+
+    @property
+    def cache(self) -> Cache:
+        return Cache(self.folder / "cache", limit=1 << 30)
+
+    def build(self, code: str, dockerfile: str = DOCKERFILE) -> address.Source:
+        """An image with this training code."""
+        (self.context / "training/train.py").write_text(code)
+        (self.context / "Dockerfile").write_text(dockerfile.format(label=digest_of(code)))
+        argv: list[str | Path] = [CLIENT, "build", "--network", "host"]
+        if self.engine == "buildah":
+            argv = ["buildah", "build", "--isolation", "chroot", "--layers"]
+        name = "localhost/sqshforge-base:1"
+        Programs().capture([*argv, "--tag", name, self.context], env={"DOCKER_BUILDKIT": "1"})
+        scheme = "buildah" if self.engine == "buildah" else "dockerd"
+        return address.parse(f"{scheme}://{name}", Programs())
+
+    def pack(
+        self,
+        image: address.Source,
+        name: str = "a.sqsh",
+        *,
+        options: squash.Options = FAST,
+        cached: bool = True,
+    ) -> tuple[Path, str]:
+        """Pack an image; the file, and what was said meanwhile."""
+        said, cache = Said(), self.cache if cached else None
+        packed = squash.pack(image, self.folder / name, options, Programs(), said, cache)
+        return packed.path, "\n".join(said.lines)
+
+    def found(self, path: Path) -> dict[str, odd_root.Entry]:
+        """The entries of a squash file."""
+        return odd_root.unpacked(path, path.with_suffix(f".tree{time.monotonic_ns()}"))
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture(params=["docker", "buildah"])
+def desk(
+    request: pytest.FixtureRequest, docker: str, storage: None, tmp_path: Path
+) -> Iterator[Desk]:
+    made = Desk(tmp_path, request.param)
+    for name in ("meta", "training"):
+        (made.context / name).mkdir(parents=True)
+    (made.context / "meta/recipe.yaml").write_text("target: x\n")
+    (made.context / "training/tool").write_text("#!/bin/sh\n")
+    (made.context / "training/tool").chmod(0o755)
+    odd_root.tar(odd_root.make(tmp_path / "tree"), made.context / "rootfs.tar")
+    yield made
+    Programs().attempt(["buildah", "rmi", "--all", "--force"])
+
+
+# What has nothing to do with the engine is tested with one.
+by_docker = pytest.mark.parametrize("desk", ["docker"], indirect=True)
+FROM_CACHE = "all but /sqshforge comes from the cache of bases"
+
+
+def test_after_an_edit_the_base_is_not_packed_again(desk: Desk) -> None:
+    _, first = desk.pack(desk.build("one"))
+    assert FROM_CACHE not in first
+    path, second = desk.pack(desk.build("two"))
+    assert FROM_CACHE in second
+    assert len(desk.cache.bases()) == 1
+    asked = Programs().capture(["unsquashfs", "-cat", path, "sqshforge/training/train.py"])
+    assert asked == "two"
+
+
+def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
+    desk.pack(desk.build("one"))
+    image = desk.build("two")
+    warm, said = desk.pack(image, "warm.sqsh")
+    assert FROM_CACHE in said
+    cold, _ = desk.pack(image, "cold.sqsh", cached=False)
+    desk.cache.prune(0)
+    fresh, said = desk.pack(image, "fresh.sqsh", options=replace(FAST, jobs=1))
+    assert FROM_CACHE not in said
+    assert warm.read_bytes() == cold.read_bytes() == fresh.read_bytes()
+    assert desk.found(warm) == desk.found(cold)
+
+
+def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
+    desk.pack(desk.build("one"))
+    path, _ = desk.pack(desk.build("two"))
+    facts = record.read_record(path)
+    assert facts is not None
+    assert facts["digest"] == files.digest(path, jobs=1)
+    assert facts["base"] == f"sha256:{desk.cache.bases()[0].path.stem}"
+    assert facts["image"]["env"][-1] == "WHO=base"
+
+
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        DOCKERFILE + "COPY training/ /elsewhere/\n",
+        DOCKERFILE.replace("WHO=base", "WHO=else"),
+        DOCKERFILE.replace("COPY meta/ /sqshforge/meta/", "COPY meta/ /meta/"),
+    ],
+)
+def test_a_change_outside_is_packed_whole_and_said(desk: Desk, dockerfile: str) -> None:
+    desk.pack(desk.build("one"))
+    path, said = desk.pack(desk.build("two", dockerfile))
+    assert FROM_CACHE not in said
+    assert "changed outside of /sqshforge: all is packed anew" in said
+    cold, _ = desk.pack(desk.build("two", dockerfile), "cold.sqsh", cached=False)
+    assert path.read_bytes() == cold.read_bytes()
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "FROM scratch\nADD rootfs.tar /\nCOPY training/train.py /sqshforge\n",
+        "FROM scratch\nADD rootfs.tar /\n",
+        "FROM scratch\nADD rootfs.tar /\nCOPY training/ /usr/x/\nCOPY link /\n",
+    ],
+)
+def test_an_image_without_the_folder_is_packed_too(desk: Desk, end: str) -> None:
+    (desk.context / "link").mkdir()
+    (desk.context / "link/sqshforge").symlink_to("usr/x")
+    path, _ = desk.pack(desk.build("one", end))
+    assert desk.cache.bases() == []
+    assert ("sqshforge" in desk.found(path)) == ("COPY" in end)
+
+
+def test_without_a_cache_none_is_made(desk: Desk) -> None:
+    desk.pack(desk.build("one"), cached=False)
+    assert not desk.cache.folder.exists()
+
+
+def spoil(base: Path) -> None:
+    with base.open("r+b") as file:
+        file.seek(base.stat().st_size // 2)
+        file.write(b"spoiled")
+
+
+def cut(base: Path) -> None:
+    os.truncate(base, 1000)
+
+
+def forget(base: Path) -> None:
+    base.with_name(f"{base.name}.json").write_text("{")
+
+
+@by_docker
+@pytest.mark.parametrize("damage", [spoil, cut, forget, Path.unlink])
+def test_a_base_that_is_not_what_was_written_is_not_used(
+    desk: Desk, damage: Callable[[Path], None]
+) -> None:
+    whole, _ = desk.pack(desk.build("one"))
+    before = whole.read_bytes()
+    damage(desk.cache.bases()[0].path)
+    again, said = desk.pack(desk.build("one"), options=replace(FAST, force=True))
+    assert FROM_CACHE not in said
+    assert again.read_bytes() == before
+    assert len(desk.cache.bases()) == 1
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "bases", limit=2500)
+    for index, key in enumerate("abc"):
+        add(cache, key, tmp_path)
+        os.utime(cache.folder / f"{key}.sqsh.json", (index, index))
+    assert [base.path.stem for base in cache.bases()] == ["c", "b"]
+    assert cache.take("b", tmp_path / "copy", jobs=1) is not None
+    assert (tmp_path / "copy").read_bytes() == b"B" * 96 + bytes(804) + b"R" * 10
+    add(cache, "d", tmp_path)
+    assert [base.path.stem for base in cache.bases()] == ["d", "b"]
+    assert {path.name.partition(".")[0] for path in cache.folder.iterdir()} == {"b", "d"}
+
+
+def add(cache: Cache, key: str, folder: Path, size: int = 1000) -> Path:
+    """Keep a base of which 900 bytes are content."""
+    packed = folder / f"{key}.packed"
+    packed.write_bytes(b"A" * 96 + bytes(size - 96))
+    cache.folder.mkdir(exist_ok=True)
+    tables = Tables(superblock=b"B" * 96, start=900, rest=b"R" * 10)
+    cache.add(key, packed, files.piece_digests(packed, 1), tables, "test")
+    return packed
+
+
+def test_a_base_larger_than_the_cache_is_kept_while_it_is_used(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "bases", limit=50)
+    add(cache, "a", tmp_path)
+    assert [base.path.stem for base in cache.bases()] == ["a"]
+
+
+def test_a_base_takes_no_space_while_its_file_is_there(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "bases", limit=5000)
+    packed = add(cache, "a", tmp_path)
+    assert cache.bases()[0].path.samefile(packed)
+    packed.unlink()
+    assert cache.take("a", tmp_path / "copy", jobs=1) is not None
+
+
+def test_a_file_that_somebody_wrote_to_is_no_base_even_with_its_old_time(tmp_path: Path) -> None:
+    cache = Cache(tmp_path / "bases", limit=5000)
+    packed = add(cache, "a", tmp_path)
+    before = packed.stat()
+    with packed.open("r+b") as file:
+        file.seek(500)
+        file.write(b"!")
+    os.utime(packed, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert cache.take("a", tmp_path / "copy", jobs=1) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("2K", 2048),
+        ("1.5M", 3 << 19),
+        ("50G", 50 << 30),
+        ("1 TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "many", "1X", "G"])
+def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
+    with pytest.raises(RequestError, match="is no size"):
+        size(text)
+
+
+def run(*words: str, home: Path) -> Result:
+    return sqshforge("cache", *words, env={"SQSHFORGE_CACHE": str(home)})
+
+
+def test_cache_by_command_line(tmp_path: Path) -> None:
+    assert "0 bases, 0 B of" in run("ls", home=tmp_path).out
+    cache = Cache(tmp_path / "bases", limit=1 << 30)
+    for key in "ab":
+        add(cache, key, tmp_path, 3_000_000)
+    listed = run("ls", home=tmp_path).out.splitlines()
+    assert [line.split()[0] for line in listed[:2]] in (["a", "b"], ["b", "a"])
+    assert "2 bases, 6.0 MB" in listed[2]
+    for words in (("prune", "--keep", "4M"), ("prune",)):
+        assert run(*words, home=tmp_path).out.splitlines()[0] == "removed 1 bases, 3.0 MB"
+    assert run("prune", "--keep", "much", home=tmp_path).code == 2
+    assert list(cache.folder.iterdir()) == []
+
+
+@by_docker
+def test_a_cache_on_a_full_disk_is_no_hindrance(desk: Desk) -> None:
+    image = desk.build("one")
+    place = desk.folder / "cache"
+    place.mkdir()
+    Programs().capture(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place])
+    try:
+        path, said = desk.pack(image)
+        assert "no base is kept for the next pack" in said and "No space left" in said
+        assert path.exists() and desk.cache.bases() == []
+    finally:
+        Programs().capture(["umount", place])
+
+
+@by_docker
+def test_a_cache_on_another_disk_holds_a_copy(desk: Desk) -> None:
+    place = desk.folder / "cache"
+    place.mkdir()
+    Programs().capture(["mount", "-t", "tmpfs", "tmpfs", place])
+    try:
+        desk.pack(desk.build("one"))
+        path, said = desk.pack(desk.build("two"))
+        assert FROM_CACHE in said
+        cold, _ = desk.pack(desk.build("two"), "cold.sqsh", cached=False)
+        assert path.read_bytes() == cold.read_bytes()
+    finally:
+        Programs().capture(["umount", place])
+
+
+@by_docker
+def test_a_cache_that_cannot_be_made_is_no_hindrance(desk: Desk) -> None:
+    (desk.folder / "cache").write_text("a file")
+    path, said = desk.pack(desk.build("one"))
+    assert "no base is kept for the next pack" in said
+    assert path.exists()

@@ -1,0 +1,374 @@
+"""How a squash file comes under its name: whole or not at all, once, and never over another's."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host import rootless
+from sqshforge.host.programs import Programs
+from sqshforge.host.suggest import sudo
+from sqshforge.host.terminal import Reporter
+from sqshforge.image.address import Rootfs, Storage, parse
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.squash import pack as squash
+from tests.support import containers, odd_root, processes
+
+QUIET = Reporter(quiet=True)
+FAST = squash.Options.of("fast")
+MARK = "SQSHFORGE_TEST_PACKER"
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A root file system that takes the archive profile a few seconds."""
+    folder = tmp_path_factory.mktemp("slow") / "tree"
+    (folder / "etc").mkdir(parents=True)
+    for index in range(24):
+        words = os.urandom(2 << 20).hex()
+        (folder / f"words-{index}").write_text(words)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def image(tree: Path) -> Iterator[str]:
+    """The same as an image of buildah; its address."""
+    odd_root.tar(tree, tree.parent / "rootfs.tar")
+    (tree.parent / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    (tree.parent / ".dockerignore").write_text("tree\n")
+    with odd_root.in_buildah(tree.parent) as name:
+        yield f"buildah://{name}"
+
+
+def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Packed:
+    programs = Programs()
+    source = parse(image, programs)
+    return rootless.call_as_root(
+        lambda: squash.pack(source, output, options, programs, QUIET), image, programs
+    )
+
+
+def working_containers(image: str) -> list[str]:
+    listed = json.loads(Programs().capture(["buildah", "containers", "--json"])) or []
+    return [one["id"] for one in listed if f"buildah://{one['imagename']}" == image]
+
+
+def visible(folder: Path) -> set[str]:
+    """What is in a folder but for the lock, which stays and is empty."""
+    return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
+
+
+@contextlib.contextmanager
+def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
+    """The command line in the background; nothing that it started outlives the block."""
+    environment = {**os.environ, MARK: str(id(words)), "COLUMNS": "1000"}
+    argv = [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
+    with subprocess.Popen(
+        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            processes.kill(processes.having({MARK: environment[MARK]}))
+
+
+def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command line, to its end."""
+    with started(*words) as process:
+        out, err = process.communicate(timeout=300)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def being_written(folder: Path) -> bool:
+    return any(path.stat().st_size > 1 << 20 for path in folder.glob(".*.tmp"))
+
+
+def test_a_file_and_its_record(image: str, tmp_path: Path) -> None:
+    done = run(image, "-o", tmp_path / "a.sqsh", "--profile", "fast")
+    assert done.returncode == 0, done.stderr
+    assert re.search(
+        r"a\.sqsh: packed in .* s, .* MB\nnext: \S*python\S* -m sqshforge smoke-test .*a\.sqsh\n$",
+        done.stdout,
+    )
+    assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
+    assert (tmp_path / "a.sqsh").stat().st_mode & 0o7777 == 0o644
+    record = json.loads((tmp_path / "a.sqsh.json").read_text())
+    assert record["image"]["reference"] == image
+    assert record["size"] == (tmp_path / "a.sqsh").stat().st_size
+    assert working_containers(image) == []
+
+
+def test_a_strict_umask_does_not_make_the_file_private(tree: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        pack(f"rootfs:{tree}", tmp_path / "a.sqsh")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.sqsh").stat().st_mode & 0o7777 == 0o644
+
+
+def test_what_is_up_to_date_is_not_touched(image: str, tmp_path: Path) -> None:
+    first = pack(image, tmp_path / "a.sqsh")
+    before = first.path.stat()
+    second = pack(image, tmp_path / "a.sqsh")
+    assert (first.up_to_date, second.up_to_date) == (False, True)
+    assert first.path.stat().st_mtime_ns == before.st_mtime_ns
+    assert first.path.stat().st_ino == before.st_ino
+    assert second.key == first.key
+    told = run(image, "-o", tmp_path / "a.sqsh", "--profile", "fast")
+    assert (told.returncode, "up to date" in told.stdout) == (0, True)
+
+
+def test_force_packs_anew_and_gives_the_same(image: str, tmp_path: Path) -> None:
+    first = pack(image, tmp_path / "a.sqsh").path.read_bytes()
+    again = pack(image, tmp_path / "a.sqsh", squash.Options.of("fast", force=True))
+    assert not again.up_to_date
+    assert again.path.read_bytes() == first
+
+
+def edit(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"edited")
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+@pytest.mark.parametrize("damage", [edit, truncate, Path.unlink])
+def test_a_file_that_was_changed_is_packed_anew(
+    damage: Callable[[Path], None], image: str, tmp_path: Path
+) -> None:
+    path = pack(image, tmp_path / "a.sqsh").path
+    whole = path.read_bytes()
+    damage(path)
+    assert not pack(image, path).up_to_date
+    assert path.read_bytes() == whole
+
+
+def test_another_profile_replaces_the_file(image: str, tmp_path: Path) -> None:
+    pack(image, tmp_path / "a.sqsh")
+    other = pack(image, tmp_path / "a.sqsh", squash.Options.of("shared"))
+    assert not other.up_to_date
+    assert pack(image, tmp_path / "a.sqsh", squash.Options.of("shared")).up_to_date
+
+
+@pytest.mark.parametrize("record", [None, "{}", "no json", "[]", '{"key": "", "sha256": ""}'])
+def test_a_file_that_is_not_ours_stays(record: str | None, tree: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.sqsh"
+    output.write_text("precious")
+    if record is not None:
+        (tmp_path / "a.sqsh.json").write_text(record)
+    refused = run(f"rootfs:{tree}", "-o", output)
+    assert refused.returncode == 2
+    assert "was not made by sqshforge" in refused.stderr and "--force" in refused.stderr
+    assert output.read_text() == "precious"
+    forced = run(f"rootfs:{tree}", "-o", output, "--force", "--profile", "fast")
+    assert forced.returncode == 0, forced.stderr
+    assert output.read_bytes().startswith(b"hsqs")
+
+
+def test_the_longest_name_and_one_that_is_longer(tree: Path, tmp_path: Path) -> None:
+    address, name = f"rootfs:{tree}", "é" * 107 + ".sqsh"  # 219 bytes
+    assert run(address, "-o", tmp_path / f"a{name}", "--profile", "fast").returncode == 0
+    refused = run(address, "-o", tmp_path / f"aa{name}")
+    assert (refused.returncode, "at most 220 bytes" in refused.stderr) == (2, True)
+    assert visible(tmp_path) == {f"a{name}", f"a{name}.json"}
+
+
+def test_a_folder_is_not_replaced_even_by_force(tree: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.sqsh"
+    (output / "inside").mkdir(parents=True)
+    refused = run(f"rootfs:{tree}", "-o", output, "--force")
+    assert (refused.returncode, "is a folder" in refused.stderr) == (2, True)
+    assert visible(tmp_path) == {"a.sqsh"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("rootfs:/no/such/folder", "-o", "a.sqsh"), "no root file system"),
+        (("buildah://sqshforge-no-such", "-o", "a.sqsh"), "buildah has no image"),
+        (("oci-folder:x", "-o", "a.sqsh"), "buildah://NAME"),
+        (("buildah://x",), "-o FILE.sqsh"),
+        (("buildah://x", "-o", "a.sqsh", "--profile", "tiny"), "fast, shared, archive"),
+        (("buildah://x", "-o", "a.sqsh", "--jobs", "0"), "--jobs"),
+        (("TREE", "-o", "no/such/folder/a.sqsh"), "no/such/folder"),
+    ],
+)
+def test_a_wrong_request(
+    words: tuple[str, ...], said: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run(*(word.replace("TREE", f"rootfs:{tree}") for word in words))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert said in done.stderr and "Traceback" not in done.stderr
+    assert visible(tmp_path) == set()
+
+
+@pytest.mark.parametrize("text", ["yesterday", "-1", "1.5", "", "²", "99999999999"])
+def test_a_source_date_epoch_that_is_none(
+    text: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", text)
+    with pytest.raises(RequestError, match="SOURCE_DATE_EPOCH"):
+        pack(f"rootfs:{tree}", tmp_path / "a.sqsh")
+    assert visible(tmp_path) == set()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("name", ["a.sqsh", "a [1]*'\"$(id).sqsh"])
+def test_a_packer_killed_in_the_middle(
+    how: signal.Signals, name: str, image: str, tmp_path: Path
+) -> None:
+    output = tmp_path / name
+    with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
+        assert containers.until(lambda: being_written(tmp_path))
+        process.send_signal(how)
+        process.wait(timeout=300)
+        assert not output.exists()
+        if how != signal.SIGKILL:
+            assert process.returncode == 128 + how
+            assert visible(tmp_path) == set()
+            assert working_containers(image) == []
+        # What still runs of a killed packer is no hindrance to the next one.
+        assert run(image, "-o", output, "--profile", "fast").returncode == 0
+    assert visible(tmp_path) == {name, f"{name}.json"}
+    assert working_containers(image) == []
+    assert pack(image, output).up_to_date
+
+
+def test_a_packer_that_is_killed_leaves_the_old_file(image: str, tmp_path: Path) -> None:
+    output = pack(image, tmp_path / "a.sqsh").path
+    before = output.read_bytes()
+    with started(image, "-o", output, "--profile", "archive") as process:
+        assert containers.until(lambda: being_written(tmp_path))
+        process.kill()
+        process.wait()
+    assert output.read_bytes() == before
+    assert pack(image, output).up_to_date
+
+
+def test_of_two_packers_one_waits_and_has_nothing_to_do(image: str, tmp_path: Path) -> None:
+    output = tmp_path / "a.sqsh"
+    words = (image, "-o", output, "--profile", "archive")
+    with started(*words) as first:
+        assert containers.until(lambda: being_written(tmp_path))
+        second = run(*words)
+        out, err = first.communicate(timeout=300)
+    assert (first.returncode, second.returncode) == (0, 0), err + second.stderr
+    assert "packed in" in out
+    assert f"waiting for another packer of {output}" in second.stderr
+    assert "up to date" in second.stdout
+    assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
+
+
+def test_a_lock_that_nobody_holds_is_no_lock(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / ".a.sqsh.lock").touch()
+    pack(f"rootfs:{tree}", tmp_path / "a.sqsh")
+    assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
+
+
+@pytest.fixture
+def small_disk(as_root: None, tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MiB."""
+    place = tmp_path / "small"
+    place.mkdir()
+    Programs().capture(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place])
+    try:
+        yield place
+    finally:
+        Programs().capture(["umount", "--lazy", place])
+
+
+@pytest.mark.parametrize("kind", ["image", "folder"])
+def test_a_disk_too_small_is_noticed_before_the_work(
+    kind: str, image: str, tree: Path, small_disk: Path
+) -> None:
+    address = {"image": image, "folder": f"rootfs:{tree}"}[kind]
+    began = time.monotonic()
+    done = run(address, "-o", small_disk / "a.sqsh")
+    assert done.returncode == 3
+    assert re.search(r"needs [\d,]{10,} bytes .* [\d,]{9,} are missing", done.stderr)
+    assert f"where: {small_disk}" in done.stderr
+    assert visible(small_disk) == set()
+    assert time.monotonic() - began < 5
+
+
+def test_the_bytes_missing_are_named(tree: Path, tmp_path: Path) -> None:
+    class Huge(Rootfs):
+        def config(self) -> ImageConfig:
+            return replace(super().config(), size=10**18)
+
+    with pytest.raises(MissingError, match="needs 500,000,000,000,000,000 bytes") as caught:
+        squash.pack(Huge(tree), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+    assert caught.value.where == str(tmp_path)
+    assert visible(tmp_path) == set()
+
+
+def test_a_disk_that_fills_up_in_the_middle(
+    image: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(squash, "require_space", lambda *anything: None)
+    with pytest.raises(WorkError, match="No space left on device"):
+        pack(image, small_disk / "a.sqsh")
+    assert visible(small_disk) == set()
+    assert working_containers(image) == []
+
+
+def test_an_engine_whose_stream_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A docker client whose daemon dies in the middle of an export."""
+    whole = tmp_path / "whole.tar"
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree/file").write_bytes(bytes(4 << 20))
+    odd_root.tar(tmp_path / "tree", whole)
+    client = tmp_path / "docker"
+    client.write_text(
+        "#!/bin/sh\n"
+        'case "$1" in\n'
+        "--version) echo 'Docker version 20.10.24, build x' ;;\n"
+        """image) echo '[{"Id": "sha256:1", "Size": 1, "Config": {}}]' ;;\n"""
+        f"export) head -c 3000000 {whole}; echo 'unexpected EOF' >&2; exit 1 ;;\n"
+        "esac\n"
+    )
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    folder = tmp_path / "output"
+    folder.mkdir()
+    with pytest.raises(WorkError, match="broken"):
+        pack("dockerd://x", folder / "a.sqsh")
+    assert visible(folder) == set()
+
+
+def test_a_machine_without_the_squash_tool(tree: Path, tmp_path: Path) -> None:
+    class Without(Programs):
+        def which(self, program: str) -> Path | None:
+            return None if program == "mksquashfs" else super().which(program)
+
+    with pytest.raises(MissingError, match="mksquashfs") as caught:
+        squash.pack(Rootfs(tree), tmp_path / "a.sqsh", FAST, Without(), QUIET)
+    assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
+
+
+def test_an_image_that_goes_away_in_between(image: str, tmp_path: Path) -> None:
+    class Gone(Storage):
+        def config(self) -> ImageConfig:
+            return parse(image, Programs()).config()
+
+    source = Gone("sqshforge-gone", Programs())
+    with pytest.raises(WorkError, match="buildah"):
+        squash.pack(source, tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+    assert visible(tmp_path) == set()

@@ -1,0 +1,371 @@
+"""What is in a squash file: entry by entry what enroot gives, by either engine, every time."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.host import rootless
+from sqshforge.host.programs import Programs
+from sqshforge.host.terminal import Reporter
+from sqshforge.image import address as source
+from sqshforge.image import enroot
+from sqshforge.squash import pack as squash
+from sqshforge.squash import request
+from tests.support import odd_root
+from tests.support.engines import CLIENT
+from tests.support.engines import docker_fixture as docker_fixture
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+
+QUIET = Reporter(quiet=True)
+FAST = squash.Options.of("fast")
+# What docker puts into every container; something is put into these folders, or taken out.
+SUPPLIED = {"etc/hosts", "etc/hostname", "etc/resolv.conf", "etc/mtab", "proc", "sys"}
+CHANGED = {".", "etc", "dev"}
+WORKDIR = {"made", "made/by workdir"}
+ARCHIVES = ("oci", "oci-archive", "docker-archive")
+
+
+class Odd(NamedTuple):
+    """One tree, and the addresses that it can be packed from."""
+
+    tree: Path
+    addresses: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def odd(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Odd]:
+    folder = tmp_path_factory.mktemp("odd")
+    tree = odd_root.make(folder / "tree")
+    context = folder / "context"
+    context.mkdir()
+    odd_root.tar(tree, context / "rootfs.tar")
+    (context / "Dockerfile").write_text(odd_root.DOCKERFILE)
+    with odd_root.in_buildah(context) as buildah, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DOCKER_HOST", docker_host)
+        yield Odd(
+            tree=tree,
+            addresses={
+                "buildah": f"buildah://{buildah}",
+                "docker": f"dockerd://{(docker := odd_root.in_docker(context, docker_host))}",
+                "exported": f"exported:{docker}",
+                "rootfs": f"rootfs:{tree}",
+                **archived(buildah, folder),
+                "saved": saved(docker, folder),
+            },
+        )
+
+
+def archived(name: str, folder: Path) -> dict[str, str]:
+    """An image of buildah's in all three kinds of archive."""
+    places = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
+    for address in places.values():
+        Programs().capture(["buildah", "push", "--quiet", name, f"{address}:odd:1"])
+    return places
+
+
+def saved(name: str, folder: Path) -> str:
+    """An image of docker's as docker itself archives it."""
+    Programs().capture([CLIENT, "save", "--output", folder / "saved", name])
+    return f"docker-archive:{folder / 'saved'}"
+
+
+def pack(address: str, output: Path, **options: Any) -> squash.Packed:
+    chosen = replace(squash.Options.of("fast"), **options)
+    programs = Programs()
+    image = parse(address)
+    return rootless.call_as_root(
+        lambda: squash.pack(image, output, chosen, programs, QUIET), address, programs
+    )
+
+
+def parse(address: str) -> source.Source:
+    """The source of an address; `exported:` is docker's for those who cannot see its layers."""
+    kind, _, name = address.partition(":")
+    if kind == "exported":
+        return source.Dockerd(name, Programs(), way=source.ReadMode.EXPORTED)
+    return source.parse(address, Programs())
+
+
+@pytest.fixture
+def another(tmp_path: Path) -> Path:
+    """A folder that another image can be built from."""
+    context = tmp_path / "another"
+    (context / "tree/etc").mkdir(parents=True)
+    (context / "tree/etc/another").write_text("another")
+    odd_root.tar(context / "tree", context / "rootfs.tar")
+    (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nENV WHO=another\n")
+    return context
+
+
+@pytest.fixture(scope="module")
+def packed(odd: Odd, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The tree packed from each address."""
+    folder = tmp_path_factory.mktemp("packed")
+    return {
+        name: pack(address, folder / f"{name}.sqsh").path for name, address in odd.addresses.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def found(packed: dict[str, Path]) -> dict[str, dict[str, odd_root.Entry]]:
+    """What is in each of the squash files."""
+    return {
+        name: odd_root.unpacked(path, path.with_suffix(".tree")) for name, path in packed.items()
+    }
+
+
+Found = dict[str, dict[str, odd_root.Entry]]
+every = pytest.mark.parametrize(
+    "name", ["buildah", "docker", "exported", "rootfs", *ARCHIVES, "saved"]
+)
+
+
+@every
+def test_every_entry_is_what_enroot_gives(name: str, odd: Odd, found: Found) -> None:
+    expected = odd_root.as_enroot(odd_root.entries(odd.tree))
+    got = {path: entry for path, entry in found[name].items() if path in expected}
+    for entries in (expected, got):
+        for path in CHANGED:
+            entries[path] = entries[path]._replace(mtime=None)
+    assert got == expected
+
+
+@every
+def test_nothing_else_is_in_the_file(name: str, odd: Odd, found: Found) -> None:
+    expected = set(odd_root.as_enroot(odd_root.entries(odd.tree)))
+    workdir = set() if name == "rootfs" else WORKDIR
+    assert set(found[name]) - expected == SUPPLIED | workdir | set(odd_root.FILES)
+
+
+@every
+def test_the_expected_oddities_are_really_there(name: str, found: Found) -> None:
+    entries = found[name]
+    assert entries["bin/passwd"].mode == 0o4755
+    assert entries["data/one"].names == {"data/one", "data/two", "data/sub/three"}
+    assert entries["etc/other-name"].names == {"etc/other-name", "lib/third-name"}
+    assert (entries["run/pipe"].kind, entries["run/zero"].kind) == ("p", "c")
+    assert entries["lib/dangling"].content == "nowhere/at all"
+    assert [entries[f"dir-{mode}"].mode for mode in ("000", "300", "555")] == [0o700, 0o700, 0o755]
+    assert "names/latin caf\udce9" in entries
+    assert {path for path in entries if path.startswith("dev")} == {"dev"}
+    assert ".dockerenv" not in entries and "data/.dockerenv" in entries
+
+
+def test_mounted_or_exported_the_tree_is_the_same(found: Found) -> None:
+    assert found["docker"] == found["exported"]
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_mounted_or_archived_the_tree_is_the_same(name: str, found: Found) -> None:
+    assert found[name] == found["buildah"]
+
+
+def test_saved_by_docker_the_tree_is_the_same(found: Found) -> None:
+    assert found["saved"] == found["docker"]
+
+
+def test_all_kinds_of_archives_give_the_same_bytes(packed: dict[str, Path]) -> None:
+    first, *others = (packed[name].read_bytes() for name in ARCHIVES)
+    assert all(other == first for other in others)
+
+
+def test_both_engines_give_the_same_tree(found: Found) -> None:
+    trees = {}
+    for name in ("buildah", "docker"):
+        dated = SUPPLIED | CHANGED | WORKDIR | set(odd_root.FILES)  # at the image's creation
+        trees[name] = {
+            path: entry._replace(mtime=None) if path in dated else entry
+            for path, entry in found[name].items()
+        }
+    trees["docker"]["etc/rc"] = trees["buildah"]["etc/rc"]
+    assert trees["buildah"] == trees["docker"]
+
+
+@every
+def test_the_four_files_are_made_of_the_config(
+    name: str, odd: Odd, packed: dict[str, Path], found: Found
+) -> None:
+    config = parse(odd.addresses[name]).config()
+    place = packed[name].with_suffix(".tree")
+    for path, content in enroot.files(config).items():
+        assert (place / path).read_bytes() == content
+        assert not (place / path).is_symlink()
+        assert (found[name][path].mode, found[name][path].owner) == (0o644, (0, 0))
+    if name != "rootfs":
+        assert "GREETING=hello = world\n" in (place / "etc/environment").read_text()
+        assert r"/scratch\040disk " in (place / "etc/fstab").read_text()
+        assert "# org.example.title two words\n" in (place / "etc/rc").read_text()
+
+
+@every
+@pytest.mark.parametrize("options", [{}, {"jobs": 1}, {"jobs": 2}, {"level": 1}])
+def test_the_same_image_gives_the_same_bytes(
+    name: str, options: dict[str, int], odd: Odd, packed: dict[str, Path], tmp_path: Path
+) -> None:
+    again = pack(odd.addresses[name], tmp_path / "again.sqsh", **options)
+    assert not again.up_to_date
+    assert again.path.read_bytes() == packed[name].read_bytes()
+    first = request.read_record(packed[name])
+    assert first is not None and again.key == first["key"]
+
+
+@every
+def test_attributes_and_capabilities_are_kept_on_request(
+    name: str, odd: Odd, found: Found, tmp_path: Path
+) -> None:
+    output = pack(odd.addresses[name], tmp_path / "a.sqsh", xattrs=True).path
+    kept = odd_root.unpacked(output, tmp_path / "tree")
+    assert {path for path, entry in kept.items() if entry.xattrs} == {"bin/ping"}
+    ping = tmp_path / "tree/bin/ping"
+    assert os.getxattr(ping, "security.capability") == odd_root.CAPABILITY
+    assert {path: entry._replace(xattrs=()) for path, entry in kept.items()} == found[name]
+
+
+def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
+    files = [
+        pack(odd.addresses[name], tmp_path / f"{name}-{jobs}", xattrs=True, jobs=jobs).path
+        for name in ARCHIVES
+        for jobs in (1, 2)
+    ]
+    assert len({file.read_bytes() for file in files}) == 1
+
+
+def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
+    other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
+    first = request.read_record(packed["buildah"])
+    assert first is not None and other.key != first["key"]
+    assert other.path.read_bytes() != packed["buildah"].read_bytes()
+
+
+@pytest.mark.parametrize("name", ["buildah", "docker"])
+def test_source_date_epoch_is_the_newest_time_in_the_file(
+    name: str, odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    epoch = odd_root.TIME + 30
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", str(epoch))
+    output = pack(odd.addresses[name], tmp_path / "dated.sqsh").path
+    entries = odd_root.unpacked(output, tmp_path / "tree")
+    times = {path: entry.mtime or 0 for path, entry in entries.items()}
+    assert max(times.values()) == epoch == times["etc/rc"]
+    before = odd_root.entries(odd.tree)["data/one"].mtime
+    assert times["data/one"] == min(before or 0, epoch)
+    made = int.from_bytes(output.read_bytes()[8:12], "little")  # superblock: creation time
+    assert made == epoch
+
+
+def test_a_folder_without_config_keeps_its_times(odd: Odd, found: Found) -> None:
+    newest = max(entry.mtime or 0 for entry in odd_root.entries(odd.tree).values())
+    assert found["rootfs"]["etc/rc"].mtime == newest <= time.time()
+
+
+def test_an_image_without_etc_gets_one(tmp_path: Path) -> None:
+    """Only by the engines: a folder without etc/ is taken for no root file system."""
+    (tmp_path / "context/tree").mkdir(parents=True)
+    (tmp_path / "context/tree/hello").write_text("hello")
+    odd_root.tar(tmp_path / "context/tree", tmp_path / "context/rootfs.tar")
+    (tmp_path / "context/Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
+    with odd_root.in_buildah(tmp_path / "context") as name:
+        output = pack(f"buildah://{name}", tmp_path / "bare.sqsh").path
+    entries = odd_root.unpacked(output, tmp_path / "tree")
+    assert set(odd_root.FILES) < set(entries)
+    assert (entries["etc"].kind, entries["etc"].mode) == ("d", 0o755)
+
+
+def test_the_source_is_only_read(odd: Odd) -> None:
+    before = odd_root.entries(odd.tree)
+    pack(odd.addresses["rootfs"], odd.tree.parent / "read.sqsh")
+    assert odd_root.entries(odd.tree) == before
+
+
+def test_packing_leaves_no_volumes_in_docker(odd: Odd, packed: dict[str, Path]) -> None:
+    """The image has two volumes, and docker makes them anew for each container."""
+    assert Programs().capture([CLIENT, "volume", "ls", "--quiet"]) == ""
+
+
+def test_a_docker_image_is_packed_as_it_was_described(
+    docker: str, another: Path, tmp_path: Path
+) -> None:
+    """Its name comes to mean another image between the look at its config and its export."""
+    context = tmp_path / "context"
+    context.mkdir()
+    odd_root.tar(odd_root.make(tmp_path / "tree"), context / "rootfs.tar")
+    (context / "Dockerfile").write_text(odd_root.DOCKERFILE)
+
+    name = "sqshforge-test-moved:1"
+
+    def build(folder: Path) -> None:
+        argv: list[str | Path] = [CLIENT, "build", "--network", "host", "--tag", name, folder]
+        Programs().capture(argv, env={"DOCKER_BUILDKIT": "1"})
+
+    class Rebuilt(source.Dockerd):
+        def config(self) -> enroot.ImageConfig:
+            described = super().config()
+            build(another)
+            return described
+
+    build(context)
+    image = Rebuilt(name, Programs())
+    output = squash.pack(image, tmp_path / "a.sqsh", FAST, Programs(), QUIET).path
+    found = odd_root.unpacked(output, tmp_path / "found")
+    assert "data/one" in found and "etc/another" not in found
+    assert "GREETING=" in (tmp_path / "found/etc/environment").read_text()
+
+
+def test_a_buildah_image_that_changes_meanwhile_is_not_packed(
+    another: Path, tmp_path: Path
+) -> None:
+    class Rebuilt(source.Storage):
+        def config(self) -> enroot.ImageConfig:
+            described = super().config()
+            (another / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nENV WHO=third\n")
+            argv: list[str | Path] = ["buildah", "build", "--isolation", "chroot", "--quiet"]
+            Programs().capture([*argv, "--tag", self.name, another])
+            return described
+
+    with odd_root.in_buildah(another) as name:
+        image = Rebuilt(name, Programs())
+        with pytest.raises(WorkError, match="another image by now") as caught:
+            squash.pack(image, tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+        assert "pack it again" in caught.value.mend
+        listed = Programs().capture(["buildah", "containers", "--format", "{{.ImageName}}"])
+        assert name not in listed
+    assert not list(tmp_path.glob("a.sqsh*"))
+
+
+def test_what_is_up_to_date_is_known_without_reading_it(
+    odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of many gigabytes takes longer to read than a second."""
+    output = pack(odd.addresses["buildah"], tmp_path / "a.sqsh").path
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "sqshforge.host.files.digest", lambda path, jobs: pytest.fail(f"{path} was read")
+        )
+        assert pack(odd.addresses["buildah"], output).up_to_date
+    os.utime(output)
+    assert pack(odd.addresses["buildah"], output).up_to_date  # by its bytes: it was only touched
+
+
+def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
+    """Without it the file looks like somebody else's to them, and is not up to date."""
+    before = os.umask(0o077)
+    try:
+        pack(odd.addresses["buildah"], tmp_path / "a.sqsh")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "a.sqsh.json").stat().st_mode & 0o777 == 0o644
+
+
+def test_a_link_that_leads_nowhere_is_not_replaced(odd: Odd, tmp_path: Path) -> None:
+    (tmp_path / "a.sqsh").symlink_to("not/there/yet.sqsh")
+    with pytest.raises(RequestError, match="was not made by sqshforge"):
+        pack(odd.addresses["rootfs"], tmp_path / "a.sqsh")
+    assert (tmp_path / "a.sqsh").is_symlink()

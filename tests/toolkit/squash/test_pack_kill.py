@@ -1,0 +1,131 @@
+"""Packers that are killed at any moment, and many at once: never a file that is not whole."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host.files import exclusive
+from sqshforge.host.terminal import Reporter
+from tests.support import archives, containers, odd_root, processes
+
+KILLS = 100
+MARK = "SQSHFORGE_TEST_KILLED"
+
+
+def image(place: Path, code: bytes, size: int) -> str:
+    """An archive with so many bytes that hardly compress, and a /sqshforge; its address."""
+    rest = random.Random(1)
+    files = [archives.file(f"data/{one}", rest.randbytes(size // 16)) for one in range(16)]
+    base = archives.layer(archives.folder("etc"), *files)
+    top = archives.layer(archives.folder("sqshforge"), archives.file("sqshforge/train.py", code))
+    return archives.write(archives.Image([base, top]), "oci-archive", place)
+
+
+def command(address: str, output: Path) -> list[str]:
+    return [sys.executable, "-m", "sqshforge", "pack", address, "-o", str(output)]
+
+
+@contextmanager
+def started(address: str, output: Path) -> Iterator[subprocess.Popen[str]]:
+    """A packer with a mark that all it starts has too; none of that outlives the block."""
+    environment = {**os.environ, MARK: str(output), "COLUMNS": "1000"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command(address, output), "--profile", "fast"],
+        env=environment,
+        stdout=pipe,
+        stderr=pipe,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            processes.kill(processes.having({MARK: str(output)}))
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_packer_killed_at_any_moment_leaves_no_broken_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By turns of two images that differ in /sqshforge: cold, from the base, and over the other."""
+    cache, folder = tmp_path / "cache", tmp_path / "out"
+    folder.mkdir()
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(cache))
+    addresses = [image(tmp_path / name, name.encode(), 4 << 20) for name in ("one", "two")]
+    whole, longest = [], 0.0
+    for address in addresses:
+        begin = time.monotonic()
+        with started(address, tmp_path / "whole.sqsh") as process:
+            process.communicate(timeout=300)
+        longest = max(longest, time.monotonic() - begin)
+        whole.append((tmp_path / "whole.sqsh").read_bytes())
+    assert whole[0] != whole[1]
+
+    output = folder / "a.sqsh"
+    chance = random.Random(2)
+    seen: set[str] = set()
+    killed = 0
+    for index in range(KILLS):
+        with started(addresses[index % 2], output) as process:
+            begin = time.monotonic()
+            try:
+                process.wait(chance.uniform(0.2, 1.0) * longest)
+                # The machine was busier when the time was taken than it is now.
+                longest = max(0.9 * longest, time.monotonic() - begin)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGKILL)
+            process.communicate(timeout=300)
+            killed += process.returncode == -signal.SIGKILL
+            seen |= {name.rpartition(".")[2] for name in files(folder)}
+            assert not output.exists() or output.read_bytes() in whole
+        if index % 10 == 9:  # a cold one again
+            shutil.rmtree(cache, ignore_errors=True)
+    assert killed > KILLS / 2 and "json" in seen
+    # The process that packs for an ordinary user is another one, which clears up.
+    assert ("tmp" in seen) == (os.geteuid() == 0)
+    with started(addresses[0], output) as process:
+        assert process.communicate(timeout=300) and process.returncode == 0
+    assert output.read_bytes() == whole[0]
+    assert files(folder) == {"a.sqsh", "a.sqsh.json"}
+    assert not [name for name in files(cache) if "tmp" in name]
+
+
+def test_sixteen_packers_at_once_make_one_file(tmp_path: Path) -> None:
+    address, output = image(tmp_path / "image", b"code", 64 << 20), tmp_path / "out/a.sqsh"
+    output.parent.mkdir()
+    logs = [tmp_path / f"packer-{number}" for number in range(16)]
+    wait = f"waiting for another packer of {output}"
+    with ExitStack() as held, ExitStack() as packing:
+        packing.enter_context(exclusive(output.with_name(".a.sqsh.lock"), "", Reporter(quiet=True)))
+        packers = []
+        for log in logs:
+            err = held.enter_context(log.open("w"))
+            out = subprocess.PIPE
+            packers.append(
+                subprocess.Popen(command(address, output), stdout=out, stderr=err, text=True)
+            )
+        try:
+            assert containers.until(lambda: all(wait in log.read_text() for log in logs), 300)
+            packing.close()  # from here on each is in the way of the others
+            said = [packer.communicate(timeout=300)[0] for packer in packers]
+        finally:
+            processes.kill([packer.pid for packer in packers if packer.poll() is None])
+    assert [packer.returncode for packer in packers] == [0] * 16
+    assert sorted("packed in" in out for out in said) == [False] * 15 + [True]
+    assert sum("up to date" in out for out in said) == 15
+    assert files(output.parent) == {"a.sqsh", "a.sqsh.json"}
+    assert "sqshforge/train.py" in odd_root.unpacked(output, tmp_path / "found")

@@ -1,0 +1,174 @@
+"""`sqshforge status`: which run is meant, all runs, and looking again and again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host.programs import Programs
+from tests.support.command_line import sqshforge
+from tests.support.run_folders import HOUR, age, facts, history, noted, plan, write
+from training.job import job_log
+
+
+def test_all_runs_in_a_table(tmp_path: Path) -> None:
+    old = write(tmp_path / "checkpoints/old", history(1000))
+    age(old, 30 * HOUR)
+    new = write(tmp_path / "checkpoints/deep/new", history(50))
+    noted(new, None)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"d_model": 64}')
+    done = Programs().attempt(
+        [sys.executable, "-m", "sqshforge", "status"],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[3])},
+    )
+    assert done.code == 0, done.err
+    head, *rows = [line.split() for line in done.out.splitlines() if line]
+    assert head[:6] == ["run", "state", "job", "step", "of", "loss"]
+    assert rows[0][:6] == ["checkpoints/deep/new", "running", "4242", "50", "1,000", "4.5000"]
+    assert rows[1][:4] == ["checkpoints/old", "silent", "1,000", "1,000"]
+    assert len(rows) == 3 and rows[2][0] == "next:"
+
+
+def test_all_runs_for_programs(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write(tmp_path / name / "run", history(5))
+    env = {"SQSHFORGE_RUNS": f"{tmp_path}/a:{tmp_path}/b:{tmp_path}/none"}
+    told = json.loads(sqshforge("status", "--json", env=env).out)
+    assert [one["folder"] for one in told["runs"]] == [f"{tmp_path}/{one}/run" for one in "ab"]
+
+
+@pytest.mark.parametrize("what", ["4242", "run", "run/"])
+def test_a_run_by_its_job_its_name_or_its_folder(tmp_path: Path, what: str) -> None:
+    run = write(tmp_path / "run", history(5))
+    noted(run, 0)
+    named = f"{tmp_path}/{what}" if "/" in what else what
+    assert facts(named, "--root", str(tmp_path))["folder"] == str(run)
+
+
+def test_a_job_that_was_told_to_save_elsewhere(tmp_path: Path) -> None:
+    """The launcher's folder, where one looks for the job, is not the run's."""
+    run, usual = write(tmp_path / "elsewhere/run", history(5)), tmp_path / "checkpoints/usual"
+    job_log.begin(plan(run), {"CHECKPOINTS": str(usual)})
+    for what in ("4242", usual, run):
+        assert facts(str(what), "--root", str(tmp_path / "checkpoints"))["folder"] == str(run)
+    told = json.loads(sqshforge("status", "--json", "--root", tmp_path).out)
+    assert [one["folder"] for one in told["runs"]] == [str(run)]
+
+
+def test_a_job_before_the_last_one(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", history(5))
+    noted(run, 1, 1, 1, 1, job="4242")
+    age(run, 60, "jobs/4242.jsonl")
+    noted(run, None, job="4300")
+    done = sqshforge("status", "4242", "--root", tmp_path)
+    lines = [" ".join(line.split()) for line in done.out.splitlines()]
+    assert any(
+        line.startswith("job 4300, restart 0, 2 nodes of 4 processes: n1 n2") for line in lines
+    )
+    assert "before it 1 job: 4242" in lines
+    told = next(line for line in lines if line.startswith("job 4242 restart 3"))
+    assert "exit code 1" in told and told.endswith("the run is now that of job 4300")
+
+
+@pytest.mark.parametrize("what", ["4711", "no/such/run", "no-such-run"])
+def test_an_unknown_run_or_job(tmp_path: Path, what: str) -> None:
+    write(tmp_path / "run", history(5))
+    done = sqshforge("status", what, "--root", tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert f"there is no run and no job {what}" in done.err
+    assert str(tmp_path) in done.err or "/" in what
+    assert "mend:" in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["{}"], "is no run's folder"),
+        (["--root", "{}"], "there are no runs"),
+        (["--root", "{}/none"], "there are no runs"),
+        (["{}/run", "--every", "3"], "--every counts only with --watch"),
+        (["{}/run", "--watch", "--json"], "--json tells once"),
+        (["{}/run", "--watch", "--every", "soon"], "--every"),
+    ],
+)
+def test_a_wrong_request(tmp_path: Path, words: list[str], told: str) -> None:
+    done = sqshforge("status", *(word.format(tmp_path) for word in words))
+    assert (done.code, done.out) == (2, "")
+    assert told in done.err and "Traceback" not in done.err
+
+
+def test_another_users_folders_are_passed_over() -> None:
+    """Asked by an ordinary user; of pytest's own folders he sees none."""
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory(prefix="sqshforge-test-") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        write(place / "run", history(5))
+        (write(place / "closed", history(5)) / "metrics.jsonl").chmod(0)
+        write(place / "hidden", history(5)).chmod(0)
+        command = [sys.executable, "-m", "sqshforge", "status", "--json", "--root", name]
+        done = Programs().attempt([*(user if os.getuid() == 0 else []), *command])
+        (place / "hidden").chmod(0o700)
+    assert done.code == 0, done.err
+    told = {Path(one["folder"]).name: one["closed"] for one in json.loads(done.out)["runs"]}
+    assert told == {"closed": ["metrics.jsonl"], "run": []}
+
+
+def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", history(5))
+    noted(run, None)
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sqshforge", "status", run, "--watch", "--every", "0.2"],
+        stdout=slave,
+        stderr=slave,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+    )
+    os.close(slave)
+    seen = b""
+    try:
+        while b"running: lines come" not in seen:
+            seen += os.read(master, 65536)
+        write(run, history(7))
+        while b"step         7 of" not in seen:
+            seen += os.read(master, 65536)
+        job_log.end(plan(run), {}, 0)
+        with contextlib.suppress(OSError):  # Linux's end of a terminal
+            while True:
+                seen += os.read(master, 65536)
+        assert process.wait(timeout=300) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+    assert b"done: its job has noted that it ended well" in seen
+
+
+def test_watching_without_a_terminal(tmp_path: Path) -> None:
+    """A line for each change, and nothing for none."""
+    run = write(tmp_path / "run", history(20))
+    noted(run, None)
+    command = [sys.executable, "-m", "sqshforge", "status", str(run), "--watch", "--every", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            time.sleep(0.5)
+            job_log.end(plan(run), {}, 0)
+            rest = process.stdout.read()
+            assert process.wait(timeout=300) == 0
+        finally:
+            process.kill()
+    assert first.startswith(f"{run}: running | step 20 of 1,000 | loss 4.8000 | 4,096 tokens/s | ")
+    assert rest == f"{run}: done | step 20 of 1,000 | loss 4.8000 | 4,096 tokens/s\n"

@@ -1,0 +1,97 @@
+"""Checkpoints and data at URLs; file:// stands for s3://, by the same library."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.training.support.runs import losses, run, steps
+from training.errors import RequestError
+from training.llama_smp import configure
+
+DOOR = ("-m", "training.llama_smp")
+MODEL = (
+    *("--model_type=llama_v2", "--hidden_width=64", "--num_layers=2", "--num_heads=4"),
+    *("--intermediate_size=96", "--vocab_size=64", "--max_context_width=32", "--lr=3e-3"),
+    *("--lr_decay_iters=100", "--checkpoint_freq=2", "--num_kept_checkpoints=2"),
+)
+
+
+def write_lines(folder: Path, count: int) -> None:
+    folder.mkdir()
+    rows = [[(start + place) % 64 for place in range(40)] for start in range(count)]
+    lines = [json.dumps({"input_ids": row, "attention_mask": [1] * 40}) for row in rows]
+    (folder / "a.json.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    (folder / "b.json").write_text("not read")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None:
+    """Two ranks; what is there is what is here; a run that lost its folder ends the same."""
+    write_lines(tmp_path / "train", 60)
+    write_lines(tmp_path / "test", 8)
+    there, here = tmp_path / "bucket" / "run", tmp_path / "scratch"
+    remote = (
+        *(*MODEL, f"--training_dir=file://{tmp_path}/train", f"--test_dir=file://{tmp_path}/test"),
+        *(f"--data_cache={tmp_path}/cache", "--validation_freq=100"),
+        *(f"--checkpoint_dir=file://{there}", f"--checkpoint_scratch={here}"),
+    )
+    first = run(2, *remote, "--max_steps=6", program=DOOR)
+    assert first.returncode == 0, first.stderr
+    assert f"copying file://{tmp_path}/train/*.json.gz" in first.stdout
+    copied = [path.name for path in (tmp_path / "cache").glob("*/*") if path.is_file()]
+    assert copied == ["a.json.gz", "a.json.gz"], "of each folder, and nothing that is not read"
+    kept = files(there / "checkpoints")
+    assert kept == files(here / "checkpoints")
+    assert {name.split("/")[0] for name in kept} == {"step_4_ckp", "step_6_ckp"}
+    whole = losses(here)
+    shutil.rmtree(here)
+    # As if it had been killed while it sent the last one: the manifest comes last.
+    (there / "checkpoints" / "step_6_ckp" / "manifest.json").unlink()
+    again = run(2, *remote, "--max_steps=6", program=DOOR)
+    assert again.returncode == 0, again.stderr
+    assert f"fetching file://{there}/checkpoints/step_4_ckp" in again.stdout
+    assert "step_4_ckp at step 4" in again.stdout
+    assert [line["step"] for line in steps(here)] == [1, 2, 3, 4, 5, 6], "its history is there too"
+    assert losses(here) == whole
+    assert files(there / "checkpoints") == files(here / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (("--checkpoint_dir=nowhere://x/y",), "checkpoint_dir: nowhere://x/y cannot be reached"),
+        (
+            ("--training_dir=file:///nowhere", "--use_synthetic_data=0"),
+            "training_dir: file:///nowhere/*.json.gz has no files",
+        ),
+    ],
+)
+def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], told: str) -> None:
+    given = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--max_steps=1")
+    done = run(0, *given, f"--data_cache={tmp_path}/cache", *flags, program=DOOR)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"error: {told}")
+
+
+def test_where_a_url_is_not_taken() -> None:
+    least = ("--use_synthetic_data=1", "--save_final_model=1")
+    with pytest.raises(RequestError) as error:
+        configure(
+            (*least, "--resume_from_checkpoint=s3://a/b", "--model_dir=s3://a/c"),
+        )
+    assert "--resume_from_checkpoint: s3://a/b is a URL; give a folder" in str(error.value)
+    assert "--model_dir: s3://a/c is a URL; give a folder" in str(error.value)
+    with pytest.raises(RequestError, match="--checkpoint_scratch: counts only where"):
+        configure((*least, "--checkpoint_scratch=/x"))
+    run = configure((*least, "--checkpoint_dir=s3://bucket/run", "--checkpoint_scratch=/x")).run
+    assert (run.mirror_url, run.save_ckpt_path) == ("s3://bucket/run", "/x")
+    assert run.final_model_dir == "/x/model"

@@ -1,0 +1,208 @@
+"""A run that is killed at any moment and started again ends like one that never was."""
+
+import os
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import warm
+from tests.support.processes import descendants
+from tests.training.support.runs import (
+    COLD,
+    TINY,
+    kill_tree,
+    losses,
+    run,
+    started,
+    steps,
+    train,
+    wait_for,
+    write_text,
+)
+from training import compat
+
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: str) -> Any:
+    """A run on two ranks from start to end, with its checkpoints."""
+    save = tmp_path_factory.mktemp("undisturbed")
+    train(save, data, 2, 2, STEPS, "--checkpoint_interval=10")
+    return save
+
+
+def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
+    return (
+        *TINY,
+        f"--dataset_path={data}",
+        f"--save_ckpt_path={save}",
+        "--batch_size=2",
+        f"--num_steps={STEPS}",
+        *more,
+    )
+
+
+def newest(folder: Path) -> int:
+    """Give the step of the newest checkpoint, 0 if there is none."""
+    return max((int(path.name.split("_")[1]) for path in folder.glob("step_*_ckp")), default=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kills", "quick", "more"),
+    [
+        # Fewer where this runs a second time, on an old torch.
+        (20 if compat.fsdp2() else 8, True, ()),
+        (4, False, ("--fsdp_engine=fsdp1",)),
+        (3, False, ("--model_name=llama-tiny",)),
+    ],
+)
+def test_kill_9_at_random_moments(
+    tmp_path: Path, data: str, kills: int, quick: bool, more: Any
+) -> None:
+    """One run that is killed over and over: after some steps, in a save, after some time.
+
+    Most are of processes that start quickly, some of those that users have.
+    """
+    length = 12 * kills + 10
+    calm, harried = tmp_path / "calm", tmp_path / "harried"
+    train(calm, data, 2, 2, length, *more)
+    asked = (f"--num_steps={length}", "--checkpoint_interval=4", "--report_interval=1", *more)
+    lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
+    chance = random.Random(4)
+    interrupted_saves = 0
+    for kill in range(kills):
+        before = lines.stat().st_ino if lines.exists() else 0
+        begun = newest(folder)
+        goal = begun + chance.randint(1, 16)
+
+        def in_a_save() -> bool:
+            return any(folder.glob("step_*.tmp"))
+
+        def trains(before: int = before) -> bool:
+            return lines.exists() and lines.stat().st_ino != before  # cut to what is resumed from
+
+        def far_enough(goal: int = goal) -> bool:
+            return trains() and lines.read_text().count('"kind": "step"') >= goal
+
+        def saves_again(begun: int = begun) -> bool:
+            return newest(folder) > begun and in_a_save()
+
+        moment = (far_enough, saves_again, trains)[kill % 3]
+        python = warm.python() if quick else COLD
+        with started(2, *flags(harried, data, *asked), warm=python) as process:
+            assert wait_for(moment, process, seconds=120), "it ended before it was killed"
+            if moment is not far_enough:
+                time.sleep(chance.uniform(0, 0.01 if moment is saves_again else 0.1))
+            kill_tree(process, warm.forked() if quick else ())
+            assert process.wait() == -signal.SIGKILL
+            interrupted_saves += in_a_save()
+    assert interrupted_saves, "no kill fell into a save"
+    done = run(2, *flags(harried, data, *asked))
+    assert done.returncode == 0, done.stderr
+    assert "resumed from" in done.stdout
+    assert [line["step"] for line in steps(harried)] == list(range(1, length + 1))
+    assert steps(harried) == steps(calm)
+    assert not list(folder.glob("*.tmp"))
+
+
+def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    asked = flags(tmp_path, data, "--report_interval=1")
+    with started(2, *asked) as process:
+        assert wait_for((tmp_path / "metrics.jsonl").exists, process)
+        wait_for(lambda: len(losses(tmp_path)) >= 3, process)
+        os.kill(max(descendants(process.pid)), signal.SIGTERM)
+        out, err = process.communicate(timeout=300)
+    assert "start again to go on" in out
+    assert "exitcode  : 85" in err, "torchrun tells the workers' code"
+    assert run(2, *asked).returncode == 0
+    assert steps(tmp_path) == steps(undisturbed)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_under_plain_python_saves_and_exits_85(
+    tmp_path: Path, data: str, how: signal.Signals
+) -> None:
+    with started(0, *flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")) as process:
+        assert wait_for((tmp_path / "metrics.jsonl").exists, process)
+        process.send_signal(how)
+        process.communicate(timeout=300)
+        assert process.returncode == 85
+    assert len(list((tmp_path / "checkpoints").glob("step_*_ckp"))) == 1
+
+
+def resume(save: Path, data: str, undisturbed: Any, ranks: int, *more: str) -> Any:
+    """Go on from a copy of the undisturbed run's checkpoints without the last one."""
+    shutil.copytree(undisturbed / "checkpoints", save / "checkpoints", dirs_exist_ok=True)
+    shutil.rmtree(save / "checkpoints" / f"step_{STEPS}_ckp")
+    return run(ranks, *flags(save, data, *more))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "more"),
+    [(1, ("--batch_size=4",)), (2, ("--sharding_strategy=ddp",)), (2, ("--fsdp_engine=fsdp1",))],
+)
+def test_other_ranks_and_layouts_go_on_with_the_same_data(
+    tmp_path: Path, data: str, undisturbed: Any, ranks: int, more: Any
+) -> None:
+    done = resume(tmp_path, data, undisturbed, ranks, *more)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path) == pytest.approx(losses(undisturbed)[20:], abs=1e-5)
+    assert ("it was saved by 2 ranks, now 1" in done.stdout) == (ranks == 1)
+
+
+def test_load_path_is_the_start_of_a_new_folder(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=31"))
+    assert done.returncode == 0, done.stderr
+    assert f"resumed from {undisturbed}/checkpoints/step_{STEPS}_ckp" in done.stdout
+    assert [line["step"] for line in steps(tmp_path)] == [31]
+
+
+def test_a_checkpoint_of_another_model_is_refused(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    path = undisturbed / "checkpoints" / f"step_{STEPS}_ckp"
+    copy = tmp_path / "checkpoints" / path.name
+    shutil.copytree(path, copy)
+    manifest = copy / "manifest.json"
+    text = manifest.read_text().replace('"d_model": 128', '"d_model": 64')
+    manifest.write_text(text.replace('"n_layer": 2', '"n_layer": 3'))
+    done = run(0, *flags(tmp_path, data, "--num_steps=40"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert "d_model: 64 in the checkpoint, 128 asked for" in done.stderr
+    assert "n_layer: 3 in the checkpoint, 2 asked for" in done.stderr
+
+
+def test_fewer_steps_than_the_checkpoint_are_refused(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    done = run(0, *flags(tmp_path, data, f"--load_ckpt_path={undisturbed}", "--num_steps=5"))
+    assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr
+
+
+def test_a_setting_that_is_another_on_resumption_is_told(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    changed = ("--schedule=cosine", "--min_lr=0", "--learning_rate=1e-3")
+    done = resume(tmp_path, data, undisturbed, 0, *changed)
+    assert done.returncode == 0, done.stderr
+    warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
+    told = "\n".join(warnings)
+    assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in told
+    assert "min_lr: the checkpoint was made with 1e-05, this is 0" in told
+    assert all("what was asked for now counts" in line for line in warnings)

@@ -1,0 +1,139 @@
+"""`python -m training --config FILE key=value`: what a file may say, and how faults are told."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.support.runs import ROOT, losses, run, train, write_text
+from training.__main__ import configure
+from training.config.config import Config
+from training.errors import RequestError
+
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+
+
+def read(tmp_path: Path, text: str, *changes: str) -> Config:
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return configure(["--config", str(file), *changes])
+
+
+LEAST = """
+model: {name: mamba-tiny}
+data: {dataset_path: "text:x"}
+run: {save_ckpt_path: /x}
+"""
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_system_has_a_file_that_holds(path: Path) -> None:
+    config = configure(["--config", str(path)])
+    said = path.read_text().replace(",", "")
+    ranks = {"mamba_composer": 8, "mixtral_fsdp": 128, "llama_smp": 64}.get(path.stem, 32)
+    data = config.data
+    step = data.batch_size * data.gradient_accumulation * ranks * data.seq_length
+    assert f"{step} tokens a step" in said and f"{step * config.run.num_steps} tokens" in said
+
+
+def test_all_systems_are_there() -> None:
+    assert {path.stem for path in CONFIGS} == {
+        *("mamba_fsdp", "mamba2_neuron", "mamba_composer"),
+        *("llama_fsdp", "mixtral_fsdp", "llama_smp"),
+    }
+
+
+def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
+    text = LEAST + "optim: {learning_rate: 1e-3}\nparallel:\nschedule: {name: cosine}\n"
+    given = read(tmp_path, text, "learning_rate=3e-4", "run.num_steps=7", "model.n_layer=5")
+    assert (given.optim.learning_rate, given.run.num_steps) == (3e-4, 7)
+    assert given.model.sizes.n_layer == 5 and given.model.sizes.d_model == 128
+    assert given.optim.schedule.name == "cosine"
+    assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=12e3").run.wandb_run_id == "12e3"
+    assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
+
+
+def test_sizes_alone_make_a_model(tmp_path: Path) -> None:
+    sizes = """
+model:
+  family: llama
+  d_model: 64
+  n_layer: 2
+  n_head: 4
+  n_kv_head: 2
+  d_ff: 96
+  rope_scaling: {kind: linear, factor: 2}
+"""
+    model = read(tmp_path, LEAST.replace("model: {name: mamba-tiny}", sizes)).model
+    assert model.name == model.sizes.family == "llama"
+    assert model.sizes.rope_scaling.factor == 2  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("more", "changes", "told"),
+    [
+        ("dat: {x: 1}", (), "dat: there is no such section; did you mean data?"),
+        ("optim: [1]", (), "optim: must be a list of settings"),
+        ("optim: {seed: 1}", (), "optim.seed: there is no such setting; it belongs to run"),
+        ("optim: {learning_rat: 1}", (), "there is no such setting; did you mean learning_rate?"),
+        ("optim: {learning_rate: true}", (), "learning_rate: must be a number, not True"),
+        ("parallel: {low_cpu_fsdp: 2}", (), "low_cpu_fsdp: must be True or False, not 2"),
+        ("parallel: {tensor_parallel: 1.5}", (), "must be a whole number, not 1.5"),
+        ("", ("num_step=1",), "num_step: there is no such setting; did you mean num_steps?"),
+        ("", ("runs.seed=1",), "runs.seed: there is no section 'runs'; did you mean run?"),
+        ("", ("model.d_stat=1",), "model.d_stat: mamba has no such size; did you mean d_state?"),
+        ("", ("model.d_state=x",), "model.d_state: must be a whole number, not 'x'"),
+        ("", ("model.name=lama",), "no model is called 'lama'"),
+        ("", ("model.family=llama",), "mamba-tiny is of family mamba"),
+        ("", ("--seed=1",), "'--seed=1' is no change of a setting"),
+        ("", ("seed",), "'seed' is no change of a setting"),
+        ("", ("num_steps=0",), "num_steps: must be at least 1, not 0"),
+        ("", ("schedule.name=wsd", "min_lr=1e-6"), "min_lr: schedule=wsd does not take it"),
+    ],
+)
+def test_bad_input(tmp_path: Path, more: str, changes: tuple[str, ...], told: str) -> None:
+    with pytest.raises(RequestError) as error:
+        read(tmp_path, LEAST + more, *changes)
+    assert told in str(error.value)
+
+
+def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
+    text = "model: {family: lama}\ndata: {seq_length: 2.5}\nrun: {nothing: 1}\n"
+    with pytest.raises(RequestError) as error:
+        read(tmp_path, text)
+    told = str(error.value).splitlines()
+    assert told[0] == "3 faults"
+    assert f"{tmp_path}/run.yaml: data.seq_length: must be a whole number, not 2.5" in told[1]
+    assert "did you mean llama?" in told[3]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [(None, "cannot be read: No such file"), (b"a: [", "is not YAML"), (b"- 1", "must have sect")],
+)
+def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, told: str) -> None:
+    file = tmp_path / "run.yaml"
+    if content is not None:
+        file.write_bytes(content)
+    argv = [sys.executable, "-m", "training", "--config", str(file)]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: --config: ")
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_the_plain_way_in_trains_like_the_door(tmp_path: Path) -> None:
+    data = write_text(tmp_path / "text")
+    expected = train(tmp_path / "door", data, 2, 2, 3)
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"model: {{name: mamba-tiny}}\ndata: {{dataset_path: '{data}', seq_length: 17}}\n"
+        "optim: {learning_rate: 3e-3}\nrun: {num_steps: 3}\n"
+    )
+    change = f"save_ckpt_path={tmp_path}/plain"
+    done = run(2, "--config", str(file), change, program=("-m", "training"))
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "plain") == expected
+    record = json.loads((tmp_path / "plain" / "config.json").read_text())
+    assert record["config"]["run"]["num_steps"] == 3 and record["versions"]["torch"]

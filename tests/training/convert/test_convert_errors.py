@@ -1,0 +1,394 @@
+"""Conversion refused: one clear error, all faults in it, and nothing written."""
+
+from __future__ import annotations
+
+import json
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.training.support.runs import ROOT
+from training import models
+from training.cli import run_command
+from training.convert import formats, hf, target
+from training.convert.__main__ import convert
+from training.errors import RequestError, TrainingError
+
+SIZES = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
+WHERE = Path("config.json")
+
+
+def weights_of(sizes: models.Sizes, folder: Path) -> Path:
+    """A folder of weights of ours."""
+    folder.mkdir()
+    with torch.device("meta"):
+        shapes = {n: p.shape for n, p in models.build(sizes).named_parameters()}
+    torch.manual_seed(0)
+    save_file({n: torch.randn(s) for n, s in shapes.items()}, str(folder / "model.safetensors"))
+    settings = {"family": sizes.family, "sizes": vars(sizes)}
+    (folder / "config.json").write_text(json.dumps(settings))
+    return folder
+
+
+@pytest.fixture
+def ours(tmp_path: Path) -> Path:
+    return weights_of(SIZES, tmp_path / "ours")
+
+
+def refused(*words: Any, kind: type[TrainingError] = RequestError) -> str:
+    with pytest.raises(TrainingError) as error:
+        convert([str(word) for word in words])
+    assert type(error.value) is kind
+    return str(error.value)
+
+
+def change(folder: Path, function: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    path = folder / "model.safetensors"
+    held = {name: value.clone() for name, value in load_file(str(path)).items()}
+    function(held)
+    save_file(held, str(path))
+
+
+def test_all_tensors_that_do_not_fit_are_told_at_once(ours: Path, tmp_path: Path) -> None:
+    mixer = "backbone.layers.0.mixer."
+
+    def spoil(held: dict[str, torch.Tensor]) -> None:
+        del held[f"{mixer}D"], held["backbone.norm_f.weight"]
+        held["score.weight"] = torch.ones(2, 16)
+        held[f"{mixer}A_log"] = torch.ones(32, 8)
+        held["lm_head.weight"] = torch.ones(13, 16)
+
+    change(ours, spoil)
+    assert refused("--from", "ours", ours, "--to", "hf", tmp_path / "out").splitlines() == [
+        f"{ours}: its tensors are not those of its sizes:",
+        f"  - {mixer}D is missing, wanted (32,)",
+        "  - backbone.norm_f.weight is missing, wanted (16,)",
+        "  - score.weight is too many, found (2, 16)",
+        f"  - {mixer}A_log has shape (32, 8), wanted (32, 16)",
+        "  - lm_head.weight has shape (13, 16), wanted (12, 16)",
+    ]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tied_tensor_must_be_the_same(ours: Path, tmp_path: Path) -> None:
+    words = ("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    change(ours, lambda held: held.update({"lm_head.weight": torch.ones(12, 16)}))
+    assert "lm_head.weight differs from backbone.embeddings.weight" in refused(*words)
+    embedding = "backbone.embeddings.weight"
+    change(ours, lambda held: held.update({"lm_head.weight": held[embedding].clone()}))
+    convert([str(word) for word in words])
+    assert "lm_head.weight" not in load_file(str(tmp_path / "out" / "model.safetensors"))
+
+
+def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
+    change(
+        ours, lambda held: held.update({"backbone.norm_f.weight": torch.ones(16).to(torch.int8)})
+    )
+    told = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    assert "backbone.norm_f.weight is I8; weights are F64, F32, F16, BF16" in told
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--from onnx SRC --to hf DST", "argument --from: invalid choice: 'onnx' (choose from"),
+        ("--from ours SRC DST", "the following arguments are required: --to"),
+        ("--from ours SRC --to hf DST --dtype int8", "argument --dtype: invalid choice: 'int8'"),
+        ("--from ours SRC --to hf DST --dtyp float16", "unrecognized arguments: --dtyp float16"),
+        ("--from hf SRC --to ours DST", "is of format ours, not hf"),
+        ("--from ours NONE --to hf DST", "nowhere is no folder"),
+        ("--from ours SRC --to hf SRC", "ours exists; give a folder that does not"),
+        ("--from ours SRC --to hf NONE/x", "cannot be made: "),
+        ("--from ours SRC --to hf DST --max-shard-size 5XB", "must be a size as 5GB or 512MiB"),
+        ("--from ours SRC --to hf DST --max-shard-size 0.5", "must be a size as 5GB or 512MiB"),
+        ("--from ours SRC --to state-spaces DST --max-shard-size 1GB", "has one file always"),
+    ],
+)
+def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) -> None:
+    places = {"SRC": str(ours), "DST": str(tmp_path / "out"), "NONE": str(tmp_path / "nowhere")}
+    for word, place in places.items():
+        words = words.replace(word, place)
+    told = refused(*words.split())
+    assert message in told and "\n" not in told
+    assert not (tmp_path / "out").exists()
+
+
+def test_exit_codes_and_no_traceback(ours: Path, tmp_path: Path, capsys: Any) -> None:
+    words = ["--from", "ours", str(ours), "--to", "hf", str(tmp_path / "out")]
+    assert run_command(convert, words) == 0
+    said = capsys.readouterr()
+    assert "wrote" in said.out and "python -m training.generate" in said.out and not said.err
+    assert run_command(convert, words) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: (f / "config.json").unlink(), "config.json is not there"),
+        (lambda f: (f / "config.json").write_text("{"), "config.json is not JSON: "),
+        (lambda f: (f / "config.json").write_text("[]"), "does not hold a JSON object"),
+        (lambda f: (f / "config.json").write_text('{"a": 1}'), "of no format that is known"),
+        (lambda f: (f / "config.json").write_text('{"family": "rwkv"}'), "family 'rwkv' is not"),
+        (lambda f: (f / "config.json").write_text('{"family": "mamba"}'), "has no sizes"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no weights: neither model.safetensors"),
+        (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "safetensors cannot be read: "),
+        (
+            lambda f: (f / "model.safetensors").write_bytes(
+                (f / "model.safetensors").read_bytes()[:-1]
+            ),
+            "safetensors cannot be read: ",
+        ),
+    ],
+)
+def test_a_broken_folder(
+    spoil: Callable[[Path], Any], message: str, ours: Path, tmp_path: Path
+) -> None:
+    spoil(ours)
+    told = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    assert message in told and "\n" not in told
+    assert files(tmp_path) == ["ours"]
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        ({"weight_map": {"a": "x-1.safetensors", "b": "x-2.safetensors"}}, "names x-1.safetensors"),
+        ({"weight_map": {"a": "../ours/model.safetensors"}}, "which is not in its folder"),
+        ({"metadata": {}}, "has no weight_map"),
+    ],
+)
+def test_an_index_of_files_that_are_not_there(
+    index: Any, message: str, ours: Path, tmp_path: Path
+) -> None:
+    (ours / "model.safetensors").unlink()
+    (ours / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert message in refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("held", "message"),
+    [
+        (b"junk", "pytorch_model.bin cannot be read: "),
+        ([torch.ones(2)], "holds a list, not tensors by name"),
+        ({"model": {"a": torch.ones(2)}}, "model is dict; weights are"),
+        ({"a": torch.ones(2).to(torch.int8)}, "a is torch.int8; weights are"),
+    ],
+)
+def test_a_broken_file_of_torch(held: Any, message: str, ours: Path, tmp_path: Path) -> None:
+    (ours / "model.safetensors").unlink()
+    path = ours / "pytorch_model.bin"
+    if isinstance(held, bytes):
+        path.write_bytes(held)
+    else:
+        torch.save(held, path)
+    assert message in refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+
+
+def test_sizes_of_ours_are_checked_by_type(ours: Path, tmp_path: Path) -> None:
+    values = {**vars(SIZES), "d_model": "16", "tie_embeddings": 1, "heads": 3}
+    del values["n_layer"]
+    (ours / "config.json").write_text(json.dumps({"family": "mamba", "sizes": values}))
+    where = ours / "config.json"
+    assert refused("--from", "ours", ours, "--to", "hf", tmp_path / "out").splitlines() == [
+        "4 faults",
+        f"  - {where}: heads is no size of this family",
+        f"  - {where}: d_model must be a whole number, not '16'",
+        f"  - {where}: n_layer is not there",
+        f"  - {where}: tie_embeddings must be true or false, not 1",
+    ]
+
+
+def test_a_full_disk_is_seen_before(ours: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(target.shutil, "disk_usage", lambda path: usage._replace(free=999))
+    words = ("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    assert "bytes, and 999 are free there" in refused(*words, kind=TrainingError)
+    assert files(tmp_path) == ["ours"]
+
+
+@pytest.mark.parametrize("form", ["hf", "state-spaces"])
+def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -> None:
+    """The limit of a file's size stands for the disk: writing fails half way."""
+    done = subprocess.run(
+        [
+            # No bytecode: the limit would cut that too, and every later import of it would fail.
+            *(sys.executable, "-B", "-m", "training.convert"),
+            *("--from", "ours", str(ours), "--to", form, str(tmp_path / "out")),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (3000, 3000)),
+    )
+    assert done.returncode == 1, done.stderr
+    assert f"{tmp_path / 'out'} cannot be written (" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert files(tmp_path) == ["ours"]
+
+
+HF_MAMBA: dict[str, Any] = {
+    "model_type": "mamba",
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "vocab_size": 12,
+}
+HF_MAMBA2 = {**HF_MAMBA, "model_type": "mamba2", "num_heads": 4, "head_dim": 8, "n_groups": 1}
+HF_LLAMA = {
+    **HF_MAMBA,
+    "model_type": "llama",
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**HF_MAMBA, "model_type": "rwkv"}, "model_type 'rwkv' is not one that we have"),
+        ({**HF_MAMBA, "hidden_act": "relu"}, "hidden_act 'relu': mamba is made with silu"),
+        ({**HF_MAMBA, "time_step_rank": 7}, "time_step_rank 7: ours is always hidden_size / 16"),
+        ({**HF_MAMBA, "hidden_size": "16"}, "hidden_size must be a whole number, not '16'"),
+        ({**HF_MAMBA, "hidden_size": 0}, "d_model: must be at least 1, not 0"),
+        (
+            {**HF_MAMBA, "quantization_config": {"bits": 4}},
+            "quantization_config: quantised weights are not read",
+        ),
+        ({**HF_MAMBA2, "time_step_limit": [0.0, 0.1]}, "time_step_limit [0.0, 0.1]: ours is not"),
+        ({**HF_MAMBA2, "num_heads": 5}, "num_heads 5: times head_dim 8 must be"),
+        (
+            {**HF_LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            "rope type 'yarn': not one that we have (default, linear, llama3)",
+        ),
+        ({**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
+        ({**HF_LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be a number"),
+        (
+            {**HF_LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}},
+            "rope_parameters: must be one table for all layers",
+        ),
+        (
+            {**HF_LLAMA, "partial_rotary_factor": 0.5},
+            "partial_rotary_factor 0.5: llama rotates all",
+        ),
+        (
+            {**HF_LLAMA, "model_type": "mistral", "layer_types": ["full_attention"]},
+            "layer_types: all layers of ours are of one type",
+        ),
+        ({**HF_LLAMA, "model_type": "gpt_neox", "hidden_act": "gelu_fast"}, "made with gelu"),
+    ],
+)
+def test_settings_of_hugging_face_that_we_do_not_have(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        hf.read(settings, WHERE)
+    assert str(error.value).startswith(f"config.json: {message}") or message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_that_are_left_out_are_those_of_transformers() -> None:
+    from transformers import AutoConfig
+
+    for settings in (
+        HF_MAMBA,
+        HF_MAMBA2,
+        HF_LLAMA,
+        *(
+            {**HF_LLAMA, "model_type": family, "num_attention_heads": 8}
+            for family in ("mistral", "mixtral", "gpt_neox")
+        ),
+    ):
+        values = {k: v for k, v in settings.items() if k != "model_type"}
+        full = AutoConfig.for_model(settings["model_type"], **values).to_dict()
+        assert hf.read(settings, WHERE) == hf.read(json.loads(json.dumps(full)), WHERE)
+
+
+SS_MAMBA: dict[str, Any] = {"d_model": 16, "n_layer": 1, "vocab_size": 12}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({**SS_MAMBA, "ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer 'Mamba3' is not one"),
+        ({**SS_MAMBA, "rms_norm": False}, "rms_norm False: ours has True only"),
+        ({**SS_MAMBA, "d_intermediate": 64}, "d_intermediate 64: ours has 0 only"),
+        ({**SS_MAMBA, "attn_layer_idx": [3]}, "attn_layer_idx [3]: ours has [] only"),
+        ({**SS_MAMBA, "ssm_cfg": {"dt_rank": 5}}, "ssm_cfg.dt_rank 5: ours is always"),
+        ({**SS_MAMBA, "ssm_cfg": {"d_state": 1.5}}, "ssm_cfg.d_state must be a whole number"),
+        (
+            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}},
+            "ssm_cfg.norm_before_gate True: ours has False only",
+        ),
+        (
+            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.0, 0.5]}},
+            "ssm_cfg.dt_limit [0.0, 0.5]: ours has None only",
+        ),
+        ({"d_model": 16, "vocab_size": 12}, "n_layer is not there"),
+    ],
+)
+def test_settings_of_state_spaces_that_we_do_not_have(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RequestError) as error:
+        formats.read_state_spaces(settings, WHERE)
+    assert str(error.value) == f"config.json: {message}" or message in str(error.value)
+
+
+def test_all_faults_of_a_config_are_told_at_once() -> None:
+    with pytest.raises(RequestError) as error:
+        hf.read({**HF_MAMBA, "hidden_act": "relu", "time_step_rank": 7, "expand": True}, WHERE)
+    told = str(error.value).splitlines()
+    assert told[0] == "3 faults" and all("  - config.json: " in line for line in told[1:])
+
+
+MAMBA2: dict[str, Any] = {"d_model": 64, "n_layer": 1, "vocab_size": 12, "head_dim": 16}
+
+
+def test_groups_that_are_normalised_another_way_are_not_converted() -> None:
+    alone = models.Mamba2Config(**MAMBA2, n_groups=2)
+    together = models.Mamba2Config(**MAMBA2, n_groups=2, norm_across_groups=True)
+    with pytest.raises(RequestError, match="n_groups: transformers normalises all channels"):
+        hf.write(alone)
+    with pytest.raises(RequestError, match="n_groups: mamba-ssm normalises each group"):
+        formats.write_state_spaces(together)
+    assert hf.read(hf.write(together), WHERE) == together
+    assert formats.read_state_spaces(formats.write_state_spaces(alone), WHERE) == alone
+    for across in (False, True):  # of one group, both are the same
+        one = models.Mamba2Config(**MAMBA2, norm_across_groups=across)
+        assert (
+            hf.write(one)["n_groups"] == formats.write_state_spaces(one)["ssm_cfg"]["ngroups"] == 1
+        )
+
+
+def test_models_that_a_format_does_not_have() -> None:
+    heads: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "d_ff": 8}
+    with pytest.raises(RequestError, match="has Mamba and Mamba-2 models only, not llama"):
+        formats.write_state_spaces(models.LlamaConfig(**heads))
+    with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms have 1e-05"):
+        formats.write_state_spaces(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
+    with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
+        hf.write(models.MistralConfig(**heads, attention_bias=True))
+
+
+def test_a_run_without_a_complete_checkpoint(tmp_path: Path) -> None:
+    step = tmp_path / "run" / "checkpoints" / "step_3_ckp"
+    step.mkdir(parents=True)
+    words = ("--to", "hf", tmp_path / "out")
+    told = refused("--from", "ours", tmp_path / "run", *words).splitlines()
+    assert told[0] == f"{tmp_path / 'run'} has no complete checkpoint"
+    assert "step_3_ckp is broken (it has no manifest.json)" in told[1]
+    (step / "manifest.json").write_text("{}")
+    assert "is broken: its manifest.json cannot be" in refused("--from", "ours", step, *words)

@@ -1,0 +1,145 @@
+"""A model of the hub: its library asks a server on this machine, which answers as the hub does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import pytest
+
+from tests.training.support.runs import losses, run, write_text
+from training.convert.__main__ import convert
+from training.errors import RequestError
+from training.llama_smp import configure
+
+COMMIT = "0" * 40
+NAME = "someone/tiny-llama"
+DOOR = ("-m", "training.llama_smp")
+FLAGS = ("--max_context_width=32", "--bf16=0", "--max_steps=1", "--train_batch_size=2")
+
+
+class Hub(ThreadingHTTPServer):
+    """Serves the files of one folder as a model's, and notes what is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
+        self.folder = folder
+        self.asked: list[str] = []
+
+
+class Answer(BaseHTTPRequestHandler):
+    def log_message(self, *given: Any) -> None:
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(whole=False)
+
+    def do_GET(self) -> None:
+        self._answer(whole=True)
+
+    def _answer(self, whole: bool) -> None:
+        assert isinstance(self.server, Hub)
+        path = urlparse(self.path).path
+        file = self.server.folder / path.rpartition("/")[2]
+        if path.startswith(f"/api/models/{NAME}"):
+            files = sorted(self.server.folder.iterdir())
+            told: Any = [
+                {"type": "file", "path": one.name, "size": one.stat().st_size, "oid": COMMIT}
+                for one in files
+            ]
+            if "/tree/" not in path:
+                siblings = [{"rfilename": one.name} for one in files]
+                told = {"id": NAME, "sha": COMMIT, "siblings": siblings}
+            body, kind = json.dumps(told).encode(), "application/json"
+        elif path.startswith(f"/{NAME}/resolve/") and file.is_file():
+            body, kind = file.read_bytes(), "application/octet-stream"
+            if whole:
+                self.server.asked.append(file.name)
+        else:
+            self.send_error(404)
+            return
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("ETag", f'"{hashlib.sha256(body).hexdigest()}"')
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.end_headers()
+        if whole:
+            self.wfile.write(body)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model in Hugging Face's format."""
+    folder = tmp_path_factory.mktemp("trained")
+    flags = (
+        *("--model_type=llama_v2", "--hidden_width=64", "--num_layers=2", "--num_heads=4"),
+        *("--intermediate_size=96", "--vocab_size=256", "--lr=1e-2", "--lr_decay_iters=20"),
+    )
+    save = (f"--checkpoint_dir={folder}/save", f"--training_dir={write_text(folder / 'text')}")
+    done = run(0, *flags, *save, *FLAGS, "--max_steps=20", program=DOOR)
+    assert done.returncode == 0, done.stderr
+    convert(["--from", "ours", f"{folder}/save", "--to", "hf", f"{folder}/model"])
+    return folder
+
+
+@pytest.fixture
+def hub(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    with Hub(trained / "model") as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield server
+        server.shutdown()
+
+
+def finetuned(folder: Path, trained: Path, ranks: int, *flags: str) -> str:
+    given = (*FLAGS, f"--checkpoint_dir={folder}", f"--training_dir=text:{trained}/text/*.txt")
+    done = run(ranks, *given, *flags, program=DOOR)
+    assert done.returncode == 0, done.stderr
+    assert losses(folder)[0] < losses(trained / "save")[0] - 0.5
+    return done.stdout
+
+
+def test_it_is_fetched_once_and_trained_from(hub: Hub, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "pretrained"
+    flags = (
+        *("--finetune=1", f"--pretrained_model_name={NAME}"),
+        f"--finetune_checkpoint_load_dir={folder}",
+    )
+    told = finetuned(tmp_path / "first", trained, 2, *flags)
+    assert f"fetching {NAME} of the hub to {folder}" in told
+    assert hub.asked.count("model.safetensors") == 1
+    assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+    hub.asked.clear()
+    told = finetuned(tmp_path / "again", trained, 0, *flags)
+    assert "fetching" not in told and hub.asked == []
+    assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "first"), abs=0.2)
+
+
+def test_without_a_folder_the_library_keeps_it(hub: Hub, trained: Path, tmp_path: Path) -> None:
+    finetuned(tmp_path / "run", trained, 0, f"--hf_pretrained_model_name_or_dir={NAME}")
+    assert any((tmp_path / "home").rglob("model.safetensors"))
+
+
+def test_what_cannot_be_had_is_told(hub: Hub, trained: Path, tmp_path: Path) -> None:
+    given = (*FLAGS, f"--checkpoint_dir={tmp_path}/run", "--use_synthetic_data=1")
+    done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=DOOR)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith("error: pretrained_model_name: someone/else cannot be had from")
+    assert "give a local folder of the model instead" in done.stderr
+
+
+def test_without_the_library_it_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    given = ("--checkpoint_dir=/x", "--use_synthetic_data=1")
+    with pytest.raises(RequestError, match="pip install huggingface_hub"):
+        configure((*given, f"--hf_pretrained_model_name_or_dir={NAME}"))

@@ -1,0 +1,270 @@
+"""`stream:`: every document once an epoch, one order for any split of a step, exact resumption."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.web_servers import serving
+from tests.training.support.runs import TINY, kill_tree, run, started, steps, train, wait_for
+from training.config.config import Config, DataConfig, ModelConfig, RunConfig
+from training.data import stream_shards
+from training.data.base import DataFeed
+from training.data.sources import open_evaluation, open_feed
+from training.errors import RequestError, TrainingError
+from training.models import preset
+
+BYTES = "--tokenizer=bytes"
+LENGTH = 16
+END = "|"
+
+
+def documents(file: int, count: int) -> list[str]:
+    """Texts that tell where they are from, of all kinds of lengths."""
+    return [f"<{file}.{number}{'-' * (number * 7 % 40)}>" for number in range(count)]
+
+
+def write(folder: Path, files: int, count: int = 12) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for file in range(files):
+        lines = [json.dumps({"text": text, "id": 1}) for text in documents(file, count)]
+        (folder / f"part{file:02}.jsonl").write_text("\n".join(lines) + "\n")
+    return f"stream:{folder}"
+
+
+def feed(path: str, rank: int = 0, ranks: int = 1, batch: int = 4, **more: Any) -> DataFeed:
+    data = DataConfig(
+        dataset_path=path,
+        seq_length=LENGTH,
+        batch_size=batch,
+        **{"tokenizer": "bytes", "shuffle_buffer": 5, **more},
+    )
+    return open_feed(config(data), rank, ranks)
+
+
+def config(data: DataConfig, **run: Any) -> Config:
+    return Config(
+        model=ModelConfig(name="mamba-tiny", sizes=preset("mamba-tiny")),
+        data=data,
+        run=RunConfig(save_ckpt_path="unused", **run),
+    )
+
+
+def rows(feeds: list[DataFeed], steps: int) -> list[list[list[int]]]:
+    """The sequences of so many steps, each in the order of its batches and ranks."""
+    found = []
+    for _ in range(steps):
+        step = []
+        for _ in range(feeds[0].accumulation):
+            for one in feeds:
+                step += one.next_rows(range(one.batch_size)).rows.inputs.tolist()
+        found.append(step)
+    return found
+
+
+def state_of(feeds: list[DataFeed]) -> dict[str, Any]:
+    """What a checkpoint of all ranks holds, read from its file again."""
+    told: list[Any] = []
+    for one in feeds:
+        one.state(lambda mine: told.append(mine) or [mine])  # type: ignore[func-returns-value]
+    state: dict[str, Any] = json.loads(json.dumps(feeds[0].state(lambda mine: told)))
+    return state
+
+
+def texts(path: str, *, batch: int = 4, **more: Any) -> list[str]:
+    """What each lane reads in one epoch."""
+    one = feed(path, batch=batch, epochs=1, **more)
+    lanes = [""] * batch
+    while not (part := one.next_rows(range(batch))).spent:
+        for number, (row, targets) in enumerate(
+            zip(part.rows.inputs.tolist(), part.rows.targets.tolist(), strict=True)
+        ):
+            lanes[number] = lanes[number] or chr(row[0])
+            lanes[number] += "".join(chr(target) for target in targets if target >= 0)
+    return lanes
+
+
+@pytest.mark.parametrize("files", [1, 3, 9])
+def test_an_epoch_reads_every_document_once_in_a_lane_of_its_own(
+    tmp_path: Path, files: int
+) -> None:
+    path = write(tmp_path, files)
+    found = texts(path)
+    read = [text for lane in found for text in lane.replace("><", ">\n<").split("\n")]
+    whole = [text for file in range(files) for text in documents(file, 12)]
+    assert sorted(read) == sorted(whole)
+    assert found != texts(path, shuffle_buffer=1), "documents are shuffled"
+    assert found == texts(path)
+
+
+def test_without_a_shuffle_buffer_documents_come_as_they_stand(tmp_path: Path) -> None:
+    path = write(tmp_path, 1)
+    assert texts(path, batch=1, shuffle_buffer=1) == ["".join(documents(0, 12))]
+
+
+@pytest.mark.parametrize(("ranks", "batch", "accumulation"), [(2, 2, 1), (1, 2, 2), (2, 1, 2)])
+def test_splits_of_the_same_step_read_the_same(
+    tmp_path: Path, ranks: int, batch: int, accumulation: int
+) -> None:
+    path = write(tmp_path, 5)
+    split = [
+        feed(path, rank, ranks, batch, gradient_accumulation=accumulation) for rank in range(ranks)
+    ]
+    assert rows(split, 20) == rows([feed(path)], 20)
+
+
+def test_another_split_goes_on_exactly_and_another_step_says_what_it_does(tmp_path: Path) -> None:
+    path = write(tmp_path, 5)
+    two = [feed(path, rank, 2, 2) for rank in range(2)]
+    rows(two, 17)
+    one = feed(path)
+    for part in two:  # as after a restart: each rank knows where the lanes of all stood
+        assert part.resume(state_of(two)) is None
+    assert one.resume(state_of(two)) is None
+    assert rows([one], 9) == rows(two, 9)
+    state = state_of(two)
+    assert one.resume(state) is None
+    assert rows([one], 9) == rows(two, 9)
+    other = feed(path, batch=3)
+    warning = str(other.resume(state))
+    assert "had 4 sequences and has 3 now" in warning and "its epoch 2 begins again" in warning
+    assert other.resume(other.state(lambda mine: [mine])) is None
+    assert "other data" in str(feed(path, shuffle_buffer=6).resume(state))
+
+
+def flags(save: Path, path: str, *more: str) -> tuple[str, ...]:
+    return (
+        *TINY,
+        f"--dataset_path={path}",
+        f"--save_ckpt_path={save}",
+        BYTES,
+        "--shuffle_buffer=5",
+        "--batch_size=2",
+        "--num_steps=14",
+        "--report_interval=1",
+        *more,
+    )
+
+
+def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    path = write(tmp_path / "texts", 5)
+    train(tmp_path / "whole", path, 2, 2, 14, BYTES, "--shuffle_buffer=5")
+    save = tmp_path / "killed"
+    asked = flags(save, path, "--checkpoint_interval=5")
+    with started(2, *asked) as process:
+        assert wait_for(lambda: list(save.glob("checkpoints/step_*_ckp")), process)
+        kill_tree(process)
+    done = run(2, *asked)
+    assert done.returncode == 0, done.stderr
+    assert "resumed from" in done.stdout
+    assert steps(save) == steps(tmp_path / "whole")
+
+
+def test_evaluations_read_the_same_each_time(tmp_path: Path) -> None:
+    path = write(tmp_path / "texts", 5)
+    held_out = write(tmp_path / "held", 2)
+    evaluation = (f"--eval_dataset_path={held_out}", "--eval_batches=0", "--eval_interval=1")
+    still = ("--learning_rate=1e-30", "--eval_batch_size=3", "--num_steps=2")
+    done = run(2, *flags(tmp_path / "run", path, *evaluation, *still))
+    assert done.returncode == 0, done.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = [line for line in map(json.loads, lines) if line["kind"] == "evaluation"]
+    assert found[0]["loss"] == found[1]["loss"]
+    everything = sum(len(text) for file in range(2) for text in documents(file, 12))
+    assert found[0]["tokens"] == everything - 6, "all but the first of each of six lanes"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_shards.Backoff, "first_wait", 0.0)
+
+
+def test_a_broken_connection_is_taken_up_again(tmp_path: Path, quick: None) -> None:
+    whole = write(tmp_path, 1, 400)
+    content = (tmp_path / "part00.jsonl").read_bytes()
+    with serving() as web:
+        web.files["/part00.jsonl"] = content
+        web.files["/part00.jsonl.gz"] = gzip.compress(content)
+        for name in web.files:
+            web.cuts[:] = []
+            path = f"stream:{web.url}{name}"
+            one = feed(path)
+            web.cuts += [len(web.files[name]) // 2, 100, 7]
+            assert rows([one], 30) == rows([feed(whole)], 30)
+            assert not web.cuts
+
+
+def test_a_server_that_is_gone_ends_the_run_after_so_many_tries(
+    tmp_path: Path, quick: None
+) -> None:
+    write(tmp_path, 1)
+    with serving() as web:
+        web.files["/a.jsonl"] = (tmp_path / "part00.jsonl").read_bytes()
+        one = feed(f"stream:{web.url}/a.jsonl", stream_retries=2)
+        web.code = 503
+        with pytest.raises(TrainingError, match=r"a\.jsonl cannot be reached.*stream_retries=2"):
+            rows([one], 1)
+
+
+def test_what_is_wrong_with_texts_is_told_with_its_file(tmp_path: Path) -> None:
+    for name, content, message in (
+        ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),
+        ("other", '{"body": "a"}\n', "other.jsonl.*: there is no column 'text'; there are: body"),
+        ("missing", '{"id": 2}\n{"text": "a"}\n', "missing.jsonl.*: document 1 has no text"),
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.jsonl").write_text(content)
+        with pytest.raises(RequestError, match=message):
+            feed(f"stream:{tmp_path / name}", stream_retries=0)
+    write(tmp_path / "two", 2)
+    (tmp_path / "two" / "part01.jsonl").write_text('{"id": 2}\n')
+    with pytest.raises(TrainingError, match=r"part01\.jsonl: .*has no text|part01.*no column"):
+        rows([feed(f"stream:{tmp_path / 'two'}")], 3)
+    few = feed(write(tmp_path / "few", 1, 3))
+    with pytest.raises(TrainingError, match="too few documents for 4 sequences a step"):
+        rows([few], 1)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"tokenizer": ""}, "tokenizer: a stream needs one"),
+        ({"tokenizer": "/none.json"}, "^tokenizer: /none.json is not there"),
+        ({"dataset_config": "en"}, "dataset_config: .* is no set of the hub"),
+        ({"dataset_split": "test"}, "dataset_split: .* is files"),
+        ({"n_samples_to_skip": 4}, "n_samples_to_skip: a stream has none"),
+        ({"position_weighting": True}, "position_weighting: a stream has none"),
+    ],
+)
+def test_what_a_stream_cannot_do_is_refused(tmp_path: Path, more: Any, message: str) -> None:
+    with pytest.raises(RequestError, match=message):
+        feed(write(tmp_path, 1), **more)
+
+
+def test_settings_that_nothing_heeds_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="tokenizer: only a stream heeds it"):
+        feed("synthetic:")
+    data = DataConfig(dataset_path="synthetic:", eval_dataset_path="stream:", tokenizer="bytes")
+    with pytest.raises(RequestError, match="eval_dataset_path: stream: must be followed by"):
+        open_evaluation(config(data), 0, 1)
+
+
+def test_a_tokenizer_ends_documents_and_must_fit_the_model(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = {"<|endoftext|>": 0, "a": 1, "b": 2}
+    made = Tokenizer(models.WordLevel(words, unk_token="a"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "texts.jsonl").write_text('{"text": "b b b"}\n{"text": "a"}\n' * 9)
+    path = f"stream:{tmp_path / 'texts.jsonl'}"
+    given: dict[str, Any] = {"tokenizer": str(tmp_path), "shuffle_buffer": 1}
+    assert rows([feed(path, batch=1, **given)], 1) == [[[2, 2, 2, 0, 1, 0] * 2 + [2, 2, 2, 0]]]
+    made = Tokenizer(models.WordLevel({**words, "c": 256}, unk_token="a"))
+    made.save(str(tmp_path / "large.json"))
+    with pytest.raises(RequestError, match="has token ids up to 256, and the vocabulary of mamba-"):
+        feed(path, tokenizer=str(tmp_path / "large.json"))

@@ -1,0 +1,373 @@
+"""Tokenizing: the tokens are the tokenizer's own, in one line; killed work goes on to the byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import descendants
+from tests.training.support.runs import ROOT, wait_for
+from training.data.arrow import Arrow
+from training.data.tokenize import blocks
+from training.data.tokenize import tokenizer as encoder
+from training.data.tokenize.__main__ import tokenize
+from training.data.tokenize.tokenizer import Encoder, open_tokenizer
+from training.errors import RequestError
+
+datasets = pytest.importorskip("datasets")
+tokenizers = pytest.importorskip("tokenizers")
+END = "<|endoftext|>"
+SOURCE = sorted(Path(os.__file__).parent.glob("*.py"))
+"""Real text of many kinds: the standard library's own."""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a tokenizer, and a cache of datasets that is not the user's."""
+    folder = tmp_path_factory.mktemp("tokenize")
+    patch = pytest.MonkeyPatch()
+    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
+    patch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
+    patch.setenv("HF_HOME", str(folder / "hub"))
+    patch.setenv("HF_DATASETS_OFFLINE", "1")
+    patch.setenv("HF_HUB_OFFLINE", "1")
+    patch.setenv("TOKENIZERS_PARALLELISM", "false")
+    make_tokenizer(folder / "bpe")
+    yield folder
+    patch.undo()
+
+
+def make_tokenizer(folder: Path) -> None:
+    folder.mkdir()
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=1000,
+        special_tokens=["<s>", END],
+        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train([str(path) for path in SOURCE[:10]], trainer)
+    made.enable_truncation(16)  # as some files have it; texts are not to be cut
+    made.save(str(folder / "tokenizer.json"))
+    about = {"eos_token": {"content": END}, "model_max_length": 2048}
+    (folder / "tokenizer_config.json").write_text(json.dumps(about))
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    return ["short\n", "", *(path.read_text() for path in SOURCE[:12]), "the end"]
+
+
+def expected(place: Path, texts: list[str], seq_len: int, end: bool = True) -> list[list[int]]:
+    """What the rows are, by the library alone."""
+    made = tokenizers.Tokenizer.from_file(str(place / "bpe" / "tokenizer.json"))
+    made.no_truncation()
+    last = [made.token_to_id(END)] if end else []
+    line = list(chain.from_iterable(made.encode(text).ids + last for text in texts if text))
+    return [line[at : at + seq_len] for at in range(0, len(line) - seq_len + 1, seq_len)]
+
+
+def rows(path: Path) -> list[list[int]]:
+    found = datasets.load_from_disk(str(path))
+    assert found.column_names == ["input_ids", "labels"]
+    assert found["input_ids"][:] == found["labels"][:]
+    return found["input_ids"][:]
+
+
+def make(place: Path, data: object, target: Path, *flags: str) -> Path:
+    base = (f"--dataset={data}", f"--tokenizer={place}/bpe", f"--save_path={target}")
+    tokenize([*base, "--num_proc=1", *flags])
+    return target
+
+
+def write_txt(folder: Path, texts: list[str]) -> object:
+    for number, text in enumerate(texts):
+        (folder / f"{number:03}.txt").write_text(text)
+    return folder
+
+
+def write_jsonl(folder: Path, texts: list[str]) -> object:
+    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(texts)]
+    (folder / "a.jsonl").write_text("\n".join(lines[:5]))
+    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
+        file.write("\n".join(lines[5:]))
+    return folder
+
+
+def write_parquet(folder: Path, texts: list[str]) -> object:
+    datasets.Dataset.from_dict({"text": texts}).to_parquet(str(folder / "a.parquet"))
+    return f"{folder}/*.parquet"
+
+
+def write_set(folder: Path, texts: list[str]) -> object:
+    datasets.Dataset.from_dict({"text": [text or None for text in texts]}).save_to_disk(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("write", [write_txt, write_jsonl, write_parquet, write_set])
+def test_rows_are_the_tokenizers_own_tokens_in_one_line(
+    place: Path, texts: list[str], tmp_path: Path, write: Callable[[Path, list[str]], object]
+) -> None:
+    (tmp_path / "data").mkdir()
+    made = make(place, write(tmp_path / "data", texts), tmp_path / "set", "--seq_len=128")
+    right = expected(place, texts, 128)
+    assert rows(made) == right
+    samples = Arrow(str(made), 128)
+    assert samples.vocab_size == 1000 and len(samples) == len(right)
+    assert samples[3].inputs.tolist() == right[3]
+    assert not list(tmp_path.glob(".*")), "nothing is left of the work"
+
+
+def test_the_end_of_text_can_be_left_out(place: Path, texts: list[str], tmp_path: Path) -> None:
+    data = write_txt(tmp_path, texts)
+    made = make(place, data, tmp_path / "set", "--seq_len=64", "--append_eos=False")
+    assert rows(made) == expected(place, texts, 64, end=False)
+
+
+def test_dryrun_takes_the_samples_of_the_known_scripts(place: Path, tmp_path: Path) -> None:
+    lines = [f"text number {number}" for number in range(9000)]
+    (tmp_path / "data").mkdir()
+    data = write_jsonl(tmp_path / "data", lines)
+    made = make(place, data, tmp_path / "set", "--dryrun", "--seq_len", "32")
+    source = datasets.Dataset.from_dict({"text": lines}).shuffle(seed=42).select(range(8192))
+    assert rows(made) == expected(place, source["text"][:], 32)
+
+
+@pytest.mark.parametrize("split", ["paragraph", "line"])
+def test_a_text_file_can_be_many_texts(place: Path, tmp_path: Path, split: str) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n\nthree\nfour")
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=1", f"--sample_by={split}")
+    end = tokenizers.Tokenizer.from_file(str(place / "bpe" / "tokenizer.json")).token_to_id(END)
+    assert rows(made).count([end]) == {"paragraph": 2, "line": 5}[split]
+
+
+def test_bytes_need_no_file(place: Path, tmp_path: Path) -> None:
+    text = "Grüße, 世界\n" * 40
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    base = (f"--dataset={tmp_path}", "--tokenizer", "bytes", f"--save_path={tmp_path}/set")
+    tokenize([*base, "--seq_len=32", "--num_proc=1"])
+    found = bytes(chain.from_iterable(rows(tmp_path / "set")))
+    assert text.encode().startswith(found) and len(found) > len(text.encode()) - 32
+    assert Arrow(f"{tmp_path}/set", 32).vocab_size == 256
+
+
+def test_texts_longer_than_a_piece_are_cut_after_lines(
+    place: Path, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = open_tokenizer(str(place / "bpe"))
+    whole = Encoder(tokenizer, append_eos=True).encode(texts).tolist()
+    monkeypatch.setattr(encoder, "PIECE", 3000)
+    assert sum(len(batch) for batch in encoder._batches(texts)) > sum(map(len, texts)) // 3000, (
+        "the texts are in pieces"
+    )
+    made = tokenizers.Tokenizer.from_str(tokenizer.definition)
+    found = Encoder(tokenizer, append_eos=True).encode(texts).tolist()
+    assert made.decode(found) == made.decode(whole) == "".join(texts)
+    assert found.count(tokenizer.eos) == whole.count(tokenizer.eos) == len(texts) - 1
+    monkeypatch.setattr(encoder, "PIECE", 10)
+    for text in ("x" * 95, "a word " * 20, "\n" * 33, "line\n" * 9, " " + "y" * 30):
+        pieces = list(chain.from_iterable(encoder._batches([text])))
+        assert "".join(piece for piece, _, _ in pieces) == text and len(pieces) > 3
+
+
+def test_a_tokenizers_own_beginning_and_end_are_kept(place: Path, tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(place / "bpe" / "tokenizer.json"))
+    for template, count in ((f"<s> $A {END}", 1), ("<s> $A", 1), ("$A", 1)):
+        special = [("<s>", made.token_to_id("<s>")), (END, made.token_to_id(END))]
+        made.post_processor = tokenizers.processors.TemplateProcessing(
+            single=template, special_tokens=special
+        )
+        made.save(str(tmp_path / "tokenizer.json"))
+        tokenizer = open_tokenizer(str(tmp_path / "tokenizer.json"))
+        ids = Encoder(tokenizer, append_eos=True).encode(["one text"]).tolist()
+        assert ids.count(tokenizer.eos) == count and ids[-1] == tokenizer.eos
+        assert (ids[0] == special[0][1]) == template.startswith("<s>")
+
+
+def test_large_sets_are_of_several_files(
+    place: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "FILE_TOKENS", 10_000)
+    monkeypatch.setattr(blocks, "BATCH_TOKENS", 3000)
+    made = make(place, write_txt(tmp_path, texts), tmp_path / "set", "--seq_len=128")
+    right = expected(place, texts, 128)
+    assert len(list(made.glob("data-*.arrow"))) == -(-len(right) // (10_000 // 128)) > 3
+    assert rows(made) == right
+    samples = Arrow(str(made), 64)
+    assert list(chain.from_iterable(samples[at].inputs.tolist() for at in range(len(samples)))) == (
+        list(chain.from_iterable(right))
+    )
+
+
+def command(place: Path, *flags: str) -> list[str]:
+    # No bytecode: a limit of a file's size would cut that too, and later imports would fail.
+    program = [sys.executable, "-B", "-m", "training.data.tokenize"]
+    return [*program, f"--tokenizer={place}/bpe", *flags]
+
+
+def run(place: Path, *flags: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
+    def limited() -> None:
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    return subprocess.run(
+        command(place, *flags),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        preexec_fn=limited,
+    )
+
+
+def shards_done(work: Path, least: int) -> bool:
+    return (work / "journal.json").exists() and len(list(work.glob("*.tokens"))) >= least
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:100]])
+    alone = make(place, tmp_path / "data", tmp_path / "alone", "--seq_len=256")
+    target, work = tmp_path / "set", tmp_path / ".set.tokenizing"
+    flags = (f"--dataset={tmp_path}/data", f"--save_path={target}", "--seq_len=256")
+    draw = random.Random()
+    for moment in (0, 2, 6):  # shards that are done
+        argv = command(place, *flags, f"--num_proc={draw.choice((1, 2))}")
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
+        wait_for(partial(shards_done, work, moment), process)
+        time.sleep(draw.random() / 5)
+        below = descendants(process.pid)
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 20
+        while any(Path(f"/proc/{pid}").exists() for pid in below):
+            assert time.monotonic() < end, "processes are left"
+            time.sleep(0.05)
+    if not target.exists():
+        done = run(place, *flags, "--num_proc=2")
+        assert done.returncode == 0, done.stderr
+        assert "going on: " in done.stdout
+    assert contents(target) == contents(alone)
+    assert not work.exists()
+
+
+def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
+    argv = command(place, f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set")
+    process = subprocess.Popen([*argv, "--num_proc=2"], cwd=ROOT, stderr=-1, text=True)
+
+    def workers() -> list[int]:
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(process.pid)}
+        return [pid for pid, line in lines.items() if "spawn_main" in line.read_text()]
+
+    assert wait_for(workers, process)
+    os.kill(workers()[0], signal.SIGKILL)
+    _, told = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert told.count("\n") == 1 and "a process of --num_proc was killed" in told, told
+
+
+def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
+    (tmp_path / ".set.tokenizing").mkdir()
+    (tmp_path / ".set.tokenizing" / "placed").touch()
+    make(place, f"{tmp_path}/a.txt", made, "--seq_len=16")
+    assert not (tmp_path / ".set.tokenizing").exists()
+
+
+def test_a_full_disk_and_begun_work_of_another_request(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 10_000)
+    flags = (f"--dataset={tmp_path}/a.txt", f"--save_path={tmp_path}/set", "--num_proc=1")
+    full = run(place, *flags, "--seq_len=16", limit=20_000)
+    assert full.returncode == 1 and full.stderr.count("\n") == 1
+    assert "error: the cache of datasets cannot be written: File too large" in full.stderr
+    make(place, f"{tmp_path}/a.txt", tmp_path / "first", "--seq_len=16")
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
+        full = run(place, *flags, "--seq_len=16", limit=20_000)
+    assert full.returncode == 1 and full.stderr.count("\n") == 1
+    assert ".tokens cannot be written: File too large" in full.stderr
+    again = run(place, *flags, "--seq_len=32")
+    assert again.returncode == 2
+    assert "begun work of another request (other: seq_len)" in again.stderr
+    assert run(place, *flags, "--seq_len=16").returncode == 0
+
+
+def test_a_longer_row_than_the_tokenizer_states_is_a_warning(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 3000)
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=4096")
+    assert "4096 is more than the 2048 that" in capsys.readouterr().err
+    assert {len(row) for row in rows(made)} == {4096}
+
+
+def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}')
+    (tmp_path / "b.txt").write_text("")
+    (tmp_path / "c.txt").write_text("short")
+    (tmp_path / "d.csv").write_text("x")
+    (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "there").mkdir()
+    there, new = f"--save_path={tmp_path}/there", f"--save_path={tmp_path}/set"
+
+    def told(match: str, *flags: str) -> None:
+        with pytest.raises(RequestError, match=match) as raised:
+            tokenize([f"--tokenizer={place}/bpe", "--num_proc=1", *flags])
+        assert "\n" not in str(raised.value)
+
+    a, b = f"--dataset={tmp_path}/a.jsonl", f"--dataset={tmp_path}/b.txt"
+    told("--dataset: no file matches", f"--dataset={tmp_path}/none", new)
+    told("of several kinds", f"--dataset={tmp_path}", new)
+    told("no file that is known by its ending", f"--dataset={tmp_path}/d.csv", new)
+    told("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
+    told("no column 'text'; there are: body, n", a, new)
+    told("'n' of .* holds int64, not text", a, new, "--text_column=n")
+    told("has no text", b, new)
+    told("--seq_len: 1,024 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
+    told("is there already", a, there)
+    told("local files have none", a, new, "--dataset_config=en")
+    told("all of split 'train', not 'test'", a, new, "--split=test")
+    told("--num_proc: must be at least 1, not '0'", a, new, "--num_proc=0")
+    told("--seq_len: must be at least 1", a, new, "--seq_len=0")
+    told("none/tokenizer.json is not there", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json")
+    told("cannot be read", a, new, f"--tokenizer={tmp_path}/d.csv")
+    told("bytes states no end-of-text", a, new, "--tokenizer=bytes", "--append_eos")
+    told("did you mean --dryrun", a, new, "--dry_run")
+    told("--save_path: must be given", a)
+    assert not (tmp_path / "set").exists()
+    assert not list(tmp_path.glob(".*")), "nothing is left behind"
+
+
+def test_what_is_not_on_this_machine_is_told_in_a_line(place: Path, tmp_path: Path) -> None:
+    for flag, name in (("dataset", "no-such-set"), ("tokenizer", "no/such-tokenizer")):
+        wrong = run(
+            place, f"--dataset={tmp_path}", f"--save_path={tmp_path}/set", f"--{flag}={name}"
+        )
+        assert wrong.returncode == 2
+        assert wrong.stderr.startswith(f"error: --{flag}: {name} is no local file or folder, and")
+        assert wrong.stderr.count("\n") == 1
+    assert "Exit codes:" in run(place, "--help").stdout

@@ -1,0 +1,97 @@
+"""The smoke test of an image, on a folder laid out like one."""
+
+import json
+import subprocess
+import sys
+import zipfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.support.runs import ROOT, write_text
+from training import smoke
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "launch").mkdir()
+    (tmp_path / "launch" / "mamba_fsdp.sbatch").write_text("#!/bin/bash\nsrun true\n")
+    with zipfile.ZipFile(tmp_path / "launch" / smoke.RUNTIME, "w") as archive:
+        archive.writestr("__main__.py", "import sys; sys.exit(sys.argv[1:] != ['--help'])")
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    packages = [{"name": "torch", "version": metadata.version("torch"), "hashes": []}]
+    write_lock(tmp_path, python, packages)
+    write_recipe(tmp_path, write_text(tmp_path / "text"), 0.9)
+    return tmp_path
+
+
+def write_lock(image: Path, python: str, packages: list[dict[str, Any]]) -> None:
+    lock = {"python": {"version": python, "packages": packages}}
+    (image / "meta" / "lock.json").write_text(json.dumps(lock))
+
+
+def write_recipe(image: Path, dataset: str, ratio: float, **train: Any) -> None:
+    settings = {"model_name": "mamba-tiny", "dataset": dataset, "steps": 12, **train}
+    sizes = {"seq_length": 32, "batch_size": 4, "loss_ratio": ratio}
+    recipe = {
+        "launchers": ["mamba_fsdp"],
+        "smoke": {"imports": ["torch"], "train": {**settings, **sizes}},
+    }
+    (image / "meta" / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
+
+
+def run(image: Path, *flags: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "training.smoke", "--meta", str(image / "meta"), *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_good_image(image: Path) -> None:
+    done = run(image, "--json")
+    assert done.returncode == 0, done.stdout
+    result = json.loads(done.stdout)
+    checks = {check["name"]: check for check in result["checks"]}
+    assert result["ok"] and all(check["ok"] for check in checks.values())
+    assert list(checks) == [
+        *("meta", "versions", "import torch", "launcher mamba_fsdp", "runtime", "train", "resume"),
+    ]
+    assert checks["train"]["losses"][6:] == checks["resume"]["losses"]
+    assert checks["train"]["ratio"] < 0.9 and len(checks["train"]["losses"]) == 12
+
+
+def test_every_fault_of_an_image_is_shown(image: Path) -> None:
+    write_lock(image, "2.7", [{"name": "torch", "version": "0"}, {"name": "nix", "version": "1"}])
+    (image / "launch" / "mamba_fsdp.sbatch").write_text("if true; then\n")
+    (image / "launch" / smoke.RUNTIME).unlink()
+    write_recipe(image, "text:/nowhere/*", 0.9)
+    done = run(image)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    rows = {line.split()[1]: line for line in done.stdout.splitlines() if line.startswith("FAIL")}
+    assert list(rows) == ["versions", "launcher", "runtime", "train", "resume"]
+    assert "python 2.7 is locked" in rows["versions"]
+    assert "torch 0 is locked" in rows["versions"] and "nix 1" in rows["versions"]
+    assert "syntax error" in rows["launcher"]
+    assert smoke.RUNTIME in rows["runtime"]
+    assert "no file matches /nowhere/*" in rows["train"]
+    assert "5 of 7 checks failed" in done.stdout
+
+
+def test_a_loss_that_does_not_fall_fails(image: Path) -> None:
+    text = write_text(image / "text")
+    write_recipe(image, text, 0.01)
+    checks = {c.name: c for c in smoke.run_checks(image / "meta", lambda text: None)}
+    assert not checks["train"].ok and "must be below 1%" in checks["train"].detail
+    assert checks["resume"].ok
+
+
+def test_no_image(tmp_path: Path) -> None:
+    done = run(tmp_path, "--json")
+    assert done.returncode == 1
+    assert "lock.json" in json.loads(done.stdout)["checks"][0]["detail"]

@@ -1,0 +1,263 @@
+"""The node's program: real torchrun, processes that do little, exit codes, signals, the meeting."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.node_program import SLURM, Launch
+from training.job.agent import outcome
+
+LIMITED = """\
+import resource
+
+def configure(flags):
+    pass
+
+if __name__ == "__main__":
+    files, stack = resource.RLIMIT_NOFILE, resource.RLIMIT_STACK
+    print("limits", resource.getrlimit(files)[0], resource.getrlimit(stack)[0])
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path, root: Path) -> Launch:
+    return Launch(tmp_path, root)
+
+
+def test_processes_run_and_end(launch: Launch) -> None:
+    code, out, err = launch.door("0", "0")
+    assert code == 0, err
+    assert re.search("NPROC_PER_NODE +2 +--nproc", out)
+    assert "0 of 2 1" in out and "1 of 2 1" in out
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "told"),
+    [
+        (("85", "85"), 85, r"\d .*: saved and stopped, as SIGTERM asked"),
+        (("2", "2"), 2, r"\d .*: wrong request"),
+        (("86", "86"), 86, r"\d .*: no progress, ended by the watch"),
+        (("0", "die"), 137, "1 .* was killed by SIGKILL"),
+    ],
+)
+def test_exit_code_is_that_of_the_processes(
+    launch: Launch, what: tuple[str, str], code: int, told: str
+) -> None:
+    got, _, err = launch.door(*what)
+    assert got == code
+    assert re.search(f"training.launch: rank {told}", err)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -> None:
+    with launch.start("--module", "door", "--nproc", "2", "--", "sleep", "sleep") as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        process.send_signal(how)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 85, err
+    assert out.count("saved") == 2
+
+
+def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:
+    """Alone, torchrun handles SIGHUP even where it was started with that ignored."""
+    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    with launch.start(*words, before=["nohup"]) as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 85, err
+    assert out.count("saved") == 2 and "SIGHUP" not in err
+
+
+def test_print_env_starts_nothing(launch: Launch) -> None:
+    code, out, err = launch.run("--print-env", "--", "--model_name=x", NPROC_PER_NODE="4")
+    assert (code, err) == (0, "")
+    assert re.search("NPROC_PER_NODE +4", out) and "-m training.mamba_fsdp --model_name=x" in out
+
+
+def test_wrong_flags_are_refused_before_torch_is_loaded(launch: Launch) -> None:
+    begun = time.monotonic()
+    code, out, err = launch.run("--", "--num_step=5")
+    assert code == 2 and out.startswith("training.launch: node 0 of 1")
+    assert err.startswith("error: ") and "did you mean --num_steps" in err
+    assert "Traceback" not in err and time.monotonic() - begun < 5
+
+
+def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
+    first, second = (
+        launch.run("--module", "door", "--", "--wrong", **(SLURM | {"SLURM_NODEID": rank}))
+        for rank in ("0", "1")
+    )
+    assert (first[0], second[0]) == (2, 2)
+    assert "--wrong" in first[2] and second[2] == ""
+
+
+def test_composers_door(launch: Launch, tmp_path: Path) -> None:
+    """Its file is read before anything starts, and it is started: Composer is not here."""
+    file = tmp_path / "config.yaml"
+    words = ("--module", "training.mamba_composer", "--nproc", "2", "--", str(file))
+    file.write_text("data: {text_paths: [{path: none.npy, weigth: 1}]}")
+    code, _, err = launch.run(*words)
+    assert code == 2 and err.startswith(f"error: {file}: data.text_paths: entry 1: must have path")
+    file.write_text("data: {text_paths: [{path: none.npy, weight: 1}]}")
+    code, _, err = launch.run(*words)
+    assert code == 2 and "pip install mosaicml" in err and "rank 0" in err
+
+
+def test_limits_are_raised(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "limited.py").write_text(LIMITED)
+    starts = [f"exec {sys.executable} -m training.launch --module limited --"]
+    done = subprocess.run(
+        ["bash", "-c", "; ".join(["ulimit -S -n 200", "ulimit -S -s 4096", *starts])],
+        env=launch.env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, stack = resource.getrlimit(resource.RLIMIT_STACK)
+    assert f"limits {files} {stack}\n" in done.stdout
+    assert re.search(
+        f"  limits +as high as allowed +nofile {files}, .*nofile, stack raised", done.stdout
+    )
+
+
+@pytest.mark.parametrize("module", ["training.nothing", "no.such", "training.errors"])
+def test_a_module_that_is_no_door(launch: Launch, module: str) -> None:
+    code, _, err = launch.run("--module", module, "--")
+    assert code == 2 and f"--module: {module} cannot be started" in err
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"),
+    [
+        ([85, 85], 85),
+        ([85, 1], 1),  # one that could not save
+        ([2, -15], 2),
+        ([1, 86, -15], 86),  # what the others saw of a hang came of it
+        ([86, 2], 2),
+        ([-15, 2], 2),
+        ([-9, 1], 137),  # the first failure
+        ([1, -9], 1),
+    ],
+)
+def test_exit_code_of_a_node(codes: list[int], code: int) -> None:
+    assert outcome(codes) == code
+
+
+def test_first_node_that_cannot_be_found(launch: Launch) -> None:
+    here = SLURM | {"MASTER_ADDR": "no-such-node.invalid"}
+    flags = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
+    code, _, err = launch.run("--", *flags, **here)
+    assert code == 1
+    assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
+
+
+def test_first_node_that_never_comes(launch: Launch) -> None:
+    code = textwrap.dedent("""\
+        import sys
+        from training import launch
+        from training.job import plan
+        plan.PATIENCE = 2
+        sys.exit(launch.main(["--module", "door", "--", "0"]))
+    """)
+    # The rendezvous itself is meant: preflight would tell it before.
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**launch.env, **here},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 1
+    assert "error: the 2 nodes have not met at 127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_port_that_somebody_has(launch: Launch) -> None:
+    """Told at once, by whom: the others would wait for a quarter of an hour."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        here = SLURM | {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        code, _, err = launch.run("--module", "door", "--", "0", **here)
+    assert code == 1 and "Traceback" not in err
+    assert f"error: MASTER_PORT: {port} of node 0 is taken by process {os.getpid()} (" in err
+
+
+def test_first_node_that_ends_early(launch: Launch) -> None:
+    """Not told as if the nodes had never met."""
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        here["MASTER_PORT"] = str(free.getsockname()[1])
+    words = ("--module", "door", "--nproc", "1", "--")
+    with launch.start(*words, "sleep", "sleep", **here) as second:
+        code, _, err = launch.run(*words, "1", "1", **(here | {"SLURM_NODEID": "0"}))
+        assert code == 1 and "ended with exit code 1" in err
+        out, err = second.communicate(timeout=300)
+    assert second.returncode == 1 and "saved" in out
+    assert "error: node 0 has ended" in err and "Traceback" not in err
+
+
+def test_first_node_that_ends_is_told_though_the_own_process_fails_too(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Whatever torchrun looks at first: here at its processes, as it looks seldom."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        place = f"127.0.0.1:{free.getsockname()[1]}"
+
+    def start(first: str, seconds: float, what: str) -> subprocess.Popen[str]:
+        code = "import sys; from training.job import agent; sys.exit(agent.run(sys.argv[1:]))"
+        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={place}", f"--rdzv-conf=is_host={first}"]
+        own = ["--nnodes=2", "--max-restarts=0", f"--monitor-interval={seconds}"]
+        return subprocess.Popen(
+            [sys.executable, "-c", code, *meet, *own, "-m", "door", what, what],
+            env={**launch.env, "FOLLOW": str(tmp_path / "follow")},
+            text=True,
+            stderr=subprocess.PIPE,
+        )
+
+    with start("false", 5, "follow") as second, start("true", 0.1, "1") as first:
+        _, said = first.communicate(timeout=300)
+        assert "node 0 has ended" not in said
+        (tmp_path / "follow").touch()
+        _, said = second.communicate(timeout=300)
+    assert (first.returncode, second.returncode) == (1, 1)
+    assert re.search(r"rank [01] \(process \d+\) ended with exit code 1", said)
+    assert f"node 0 has ended, its rendezvous is gone at {place}: " in said
+
+
+def test_processes_whose_end_nobody_notices() -> None:
+    """As on a node that is cut off from the first one, where torchrun waits for an answer."""
+    code = textwrap.dedent("""\
+        import subprocess, sys, time
+        from training.job import agent
+        agent.UNNOTICED_SECONDS = 1.0
+        started = [subprocess.Popen(["sh", "-c", how]) for how in ("exit 86", "kill -9 $$")]
+        agent.watch_ended(lambda: [one.pid for one in started], agent._leave)
+        time.sleep(60)
+    """)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 86
+    assert "ended with exit code 86: no progress" in done.stderr
+    assert "was killed by SIGKILL, and node 0 does not answer" in done.stderr

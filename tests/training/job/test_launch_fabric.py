@@ -1,0 +1,143 @@
+"""The variables of the network: which versions of the libraries want which."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support import instance_trees
+from tests.support.instance_trees import CURRENT, SLURM
+from training.job.instances import TYPES, Instance
+
+NCCL = {"LD_PRELOAD": "/opt/nccl/lib/libnccl.so.2"}
+NETWORK = re.compile(r"^  ((?:NCCL|FI)_\w+) +(\S+) ", re.MULTILINE)
+ALWAYS = {"NCCL_SOCKET_IFNAME": "^docker,lo,veth", "FI_EFA_USE_HUGE_PAGE": "0"}
+OLDEST = {"NCCL_PROTO": "simple", "FI_PROVIDER": "efa"}
+RDMA = {"FI_EFA_USE_DEVICE_RDMA": "1"}
+TUNER = {"NCCL_TUNER_PLUGIN": "/opt/amazon/ofi-nccl/lib/libnccl-ofi-tuner.so"}
+
+
+def node(root: Path, what: Instance, versions: dict[str, str]) -> None:
+    """Make a node with other software than the current."""
+    instance_trees.instance(root, what)
+    shutil.rmtree(root / "opt")
+    instance_trees.software(root, **(CURRENT | versions))
+
+
+def network(root: Path, **environment: str) -> dict[str, str]:
+    told = instance_trees.printed(root, 192, {**SLURM, **NCCL, **environment})
+    return dict(NETWORK.findall(told))
+
+
+@pytest.mark.parametrize(
+    ("type", "versions", "more"),
+    [
+        ("p5.48xlarge", {}, {}),
+        ("p4d.24xlarge", {"plugin": "1.5.0-aws"}, OLDEST | RDMA),
+        ("g5.48xlarge", {"plugin": "1.5.0-aws"}, OLDEST),
+        ("p4d.24xlarge", {"plugin": "1.6.0"}, RDMA),
+        ("g6e.48xlarge", {"plugin": "1.6.0"}, {}),
+        ("p4de.24xlarge", {"libfabric": "1.17.1"}, RDMA),
+        ("p4d.24xlarge", {"libfabric": "1.18.0", "plugin": "1.7.0"}, {}),
+        ("p5.48xlarge", {"installer": "1.29.0"}, {"FI_EFA_SET_CUDA_SYNC_MEMOPS": "0"}),
+        ("p5.48xlarge", {"installer": "1.29.1"}, {}),
+        ("p5en.48xlarge", {"plugin": "1.15.0-aws"}, TUNER),
+        ("p4d.24xlarge", {"plugin": "1.15.0-aws"}, {}),  # which the tuner does not know
+    ],
+)
+def test_versions(
+    type: str, versions: dict[str, str], more: dict[str, str], tmp_path: Path
+) -> None:
+    node(tmp_path / "root", TYPES[type], versions)
+    assert network(tmp_path / "root") == ALWAYS | more
+
+
+def test_libraries_that_nobody_knows(tmp_path: Path) -> None:
+    """They are taken for the current generation."""
+    node(tmp_path / "root", TYPES["p5.48xlarge"], {"plugin": "git-6e504db"})
+    (tmp_path / "root/opt/amazon/efa_installed_packages").unlink()
+    shutil.rmtree(tmp_path / "root/opt/amazon/efa")
+    assert network(tmp_path / "root") == ALWAYS
+
+
+def test_an_old_nccl(tmp_path: Path) -> None:
+    """2.20 cannot use the tuner well, 2.18 has no quarrel with the old installer."""
+    root = tmp_path / "root"
+    node(root, TYPES["p5.48xlarge"], {"plugin": "1.9.1-aws", "installer": "1.29.0"})
+    for old in ("2.20.3", "2.18.5"):
+        instance_trees.write(root / f"opt/old/libnccl.so.{old}")
+    memops = {"FI_EFA_SET_CUDA_SYNC_MEMOPS": "0"}
+    assert network(root, LD_PRELOAD="/opt/old/libnccl.so.2.20.3") == ALWAYS | memops
+    assert network(root, LD_PRELOAD="/opt/old/libnccl.so.2.18.5") == ALWAYS
+
+
+def test_the_images_own_record(tmp_path: Path) -> None:
+    """For a plugin whose library says nothing of its version."""
+    root = tmp_path / "root"
+    node(root, TYPES["p4d.24xlarge"], {"plugin": "?"})
+    source = '{"name": "aws-ofi-nccl", "ref": "v1.6.0-aws"}'
+    instance_trees.write(root / "sqshforge/meta/lock.json", f'{{"sources": [{source}]}}')
+    assert network(root) == ALWAYS | RDMA
+
+
+def test_the_plugin_where_the_path_of_libraries_has_it(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    node(root, TYPES["p4d.24xlarge"], {})
+    instance_trees.write(root / "opt/own/libnccl-net.so", "Initializing aws-ofi-nccl 1.6.0")
+    assert network(root, LD_LIBRARY_PATH="/no/such:/opt/own") == ALWAYS | RDMA
+
+
+FI_INFO = """\
+#!/bin/bash
+[[ $* == --version ]] && echo 'fi_info: 1.17.0amzn1.0
+libfabric: 1.17.0amzn1.0
+libfabric api: 1.17'
+"""
+
+
+def test_fi_info_is_asked_last(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    node(root, TYPES["p4d.24xlarge"], {"installer": "1.25.0"})
+    shutil.rmtree(root / "opt/amazon/efa")
+    instance_trees.write(tmp_path / "bin/fi_info", FI_INFO)
+    (tmp_path / "bin/fi_info").chmod(0o755)
+    programs = f"{tmp_path}/bin:/usr/bin:/bin"
+    assert "FI_EFA_USE_DEVICE_RDMA" not in network(root, PATH=programs)  # the installer's list
+    (root / "opt/amazon/efa_installed_packages").write_text("# EFA installer version: 1.25.0\n")
+    assert network(root, PATH=programs)["FI_EFA_USE_DEVICE_RDMA"] == "1"
+
+
+def test_what_is_set_wins_and_what_is_empty_is_not_there(tmp_path: Path) -> None:
+    node(tmp_path / "root", TYPES["p5.48xlarge"], {})
+    found = network(tmp_path / "root", NCCL_SOCKET_IFNAME="ens", FI_EFA_USE_HUGE_PAGE="")
+    assert found == {"NCCL_SOCKET_IFNAME": "ens", "FI_EFA_USE_HUGE_PAGE": "0"}
+
+
+def test_one_node_alone(tmp_path: Path) -> None:
+    node(tmp_path / "root", TYPES["p5.48xlarge"], {"plugin": "1.15.0"})
+    assert network(tmp_path / "root", SLURM_STEP_NUM_NODES="1") == {"FI_EFA_USE_HUGE_PAGE": "0"}
+
+
+def test_what_aws_ofi_nccl_sets_is_never_set() -> None:
+    names = {"NCCL_BUFFSIZE", "NCCL_MIN_CHANNELS", "NCCL_MIN_NCHANNELS", "NCCL_NVLS_CHUNKSIZE"}
+    for golden in instance_trees.GOLDEN.glob("*.txt"):
+        found = {name for name, _ in NETWORK.findall(golden.read_text())}
+        assert not found & names and "RDMAV_" not in golden.read_text()
+
+
+@pytest.mark.parametrize(("kernel", "safe"), [("5.10.226", {"FI_EFA_FORK_SAFE": "1"}), ("6.8", {})])
+def test_neuron_on_kernels(kernel: str, safe: dict[str, str], tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    instance_trees.instance(root, TYPES["trn1.32xlarge"])
+    instance_trees.write(root / "proc/sys/kernel/osrelease", kernel)
+    asked = {"FI_PROVIDER": "efa", "FI_EFA_USE_HUGE_PAGE": "0"}
+    assert network(root) == asked | RDMA | safe
+    assert network(root, SLURM_STEP_NUM_NODES="1") == {"FI_EFA_USE_HUGE_PAGE": "0"}
+
+
+def test_neuron_without_network_cards(tmp_path: Path) -> None:
+    instance_trees.instance(tmp_path / "root", TYPES["trn1.2xlarge"])
+    assert network(tmp_path / "root") == {}

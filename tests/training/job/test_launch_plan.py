@@ -1,0 +1,113 @@
+"""What a node decides by itself, and the block that tells it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.node_program import SLURM
+from training.errors import RequestError
+from training.job.node import Accelerators, look_at_node
+from training.job.plan import Node, Plan, make_plan, read_job
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "launch"
+
+PLAIN = Node(cores=2, address="127.0.0.1", interface="", type_why="it has no DMI")
+CPU = Node(cores=64, address="10.0.0.7", interface="eth0", type_why="it has no DMI")
+GPUS = Node(
+    cores=192,
+    address="10.0.0.9",
+    interface="ens32",
+    type_why="it has no DMI",
+    accelerators=Accelerators(kind="cuda", seen=8),
+)
+
+OVERRIDES = {
+    "NPROC_PER_NODE": "4",
+    "OMP_NUM_THREADS": "3",
+    "TRITON_CACHE_DIR": "/scratch/triton",
+    "GLOO_SOCKET_IFNAME": "ib0",
+    "MASTER_PORT": "29500",
+}
+FLAGS = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
+
+
+def plan(environment: Mapping[str, str], node: Node) -> Plan:
+    return make_plan(read_job(environment), node, environment, "training.mamba_fsdp", FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("name", "environment", "node"),
+    [
+        ("alone", {}, PLAIN),
+        ("cpu-node-1-of-2", SLURM, CPU),
+        ("gpus-node-0-of-16", SLURM | {"SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "16"}, GPUS),
+        ("restarted", SLURM | {"SLURM_RESTART_COUNT": "2", "TMPDIR": "/local"}, CPU),
+        ("overridden", SLURM | OVERRIDES, GPUS),
+    ],
+)
+def test_block(name: str, environment: dict[str, str], node: Node) -> None:
+    block = plan(environment, node).block() + "\n"
+    assert block == (GOLDEN / f"{name}.txt").read_text()
+
+
+def test_every_restart_meets_anew() -> None:
+    first, second = (
+        read_job(SLURM | {"SLURM_RESTART_COUNT": count}).run_id for count in ("0", "1")
+    )
+    assert first != second
+
+
+def test_gloo_joins_few_of_many_ranks() -> None:
+    many = SLURM | {"SLURM_STEP_NUM_NODES": "64"}
+    names = [{one.name for one in plan(env, GPUS).variables} for env in (SLURM, many)]
+    assert ["TORCH_GLOO_LAZY_INIT" in found for found in names] == [False, True]
+
+
+def test_one_step_of_a_larger_job() -> None:
+    """`srun --nodes=1` in a job of two: the step's nodes count."""
+    assert read_job(SLURM | {"SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}).nodes == 1
+
+
+def test_empty_variables_are_not_there() -> None:
+    """What `enroot --env NAME` makes of a variable that the host does not have."""
+    names = ("SLURM_RESTART_COUNT", "MASTER_PORT", "NPROC_PER_NODE", "OMP_NUM_THREADS", "TMPDIR")
+    empty = SLURM | dict.fromkeys(names, "")
+    job = read_job(empty)
+    assert (job.restarts, job.port) == (0, 61000 + 4242)
+    assert plan(empty, GPUS).block() == plan(SLURM, GPUS).block()
+
+
+def test_the_port_of_neurons_runtime_stays_free() -> None:
+    assert read_job(SLURM | {"SLURM_JOB_ID": str(4536 + 1182)}).port == 62183
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
+        ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be"),
+        ({"MASTER_PORT": "http"}, "MASTER_PORT: must be a whole number"),
+        ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
+        ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
+    ],
+)
+def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
+    with pytest.raises(RequestError, match=told):
+        plan(SLURM | change, CPU)
+
+
+def test_a_name_of_this_machine_that_means_loopback() -> None:
+    """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
+    route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)
+    found = look_at_node(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
+    assert (found.interface == "lo") == (route.returncode != 0)
+    assert look_at_node(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
+
+
+@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 1), ("GPU-6a,GPU-7b", 2)])
+def test_only_the_visible_gpus_count(visible: str, count: int) -> None:
+    assert plan({"CUDA_VISIBLE_DEVICES": visible}, GPUS).processes == count

@@ -1,0 +1,123 @@
+"""A rank whose peers are cut off, or gone, ends by itself, says what it sees, with its own code."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.network_namespaces import Bridge, bridged
+from tests.support.processes import descendants
+from tests.training.support.runs import ROOT, TINY, kill_tree, losses, wait_for, write_text
+from training.errors import HUNG
+
+ABORT = 12
+"""hang_abort_seconds."""
+LAUNCH = """\
+import sys
+from training import launch
+from training.job import agent
+agent.UNNOTICED_SECONDS = 10.0
+sys.exit(launch.main(sys.argv[1:]))
+"""
+"""training.launch, which waits less for what it cannot reach."""
+
+
+@pytest.fixture
+def nodes() -> Iterator[Bridge]:
+    with bridged(["host-0", "host-1"]) as bridge:
+        yield bridge
+
+
+@contextmanager
+def job(nodes: Bridge, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """A run of one rank a node that trains by now; what node N says is in folder/said.N."""
+    flags = (
+        *(
+            *TINY,
+            f"--dataset_path={write_text(folder / 'text')}",
+            f"--save_ckpt_path={folder}/save",
+        ),
+        *("--num_steps=1000000", "--report_interval=1", "--hang_seconds=4"),
+        f"--hang_abort_seconds={ABORT}",
+    )
+    env = {name: one for name, one in os.environ.items() if not name.startswith("SLURM_")}
+    env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "98"}
+    env |= {"SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": nodes.machines[0].address}
+    processes = []
+    try:
+        for rank, machine in enumerate(nodes.machines):
+            words = machine.enter(sys.executable, "-c", LAUNCH, "--", *flags)
+            with (folder / f"said.{rank}").open("w") as said:
+                process = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "KILL", *words],
+                    env={**env, "SLURM_NODEID": str(rank)},
+                    stdout=said,
+                    stderr=said,
+                    text=True,
+                )
+            processes.append(process)
+        lines = folder / "save" / "metrics.jsonl"
+        assert wait_for(
+            lambda: lines.exists() and len(losses(folder / "save")) > 20, processes[0], seconds=120
+        )
+        yield processes
+    finally:
+        for process in processes:
+            kill_tree(process)
+            process.wait()
+
+
+def rank_process(process: subprocess.Popen[str]) -> int:
+    """Find the process of the one rank below a launcher."""
+    (found,) = (
+        pid
+        for pid in descendants(process.pid)
+        if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
+    )
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_link_that_goes_down(nodes: Bridge, tmp_path: Path) -> None:
+    """No connection is closed: without the watch the ranks would wait for half an hour."""
+    with job(nodes, tmp_path) as processes:
+        ranks = [rank_process(process) for process in processes]
+        nodes.unplug(1)
+        begun = time.monotonic()
+        for process, pid in zip(processes, ranks, strict=True):
+            assert wait_for(partial(has_ended, pid), process) or process.returncode == HUNG
+        assert time.monotonic() - begun < ABORT + 25
+        assert [process.wait(40) for process in processes] == [HUNG, HUNG]
+    first, second = ((tmp_path / f"said.{rank}").read_text() for rank in range(2))
+    assert "hang: rank 1 hangs, without an answer; no progress for" in first
+    assert re.search(r"rank 1: its process \d+ on host-1 does not answer", first)
+    assert "error: rank 1 hangs, without an answer" in first
+    assert "ended with exit code 86: no progress, ended by the watch" in first
+    assert re.search(r"error: rank 1 waits in step \d+, .*\(hang_abort_seconds\)", second)
+    assert not (tmp_path / "save" / ".running").exists()
+
+
+def test_the_first_rank_is_killed(nodes: Bridge, tmp_path: Path) -> None:
+    """With it goes its launcher, and the store that the ranks met at: connections are closed."""
+    with job(nodes, tmp_path) as processes:
+        for pid in (processes[0].pid, *descendants(processes[0].pid)):
+            os.kill(pid, signal.SIGKILL)
+        assert processes[1].wait(ABORT + 25) == 1
+    said = (tmp_path / "said.1").read_text()
+    address = nodes.machines[0].address
+    assert f"[{address}]" in said, "the peer that is gone"
+    assert f"node 0 has ended, its rendezvous is gone at {address}:" in said

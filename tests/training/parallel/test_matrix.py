@@ -1,0 +1,43 @@
+"""Losses depend on the global batch alone: not on ranks, sharding, engine or accumulation."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.training.support import matrix
+from tests.training.support.curves import FAMILIES
+from tests.training.support.runs import ENGINES, run, write_text
+
+Found = Mapping[int, Mapping[str, list[float]]]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """All cases' losses, by the number of processes."""
+    data = write_text(tmp_path_factory.mktemp("text"))
+    losses: dict[int, Any] = {}
+    for ranks in (1, 2, 4):
+        save = tmp_path_factory.mktemp(f"ranks{ranks}")
+        done = run(
+            ranks, data, str(save), program=("-m", "tests.training.support.matrix"), timeout=600
+        )
+        assert done.returncode == 0, done.stderr
+        losses[ranks] = json.loads((save / "losses.json").read_text())
+    return losses
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("sharding", matrix.SHARDINGS)
+def test_losses_are_those_of_one_process(
+    found: Found, family: str, engine: str, sharding: str
+) -> None:
+    alone = found[1][matrix.case(family, ENGINES[0], "ddp", 1)]
+    assert len(alone) == matrix.STEPS and alone[-1] < alone[0]
+    for ranks in (1, 2, 4):
+        for accumulation in (1, 2):
+            losses = found[ranks][matrix.case(family, engine, sharding, accumulation)]
+            assert losses == pytest.approx(alone, abs=1e-5), (ranks, accumulation)

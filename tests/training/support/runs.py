@@ -1,0 +1,128 @@
+"""Start the training door for real: alone, or with torchrun on 127.0.0.1; read what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.support import processes, warm
+from training import compat
+
+ROOT = Path(__file__).parents[3]
+ENGINES = ("fsdp1", "fsdp2") if compat.fsdp2() else ("fsdp1",)
+"""What this torch has."""
+TINY = (
+    "--model_name=mamba-tiny",
+    "--seq_length=17",
+    "--learning_rate=3e-3",
+    "--checkpoint_interval=1000",
+)
+
+
+def write_text(folder: Path, size: int = 60_000) -> str:
+    """Write a few files of text; the dataset_path that reads them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    words = ("the", "quick", "fox", "jumps", "over", "a", "lazy", "dog", "while", "it", "rains")
+    text = " ".join(words[(i * i + i // 7) % len(words)] for i in range(size // 3))[:size]
+    for index in range(3):
+        part = text[index * size // 3 : (index + 1) * size // 3]
+        (folder / f"part{index}.txt").write_text(part)
+    return f"text:{folder}/*.txt"
+
+
+DOOR = ("-m", "training.mamba_fsdp")
+COLD = {"PYTHON_EXEC": sys.executable}
+"""What torchrun takes for its processes: python as it is."""
+
+
+def command(
+    ranks: int, *flags: str, program: Sequence[str] = (), python: str = sys.executable
+) -> list[str]:
+    """The door, or another program, on so many ranks; 0 is plain python."""
+    run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
+    meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
+    launcher = (*run, *meet) if ranks else ()
+    return [python, *launcher, *(program or DOOR), *flags]
+
+
+@contextmanager
+def started(
+    ranks: int, *flags: str, program: Sequence[str] = (), warm: Mapping[str, str] = COLD
+) -> Iterator[subprocess.Popen[str]]:
+    """The door while it runs; nothing of it is left afterwards."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **warm}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        env.pop(name, None)
+    process = subprocess.Popen(
+        command(ranks, *flags, program=program, python=warm["PYTHON_EXEC"]),
+        env=env,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        yield process
+    finally:
+        kill_tree(process)
+        process.communicate()
+
+
+def run(
+    ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """The same to its end, by processes that are warm."""
+    with started(ranks, *flags, program=program, warm=warm.python()) as process:
+        out, err = process.communicate(timeout=timeout)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def train(save: Path, data: str, ranks: int, batch: int, steps: int, *flags: str) -> list[float]:
+    """Train to the end; the losses of all steps."""
+    done = run(
+        ranks,
+        *TINY,
+        f"--save_ckpt_path={save}",
+        f"--dataset_path={data}",
+        f"--batch_size={batch}",
+        f"--num_steps={steps}",
+        *flags,
+    )
+    assert done.returncode == 0, done.stderr
+    return losses(save)
+
+
+def steps(save: Path) -> list[dict[str, Any]]:
+    lines = (save / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if line["kind"] == "step"]
+
+
+def losses(save: Path) -> list[float]:
+    return [line["loss"] for line in steps(save)]
+
+
+def kill_tree(process: subprocess.Popen[str], forked: Sequence[int] = ()) -> None:
+    """Send kill -9 to a process that still runs, all below it, and what it has had forked."""
+    if process.poll() is not None:
+        return
+    processes.kill((process.pid, *processes.descendants(process.pid), *forked))
+
+
+def wait_for(
+    what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 60
+) -> bool:
+    """Poll quickly until `what()` holds; False if the process ended before."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if what():
+            return True
+        if process.poll() is not None:
+            return False
+        time.sleep(0.002)
+    raise AssertionError("waited in vain")

@@ -1,0 +1,82 @@
+"""Losses and gradients that are no numbers: told, traced to where they come from, or left out."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.training.support.runs import ROOT, TINY, run, steps, write_text
+
+EXPLODING = "--learning_rate=1e30"
+
+
+@pytest.fixture
+def given(tmp_path: Path) -> tuple[str, ...]:
+    data = write_text(tmp_path / "text")
+    return (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}", "--num_steps=20")
+
+
+def test_the_run_stops_and_says_how_to_find_out_more(given: tuple[str, ...]) -> None:
+    done = run(0, *given, EXPLODING)
+    assert done.returncode == 1
+    assert "error: step 2: loss is " in done.stderr and "trace_nan=True" in done.stderr
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_a_trace_names_the_module_the_step_and_the_samples(
+    given: tuple[str, ...], ranks: int
+) -> None:
+    done = run(ranks, *given, EXPLODING, "--trace_nan=True")
+    assert done.returncode == 1
+    each = 2 * max(1, ranks)
+    told = f"step 2, samples {each} to {2 * each - 1} of the order: "
+    assert told in done.stderr
+    line = done.stderr[done.stderr.index(told) :].splitlines()[0]
+    assert "backbone." in line and " NaN and " in line
+
+
+def test_too_many_steps_that_are_left_out_end_the_run(given: tuple[str, ...]) -> None:
+    done = run(0, *given, EXPLODING, "--on_nan=skip")
+    assert done.returncode == 1
+    assert "error: 10 steps in a row were left out" in done.stderr
+    assert done.stdout.count("the step is left out") == 10
+
+
+BROKEN_ONCE = """
+import sys
+from training import mamba_fsdp
+from training.parallel import fsdp
+from training.entrypoint import enter, leave
+clip = fsdp.clip_gradients
+norms = iter(range(100))
+
+def broken_once(model, threshold):
+    norm = clip(model, threshold)
+    return norm * float("nan") if next(norms) == 2 else norm
+
+fsdp.clip_gradients = broken_once
+leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+"""
+
+
+def test_a_step_that_is_left_out_is_told_and_the_run_goes_on(
+    given: tuple[str, ...], tmp_path: Path
+) -> None:
+    argv = [sys.executable, "-c", BROKEN_ONCE, *given, "--on_nan=skip", "--report_interval=5"]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "step 3: the gradient norm is nan, the step is left out" in done.stdout
+    lines = steps(tmp_path)
+    assert [line["step"] for line in lines] == list(range(1, 21))
+    assert [line["step"] for line in lines if line.get("skipped")] == [3]
+    assert lines[2]["loss"] is None and lines[2]["grad_norm"] is None
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    reports = [
+        line
+        for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+        if line["kind"] == "report"
+    ]
+    used = [line["loss"] for line in lines[:5] if line["loss"] is not None]
+    assert reports[0]["loss"] == pytest.approx(sum(used) / 4)
