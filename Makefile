@@ -25,7 +25,7 @@ test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 test-root:  ## as root: run the tests that make test leaves out for an ordinary user
 	@[ -x .venv/bin/pytest ] || { echo "error: .venv is missing; make test makes it" >&2; exit 3; }
 	@# What root writes here is given to the owner of the checkout.
-	.venv/bin/python -m pytest -m 'root and not images' -n 2 --dist loadfile --no-loadscope-reorder; \
+	.venv/bin/python -m pytest -m root -n 2 --dist loadfile --no-loadscope-reorder; \
 	code=$$?; find . -user root -exec chown -h --reference=Makefile {} +; exit $$code
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
@@ -48,7 +48,7 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 	.venvxla/bin/python -m pytest -n 2 tests/xla
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
-	.venv/bin/pytest -m images tests/images/test_targets.py
+	.venv/bin/pytest tests/images
 
 image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE")
 	@$(SQSHFORGE) build $(TARGET) $(settings)

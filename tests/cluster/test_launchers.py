@@ -1,7 +1,6 @@
 """A real Slurm of two nodes, and how the launcher's jobs start, fail and end on it.
 
-The tasks here are small programs in the place of `sqshforge`; tests/test_cluster_training.py
-trains for real.
+The tasks here are small programs in the place of `sqshforge`; test_systems.py trains for real.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 
 from tests.support import checkouts, engines, vendor_bases
 
-pytestmark = [pytest.mark.images, pytest.mark.timeout(3000)]
+pytestmark = pytest.mark.timeout(3000)
 
 # cuda-mamba comes before smp-llama, whose base it stands in for.
 TARGETS = ["cuda-mamba", "smp-llama", "composer-mamba", "llama-fsdp", "neuron-mamba2"]
