@@ -9,7 +9,7 @@ export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ smoke-test: setup  ## prove TARGET's image from inside
 
 lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
 	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET))
+
+constraints: setup  ## resolve anew what .venv and its like hold, one version of each package
+	@.venv/bin/python -m sqshforge.host.venv lock
 
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)

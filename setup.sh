@@ -28,7 +28,12 @@ quickstart | test | torch22 | composer | xla | doctor) goal=$1 ;;
     ;;
 esac
 
-stamp() { printf '%s\n' "$version" && cksum pyproject.toml; } # what an environment is made for
+stamp() { # what an environment is made for
+    printf '%s\n' "$version"
+    for file in pyproject.toml constraints/*.txt; do
+        if [ -e "$file" ]; then cksum "$file"; fi
+    done
+}
 
 log=
 trap '[ -z "$log" ] || rm -f "$log"' EXIT
@@ -259,14 +264,19 @@ fi
 : "${log:=$(mktemp)}"
 by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
     [ "$goal" != quickstart ] && [ "$goal" != xla ] &&
-        .venv/bin/python -m sqshforge.host.venv "$venv" ".$extra"
+        .venv/bin/python -m sqshforge.host.venv install "$venv" ".$extra" "$@"
 }
 by_pip() {
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".$extra"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".$extra"
 }
-if ! by_uv >"$log" 2>&1 && ! by_pip >"$log" 2>&1; then
-    tail -n 12 "$log" >&2
-    fail "pip could not install the Python packages" "see above; then run this again"
+set -- # the versions that are tested, which not every package index has
+[ ! -e "constraints/$goal.txt" ] || set -- --constraint "constraints/$goal.txt"
+if ! by_uv "$@" >"$log" 2>&1 && ! by_pip "$@" >"$log" 2>&1; then
+    if [ $# = 0 ] || ! by_pip >>"$log" 2>&1; then
+        tail -n 12 "$log" >&2
+        fail "pip could not install the Python packages" "see above; then run this again"
+    fi
+    echo "note: the package index lacks versions of constraints/$goal.txt; others were installed" >&2
 fi
 version=$("$venv/bin/python" -c 'import sys; print(sys.version)')
 stamp >"$venv/.made" && mv "$venv/.made" "$venv/made-for-$goal"

@@ -1,29 +1,76 @@
-"""Fill a virtual environment by uv, as setup.sh does: `python -m sqshforge.host.venv FOLDER WHAT`.
+"""Virtual environments of a checkout, by uv: what setup.sh fills them with, and its versions.
+
+usage: python -m sqshforge.host.venv install FOLDER REQUIREMENT [OPTION ...]
+       python -m sqshforge.host.venv lock
 
 uv links what it has unpacked before into the environment, so one of gigabytes is made again in
 seconds; pip would get and unpack all of it. The exit code is uv's, and so is what it says.
+
+`lock` writes constraints/NAME.txt anew, a file for each goal of setup.sh: one version of every
+package for each Python, wherever it runs, without the address of any index.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from sqshforge.host import network
-from sqshforge.host.programs import Programs, Result
+from sqshforge.host import files, network
+from sqshforge.host.programs import Programs, Result, failed
+
+OLDEST_PYTHON = "3.10"
+# Goals of setup.sh and their extras in pyproject.toml.
+GOALS = {"quickstart": "", "test": "test", "torch22": "torch22", "composer": "composer"}
+# torch names each of its own, exactly; and a build of it for CPUs has none of them.
+OF_TORCH = ("cuda-", "nvidia-", "torch==", "triton==")
 
 
-def install(folder: Path, requirement: str, programs: Programs) -> Result:
+def install(
+    folder: Path, requirement: str, programs: Programs, options: Sequence[str] = ()
+) -> Result:
     """Install an editable requirement, such as `.[test]`, from where pip would get it."""
-    pip = network.pip(programs)
-    argv = [sys.executable, "-m", "uv", "pip", "install", "--quiet"]
-    argv += ["--python", str(folder / "bin" / "python"), *pip.for_uv(), "--editable", requirement]
+    words = ["--python", str(folder / "bin" / "python"), *options, "--editable", requirement]
+    return _uv(["install", *words], network.pip(programs), programs)
+
+
+def lock(root: Path, programs: Programs) -> None:
+    """Resolve what each goal of setup.sh installs, from the indexes that pip is configured with.
+
+    Raises `WorkError` with uv's words where an index lacks a package.
+    """
+    pip = replace(network.pip(programs).without_local_indexes(), find_links=())
+    for goal, extra in GOALS.items():
+        words = ["compile", "--universal", "--python-version", OLDEST_PYTHON, "--upgrade"]
+        words += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
+        words += ["--extra", extra] if extra else []
+        done = _uv([*words, str(root / "pyproject.toml")], pip, programs)
+        if done.code != 0:
+            raise failed(done.argv, done.code, done.err.splitlines())
+        lines = [one for one in done.out.splitlines() if not one.startswith(OF_TORCH)]
+        text = "".join(f"{one}\n" for one in lines)
+        files.publish(text.encode(), root / "constraints" / f"{goal}.txt")
+
+
+def _uv(words: Sequence[str], pip: network.Pip, programs: Programs) -> Result:
     ca = network.ca_bundle(pip)
+    argv = [sys.executable, "-m", "uv", "pip", *words[:1], "--quiet", *pip.for_uv(), *words[1:]]
     return programs.attempt(argv, env={"SSL_CERT_FILE": str(ca)} if ca else {})
 
 
+def main() -> int:
+    match sys.argv[1:]:
+        case ["install", folder, requirement, *options]:
+            done = install(Path(folder), requirement, Programs(), options)
+            sys.stderr.write(done.err)
+            return done.code
+        case ["lock"]:
+            lock(Path.cwd(), Programs())
+            return 0
+    sys.stderr.write(__doc__ or "")
+    return 2
+
+
 if __name__ == "__main__":
-    folder, requirement = sys.argv[1:]
-    done = install(Path(folder), requirement, Programs())
-    sys.stderr.write(done.err)
-    sys.exit(done.code)
+    sys.exit(main())

@@ -74,7 +74,8 @@ def _share(place: Path) -> None:
 def bare(place: Path) -> Path:
     """A fresh clone, in a new folder: nothing was set up in it."""
     place.mkdir()
-    for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
+    folders = ("constraints", "sqshforge", "recipes", "images", "launch", "patches", "training")
+    for name in folders:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("Makefile", "setup.sh", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, place / name)

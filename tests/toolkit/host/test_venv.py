@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from sqshforge.host.programs import Programs, Result
+from sqshforge.host.venv import GOALS
 from tests.support.web_servers import Index, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
@@ -47,7 +52,7 @@ def checkout_fixture(
 def filled(checkout: Path, requirement: str) -> Result:
     """Make an environment and fill it, by command line."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / "env"], check=True)
-    argv = [sys.executable, "-m", "sqshforge.host.venv", "env", requirement]
+    argv = [sys.executable, "-m", "sqshforge.host.venv", "install", "env", requirement]
     return Programs().attempt(argv, cwd=checkout)
 
 
@@ -78,3 +83,45 @@ def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
     assert said(checkout, ".venv22") == "here"
     again = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)
     assert (again.code, again.out) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("locked", "installed"), [("1.0", "older"), ("3.0", "newer")], ids=["there", "not in the index"]
+)
+def test_the_version_that_was_tested_is_installed_where_the_index_has_it(
+    locked: str,
+    installed: str,
+    checkout: Path,
+    new_index: NewIndex,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    index = new_index(
+        wheel("made-up-tool", "1.0", says="older"), wheel("made-up-tool", "2.0", says="newer")
+    )
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", index.url)
+    (checkout / "constraints").mkdir()
+    (checkout / "constraints/torch22.txt").write_text(f"made-up-tool=={locked}\n")
+    done = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)
+    assert done.code == 0, done.err
+    assert said(checkout, ".venv22") == installed
+    assert ("note: the package index lacks" in done.err) == (installed == "newer")
+
+
+def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: Path) -> None:
+    """What `python -m sqshforge.host.venv lock` has written, for all that is declared."""
+    declared = [Requirement(one) for one in requires("sqshforge") or ()]
+    for goal, extra in GOALS.items():
+        lines = (root / "constraints" / f"{goal}.txt").read_text().splitlines()
+        locked = [Requirement(one) for one in lines]
+        assert all(re.fullmatch(r"==[^*,]+", str(one.specifier)) for one in locked)
+        assert "://" not in "".join(lines)
+        for python in ("3.10", "3.11", "3.12", "3.13"):
+            where = {"python_version": python, "python_full_version": f"{python}.1", "extra": extra}
+            here = {
+                canonicalize_name(one.name): str(one.specifier).removeprefix("==")
+                for one in locked
+                if one.marker is None or one.marker.evaluate(where)
+            }
+            for one in declared:
+                if one.name != "torch" and (one.marker is None or one.marker.evaluate(where)):
+                    assert one.specifier.contains(here[canonicalize_name(one.name)]), (goal, one)

@@ -1,0 +1,51 @@
+"""Hold the tests that `make check` runs to what it promises: they start no process.
+
+A test that starts one is marked `processes`; one that does so without the mark fails, in any run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+OF_EVERY_RUN = {"overlays"}  # asks buildah, where there is one, how it stores images
+STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+
+
+class Guard:
+    """Fails what starts a process while it is on; audit hooks cannot be removed."""
+
+    on = False
+
+    def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if self.on and event in STARTS:
+            self.on = False  # reporting the failure may start one
+            pytest.fail(f"starts a process ({event}): mark the test `processes`", pytrace=True)
+
+
+GUARD = Guard()
+sys.addaudithook(GUARD)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Let pass what every run sets up, whichever tests it has: it is no test's own."""
+    before, GUARD.on = GUARD.on, GUARD.on and fixturedef.argname not in OF_EVERY_RUN
+    try:
+        return (yield)
+    finally:
+        GUARD.on = before
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    GUARD.on = item.get_closest_marker("processes") is None
+    try:
+        return (yield)
+    finally:
+        GUARD.on = False
