@@ -9,13 +9,16 @@ export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
+
+check: setup-test lint  ## lint, types, and the tests that start no process: two minutes
+	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes'
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	@# The second half also runs where the first has failures.

@@ -14,6 +14,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.support.process_guard"]
 
 # Before torch is imported. Tests run side by side, a core each; with more threads than cores
 # OpenMP's waiting took four times the processor's time.

@@ -89,6 +89,7 @@ def test_gloo_asks_as_often_as_computed(
     assert counts["bytes"] == pytest.approx(size, rel=0.1)
 
 
+@pytest.mark.processes
 def test_lazy_gloo_asks_for_few() -> None:
     """What TORCH_GLOO_LAZY_INIT saves, in a process of its own, as torch reads it once."""
     program = textwrap.dedent("""

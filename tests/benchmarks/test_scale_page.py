@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "scale.json"
 
 
+@pytest.mark.processes
 def test_command_line_makes_the_page_again(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
     docs.mkdir()
@@ -38,6 +39,7 @@ def test_the_page_has_the_tables_of_the_result() -> None:
     assert page.fill(told, json.loads(RESULT.read_text())) == told
 
 
+@pytest.mark.processes
 def test_no_page_is_refused(tmp_path: Path) -> None:
     done = run("--docs", str(tmp_path))
     assert done.returncode == 2

@@ -12,6 +12,8 @@ import pytest
 from benchmarks.__main__ import ALL
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 RESULTS = ROOT / "benchmarks" / "results"
 OF_ROOT = ("pack", "rebuild")  # a daemon of their own, its layers mounted; root's images
 

@@ -117,6 +117,7 @@ def test_a_folder_that_cannot_be_written(
     assert "cannot be written (Not a directory)" in warnings[0]
 
 
+@pytest.mark.processes
 def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
     """A limit on the size of files stands for it: a part of the line is written, then none."""
     code = (

@@ -18,6 +18,8 @@ from sqshforge.host.programs import Programs
 from tests.support.launcher_shell import SCONTROL, Shell
 from training.errors import RequestError
 
+pytestmark = pytest.mark.processes
+
 LAUNCHERS = (
     "llama_fsdp",
     "llama_smp",

@@ -18,7 +18,7 @@ from tests.support.ordinary_user import NAME, User
 from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
 from tests.support.ordinary_user import user_fixture as user_fixture
 
-pytestmark = pytest.mark.usefixtures("no_docker", "storage")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker", "storage")]
 
 
 @pytest.fixture

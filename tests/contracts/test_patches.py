@@ -15,6 +15,8 @@ import pytest
 from sqshforge.host.programs import Programs, Result
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 PATCHES = ROOT / "patches"
 WHEELS = {"triton-2.2.0"}  # has no source distribution: test_triton_cache.py tries its patches
 FOLDERS = sorted(folder.name for folder in PATCHES.iterdir() if folder.name not in WHEELS)

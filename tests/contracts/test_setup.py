@@ -22,6 +22,8 @@ from tests.support import checkouts, containers, processes
 from tests.support.ordinary_user import User
 from tests.support.ordinary_user import user_fixture as user_fixture
 
+pytestmark = pytest.mark.processes
+
 USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 SHELL = (
     "sh dirname id cksum cat stat find rm mv mkdir mktemp ls grep sleep tail head flock env touch "

@@ -11,6 +11,8 @@ import pytest
 from tests.conftest import ROOT
 from tests.support.ordinary_user import existing
 
+pytestmark = pytest.mark.processes
+
 TESTS = """
 import pytest
 
@@ -56,3 +58,26 @@ def test_what_takes_root_is_left_out_for_a_user_and_told(as_root: None) -> None:
         assert "3 tests: 1 passed, 0 failed, 2 skipped" in done.stdout
         assert "1 of the skipped tests take root; to run them: sudo make test-root" in done.stdout
         assert user.run(*argv(user.home, SKIPPED)).returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_a_test_that_starts_a_process_is_marked(tmp_path: Path) -> None:
+    text = """
+import pytest, subprocess
+
+@pytest.fixture
+def started():
+    subprocess.run(["true"], check=True)
+
+def test_unmarked():
+    subprocess.run(["true"], check=True)
+
+def test_by_a_fixture(started):
+    pass
+
+@pytest.mark.processes
+def test_marked(started):
+    pass
+"""
+    done = subprocess.run(argv(tmp_path, text), cwd=ROOT, capture_output=True, text=True)
+    assert "3 tests: 1 passed, 2 failed, 0 skipped" in done.stdout
+    assert done.stdout.count("starts a process (subprocess.Popen): mark the test") >= 2

@@ -14,6 +14,8 @@ import pytest
 from tests.support import processes, warm
 from tests.training.support.runs import wait_for
 
+pytestmark = pytest.mark.processes
+
 
 def start(folder: Path, code: str, *words: str, **more: str) -> subprocess.Popen[str]:
     variables = warm.python()

@@ -146,7 +146,7 @@ class Machine:
 def machine(system: System, kept: Path) -> Iterator[Machine]:
     """Give a fresh machine for the length of a block; `kept` has the roots of all systems."""
     tar = tar_of(system, kept)
-    folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-", dir=kept))
+    folder = Path(tempfile.mkdtemp(prefix=f"{system.name}-"))
     try:
         root = folder / "root"
         root.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,16 @@ class Results:
 
 def write(results: Results, page: Path) -> None:
     """Put results into the page's table; what was not run now keeps what it had."""
-    text = page.read_text()
-    head, _, rest = text.partition(BEGIN)
-    before, _, tail = rest.partition(END)
-    cells = _read(before)
-    for key, columns in results.cells.items():
-        cells.setdefault(key, {}).update(columns)
-    page.write_text(f"{head}{BEGIN}\n{_table(cells)}{END}{tail}")
+    with page.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # tests of other systems may run beside
+        head, _, rest = file.read().partition(BEGIN)
+        before, _, tail = rest.partition(END)
+        cells = _read(before)
+        for key, columns in results.cells.items():
+            cells.setdefault(key, {}).update(columns)
+        file.seek(0)
+        file.truncate()
+        file.write(f"{head}{BEGIN}\n{_table(cells)}{END}{tail}")
 
 
 def _read(table: str) -> dict[tuple[str, str], dict[str, str]]:

@@ -44,8 +44,14 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    GUARD.on = item.get_closest_marker("processes") is None
+    GUARD.on = item.get_closest_marker("processes") is None and not _is_heavy(item)
     try:
         return (yield)
     finally:
         GUARD.on = False
+
+
+def _is_heavy(item: pytest.Item) -> bool:
+    """Tell whether the test is in a folder that runs where it is named alone."""
+    named = item.config.getini("norecursedirs")
+    return any(item.path.is_relative_to(item.config.rootpath / one) for one in named)

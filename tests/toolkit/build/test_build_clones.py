@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from sqshforge.build.build import name_of
 from sqshforge.engine import Engine
 from tests.support import checkouts
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture
 from tests.support.engines import storage_fixture as storage_fixture
+
+pytestmark = pytest.mark.processes
 
 
 def test_each_keeps_its_image_and_stays_up_to_date(engine: Engine, tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from sqshforge.engine.docker import Docker
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 
+pytestmark = pytest.mark.processes
+
 CUT = "rpc error: code = Internal desc = unexpected EOF"
 
 

@@ -26,6 +26,8 @@ from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture
 from tests.support.engines import storage_fixture as storage_fixture
 
+pytestmark = pytest.mark.processes
+
 PROGRAMS = Programs()
 
 

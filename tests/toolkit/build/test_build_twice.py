@@ -17,6 +17,8 @@ from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture
 from tests.support.engines import storage_fixture as storage_fixture
 
+pytestmark = pytest.mark.processes
+
 EPOCH = "1700000000"  # 2023-11-14 22:13:20 UTC
 
 

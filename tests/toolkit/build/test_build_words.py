@@ -31,6 +31,7 @@ def refusal(root: Path, tmp_path: Path) -> str:
     return f"buildah failed with exit code 1:\n{done.stdout}"
 
 
+@pytest.mark.processes
 def test_a_patch_that_does_not_apply_is_told_by_hunk_file_and_commit(
     root: Path, tmp_path: Path
 ) -> None:
@@ -66,6 +67,7 @@ def test_another_region_keeps_the_digest_and_another_tag_does_not(
     assert (now.unlocked == ()) == kept
 
 
+@pytest.mark.processes
 def test_a_parameter_that_a_recipe_does_not_have_is_refused() -> None:
     done = sqshforge("build", "smp-llama", "--set", "zone=a")
     assert done.code == 2

@@ -22,6 +22,8 @@ from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture
 from tests.support.engines import storage_fixture as storage_fixture
 
+pytestmark = pytest.mark.processes
+
 TARGET = checkouts.TARGET
 # Installs what is in the bundle, where no network card but the loopback is to be seen.
 LINES = """{% import "fragments/python.j2" as python with context %}

@@ -47,6 +47,7 @@ def test_every_target_has_a_golden_dockerfile(root: Path) -> None:
     assert recipe.targets(root / "recipes") == TARGETS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("target", TARGETS)
 def test_hadolint_finds_nothing(root: Path, target: str) -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
@@ -120,6 +121,7 @@ def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path
     assert state.st_mode & 0o777 == 0o644
 
 
+@pytest.mark.processes
 def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
     """BuildKit asks for a file again only where its size or its time has changed."""
     for content in (b"lr = 1\n", b"lr = 2\n"):
@@ -133,6 +135,7 @@ def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: 
         assert (tmp_path / "x").read_bytes() == content
 
 
+@pytest.mark.processes
 def test_by_command_line(root: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-m", "sqshforge", "render", "cpu-mamba", "-o"]
     done = Programs().attempt([*argv, tmp_path / "out"])

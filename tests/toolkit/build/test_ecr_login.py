@@ -17,6 +17,8 @@ from tests.support.ecr_server import HOST, ROLE, SMP, Server
 from tests.support.ecr_server import aws_fixture as aws_fixture
 from tests.support.ecr_server import server_fixture as server_fixture
 
+pytestmark = pytest.mark.processes
+
 PASSWORD = "no-one-may-see-this-password"
 
 

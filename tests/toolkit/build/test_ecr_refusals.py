@@ -61,6 +61,7 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ["docker", "buildah", "skopeo"])
 @pytest.mark.parametrize(("code", "body", "kind", "what"), REFUSALS)
 def test_what_an_engine_says_of_a_refused_pull_is_understood(

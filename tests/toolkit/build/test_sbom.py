@@ -14,6 +14,8 @@ from spdx_tools.spdx.validation.document_validator import validate_full_spdx_doc
 from sqshforge.host.programs import Programs, Result
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 A, B, C, COMMIT = "a" * 64, "b" * 64, "c" * 64, "0123456789" * 4
 GIT = "https://github.com/triton-lang/triton"
 LOCK = f"""

@@ -20,6 +20,8 @@ from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
 from tests.support.web_servers import web_fixture as web_fixture
 
+pytestmark = pytest.mark.processes
+
 NewIndex = Callable[..., Index]
 SOURCE = sdist("tool")
 # From the best for Python 3.10 to the worst; then what does not fit at all.

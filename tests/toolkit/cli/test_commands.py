@@ -13,7 +13,7 @@ from sqshforge.host.programs import Programs
 from tests.support.command_line import sqshforge
 from tests.toolkit.build.test_dockerfile import TARGETS
 
-pytestmark = pytest.mark.usefixtures("no_docker")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker")]
 
 
 def test_targets_lists_every_target() -> None:

@@ -26,7 +26,7 @@ from tests.support import tiny_root
 from tests.support.command_line import SCRIPT
 from tests.support.run_folders import history, noted, write
 
-pytestmark = pytest.mark.usefixtures("no_docker")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker")]
 LABELS = (("io.sqshforge.target", "cpu-mamba"),)
 
 

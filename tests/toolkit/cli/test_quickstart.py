@@ -15,6 +15,8 @@ import pytest
 from tests.support import checkouts, engines
 from tests.support.cgroups import Cgroup, cgroup
 
+pytestmark = pytest.mark.processes
+
 MEMORY = 4 << 30
 # Of a make that runs these tests, and of a user who has chosen the engine.
 FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")

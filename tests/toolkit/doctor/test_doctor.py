@@ -272,6 +272,7 @@ def test_a_setting_of_the_user_s_own_is_not_overwritten(
     assert 'driver = "overlay"' in mend
 
 
+@pytest.mark.processes
 def test_the_setting_that_mends_it_is_one(machine: Make, tmp_path: Path) -> None:
     mend = one(machine(store=VFS), "storage").mend
     subprocess.run(["sh", "-c", mend], env={**os.environ, "HOME": str(tmp_path)}, check=True)
@@ -320,12 +321,14 @@ def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
 # The real thing.
 
 
+@pytest.mark.processes
 def test_by_command_line() -> None:
     done = sqshforge("doctor")
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "next: make quickstart"
 
 
+@pytest.mark.processes
 def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_path: Path) -> None:
     clone = checkouts.bare(tmp_path / "clone")
     before = sorted(path.name for path in clone.iterdir())
@@ -355,6 +358,7 @@ def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_pat
     assert sorted(path.name for path in clone.iterdir()) == before
 
 
+@pytest.mark.processes
 def test_an_old_python_is_told(tmp_path: Path) -> None:
     clone = checkouts.bare(tmp_path / "clone")
     tools = tmp_path / "bin"
@@ -375,6 +379,7 @@ def test_an_old_python_is_told(tmp_path: Path) -> None:
     assert f"Python 3.10 or later is needed; {python} is 3.9.16" in done.stderr
 
 
+@pytest.mark.processes
 def test_the_quickstart_of_a_machine_that_cannot_ends_at_once(tmp_path: Path) -> None:
     for name in ("sh", "python3", "buildah", "mmdebstrap", "gpgv", "unshare"):
         (tmp_path / name).symlink_to(Path(f"/usr/bin/{name}"))

@@ -12,7 +12,7 @@ from tests.support.ordinary_user import AS_USER, NAME, User, existing, without_n
 from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
 from tests.support.ordinary_user import user_fixture as user_fixture
 
-pytestmark = pytest.mark.usefixtures("no_docker")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker")]
 
 
 @pytest.fixture(scope="module")

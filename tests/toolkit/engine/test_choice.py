@@ -15,6 +15,8 @@ from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 
+pytestmark = pytest.mark.processes
+
 
 class Nothing(Programs):
     """A machine without any engine."""

@@ -55,6 +55,7 @@ class Old(Programs):
         return super().capture(argv, **options)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("target", TARGETS)
 def test_an_old_buildah_says_before_the_build_which_images_it_cannot_build(target: str) -> None:
     text = (GOLDEN / f"{target}.Dockerfile").read_text()
@@ -68,6 +69,7 @@ def test_an_old_buildah_says_before_the_build_which_images_it_cannot_build(targe
     assert "ENGINE=docker" in caught.value.mend
 
 
+@pytest.mark.processes
 def test_this_machine_s_buildah_builds_all() -> None:
     buildah = Buildah.find(Programs())
     for target in TARGETS:

@@ -111,12 +111,14 @@ def small(as_root: None, tmp_path: Path) -> Iterator[Path]:
         programs.capture(["umount", place])
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("way")
 def test_into_memory(source: Path, small: Path) -> None:
     files.copy(source, small / "target", PIECE + 5)
     assert (small / "target").read_bytes() == source.read_bytes()[: PIECE + 5]
 
 
+@pytest.mark.processes
 @pytest.mark.usefixtures("way")
 def test_a_full_disk_is_told(source: Path, small: Path) -> None:
     with pytest.raises(OSError, match="No space left"):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.ordinary_user import existing
+
+pytestmark = pytest.mark.processes
 
 ASK = """
 import subprocess, sys

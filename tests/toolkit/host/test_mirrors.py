@@ -142,6 +142,7 @@ def test_malformed_pairs_are_told_with_their_variable(pairs: str, tmp_path: Path
     assert "OLD=NEW" in error.mend
 
 
+@pytest.mark.processes
 def test_the_command_line_ends_with_code_2(tmp_path: Path) -> None:
     done = sqshforge("lock", "cpu-mamba", "--check", env={"SQSHFORGE_MIRRORS": str(tmp_path / "x")})
     assert done.code == 2

@@ -11,6 +11,7 @@ from sqshforge.host import network
 from sqshforge.host.programs import Programs
 
 
+@pytest.mark.processes
 def test_pip_is_asked_so_that_files_and_environment_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_proxies_are_given_in_both_spellings() -> None:
     }
 
 
+@pytest.mark.processes
 def test_apt_lines_are_of_the_suite_and_its_updates_only() -> None:
     for line in network.apt_sources("bookworm", Programs()):
         assert line.startswith("deb ")

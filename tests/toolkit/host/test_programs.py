@@ -13,6 +13,8 @@ from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
 
+pytestmark = pytest.mark.processes
+
 
 def test_capture_returns_output_and_takes_input_and_variables() -> None:
     out = Programs().capture(["sh", "-c", "cat; echo $X"], stdin=b"in\n", env={"X": "set"})

@@ -182,6 +182,7 @@ def test_mksquashfs_gets_a_quarter_within_bounds(limit: int | None, words: str) 
     assert resources.mksquashfs_memory(limit) == words
 
 
+@pytest.mark.processes
 def test_mksquashfs_takes_it_and_the_bytes_stay_the_same(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
     tree.mkdir()
@@ -216,6 +217,7 @@ def ask(group: Cgroup, what: str) -> str:
     return done.stdout.decode().strip()
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @pytest.mark.hardware("cgroups that this user may make")
 def test_a_process_in_a_real_cgroup_knows_its_quota() -> None:
@@ -223,6 +225,7 @@ def test_a_process_in_a_real_cgroup_knows_its_quota() -> None:
         assert ask(group, "processors") == "1"
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @pytest.mark.hardware("cgroups that this user may make")
 def test_a_process_in_a_real_cgroup_knows_its_memory() -> None:

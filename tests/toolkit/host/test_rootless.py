@@ -9,7 +9,7 @@ import pytest
 from tests.support import ordinary_user
 from tests.support.ordinary_user import existing
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.processes, pytest.mark.root]
 
 CALL = """
 import os, sys

@@ -60,6 +60,7 @@ with Reporter().track("pack", total=4e6) as tracker:
 """
 
 
+@pytest.mark.processes
 def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> None:
     leader, follower = pty.openpty()
     try:

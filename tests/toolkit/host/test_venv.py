@@ -62,6 +62,7 @@ def said(checkout: Path, venv: str) -> str:
     )
 
 
+@pytest.mark.processes
 def test_what_pip_is_configured_with_is_installed_by_uv(checkout: Path) -> None:
     done = filled(checkout, ".[torch22]")
     assert done.code == 0, done.err
@@ -70,12 +71,14 @@ def test_what_pip_is_configured_with_is_installed_by_uv(checkout: Path) -> None:
     assert said(checkout, "env") == "edited"
 
 
+@pytest.mark.processes
 def test_what_no_index_has_is_named(checkout: Path) -> None:
     done = filled(checkout, ".[lost]")
     assert done.code != 0
     assert "made-up-lost" in done.err
 
 
+@pytest.mark.processes
 def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
     """The small project does not bring sqshforge, and so no uv."""
     done = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)

@@ -1,4 +1,4 @@
-"""Where images are read from: addresses, configs of every shape, and nothing left behind."""
+"""Where images are read from: addresses, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 import pytest
 
@@ -76,6 +76,7 @@ def containers(image: source.Source) -> list[str]:
     return programs.capture(argv).split()
 
 
+@pytest.mark.processes
 @each
 def test_an_image_says_what_it_is(image: source.Source) -> None:
     config = image.config()
@@ -93,6 +94,7 @@ def base(content: source.Content) -> bytes:
     return out.getvalue()
 
 
+@pytest.mark.processes
 @pytest.mark.root
 def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
     image = source.parse(in_buildah, Programs())
@@ -102,6 +104,7 @@ def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
     assert containers(image) == []
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @each
 def test_what_is_opened_is_the_image(image: source.Source) -> None:
@@ -120,6 +123,7 @@ def issue(content: source.Content) -> str:
         return file.read().decode()
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @each
 def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> None:
@@ -129,6 +133,7 @@ def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> Non
     assert len(image.config().layers) == 1
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @each
 def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> None:
@@ -137,6 +142,7 @@ def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> No
     assert containers(image) == []
 
 
+@pytest.mark.processes
 @pytest.mark.timeout(30)
 def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
     image = source.Dockerd(
@@ -155,6 +161,7 @@ def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
     assert containers(image) == []
 
 
+@pytest.mark.processes
 @pytest.mark.root
 def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> None:
     image = source.parse(in_buildah, Programs())
@@ -172,6 +179,7 @@ def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> N
     assert containers(image) == []
 
 
+@pytest.mark.processes
 def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
     image = source.Dockerd(
         in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
@@ -194,6 +202,7 @@ def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) ->
     assert containers(image) == []
 
 
+@pytest.mark.processes
 def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
     folder, work = tmp_path / "image", tmp_path / "work"
     (folder / "etc").mkdir(parents=True)
@@ -216,6 +225,7 @@ def test_a_mount_ends_with_a_killed_packer(tmp_path: Path) -> None:
     assert engines.mounts(tmp_path) == []
 
 
+@pytest.mark.processes
 def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     with (
@@ -225,6 +235,7 @@ def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.processes
 @pytest.mark.root
 @each
 def test_what_another_packer_has_open_stays(image: source.Source) -> None:
@@ -242,6 +253,7 @@ def test_an_unknown_kind_of_source_is_told_the_known_ones(text: str) -> None:
     assert all(kind in caught.value.mend for kind in ("dockerd://", "buildah://", "rootfs:"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "name", ["sqshforge-no-such-image", "UPPER", "a b", "--help", "", "x:y:z", "localhost:1/x"]
 )
@@ -251,12 +263,14 @@ def test_an_image_that_is_not_there(scheme: str, name: str, docker: str) -> None
         source.parse(f"{scheme}://{name}", Programs()).config()
 
 
+@pytest.mark.processes
 def test_a_daemon_that_is_not_there(no_docker: None) -> None:
     with pytest.raises(MissingError, match="docker does not answer") as caught:
         source.parse("dockerd://x", Programs()).config()
     assert "DOCKER_HOST" in caught.value.mend
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "printed", ["", "no json", "[]", "[{}]", "[null]", "{}", "7", '[{"Id": "x", "Size": "big"}]']
 )
@@ -273,6 +287,7 @@ def test_an_engine_that_answers_nonsense(
         source.parse(f"{scheme}://x", Programs()).config()
 
 
+@pytest.mark.processes
 def test_a_storage_that_cannot_be_read_is_not_a_missing_image(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,75 +334,7 @@ def test_a_folder_is_as_new_as_its_newest_entry_and_as_large_as_its_files(tmp_pa
     assert 1000 <= config.size < 100_000
 
 
-def parsed(config: dict[str, Any], created: str = "") -> Any:
-    return source.parse_config(config, reference="x", digest=None, created=created, size=1)
-
-
-FULL: dict[str, Any] = {
-    "Env": ["PATH=/bin", "A=b = c"],
-    "Entrypoint": ["/bin/say"],
-    "Cmd": ["it's", ""],
-    "WorkingDir": "/work",
-    "Volumes": {"/b": {}, "/a": {}},
-    "Labels": {"z": "1", "a": "2\n3"},
-}
-# What `docker image inspect` of 20.10 prints besides; newer ones leave most of it out.
-OLD = {
-    "Hostname": "",
-    "Domainname": "",
-    "User": "",
-    "AttachStdin": False,
-    "Tty": False,
-    "Image": "sha256:0",
-    "OnBuild": None,
-}
-
-
-@pytest.mark.parametrize("more", [OLD, {}, {"ExposedPorts": {"80/tcp": {}}, "ArgsEscaped": True}])
-def test_docker_old_and_new_and_oci_say_the_same(more: dict[str, Any]) -> None:
-    config = parsed({**more, **FULL})
-    assert config.env == ("PATH=/bin", "A=b = c")
-    assert (config.entrypoint, config.cmd, config.workdir) == (("/bin/say",), ("it's", ""), "/work")
-    assert config.volumes == ("/a", "/b")
-    assert config.labels == (("a", "2\n3"), ("z", "1"))
-
-
-@pytest.mark.parametrize("config", [{}, dict.fromkeys(FULL), {"WorkingDir": "", "Volumes": {}}])
-def test_absent_and_null_keys_are_empty(config: dict[str, Any]) -> None:
-    found = parsed(config)
-    assert (found.env, found.entrypoint, found.cmd) == ((), (), ())
-    assert (found.workdir, found.volumes, found.labels) == ("", (), ())
-
-
-@pytest.mark.parametrize(
-    "config", [{"Cmd": "ls -l"}, {"Env": {"A": "b"}}, {"Labels": ["a=b"]}, {"Volumes": 7}]
-)
-def test_a_config_of_another_shape_is_an_error(config: dict[str, Any]) -> None:
-    with pytest.raises(WorkError, match="cannot be understood"):
-        parsed(config)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("", 0),
-        ("1970-01-01T00:00:10Z", 10),
-        ("2024-02-29T12:00:00Z", 1709208000),
-        ("2024-02-29T12:00:00.123456789Z", 1709208000),
-        ("2024-02-29T14:00:00.1+02:00", 1709208000),
-        ("2024-02-29T07:00:00-05:00", 1709208000),
-        ("0001-01-01T00:00:00Z", 0),
-    ],
-)
-def test_times_with_any_decimals_and_zone(text: str, seconds: int) -> None:
-    assert parsed({}, created=text).created == seconds
-
-
-def test_a_time_that_is_none_is_an_error() -> None:
-    with pytest.raises(WorkError, match="cannot be understood"):
-        parsed({}, created="yesterday")
-
-
+@pytest.mark.processes
 @pytest.mark.root
 def test_the_private_daemon_leaves_nothing_even_after_a_failure() -> None:
     with pytest.raises(KeyError), engines.daemon() as host:

@@ -159,6 +159,7 @@ def test_attributes_are_dropped_or_kept(tmp_path: Path) -> None:
     assert found.pax_headers == {"SCHILY.xattr.user.note": "two\nlines=", "path": name}
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("form", ["gnu", "posix0.0", "posix0.1", "posix1.0"])
 @pytest.mark.parametrize("pieces", [1, 3, 200])
 def test_a_sparse_file_comes_out_whole(form: str, pieces: int, tmp_path: Path) -> None:
@@ -226,6 +227,7 @@ def test_a_writer_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:
     assert out.getvalue() == archives.output(address)
 
 
+@pytest.mark.processes
 @pytest.mark.root  # to unpack a device
 def test_mksquashfs_reads_it(tmp_path: Path) -> None:
     one = layer(

@@ -18,6 +18,8 @@ from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import storage_fixture as storage_fixture
 
+pytestmark = pytest.mark.processes
+
 # Stacks that engines take: what they refuse is in test_archive_hostile.
 STACKS: dict[str, list[bytes]] = {
     "whiteouts": [

@@ -134,6 +134,7 @@ def test_a_dropped_link_leaves_its_file_alone() -> None:
     assert found["etc/rc"][1] == FILES["etc/rc"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("form", ["gnu", "pax"])
 def test_the_holes_of_a_sparse_entry_are_zeros(form: str, tmp_path: Path) -> None:
     with (tmp_path / "holes").open("wb") as file:

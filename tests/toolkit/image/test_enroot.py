@@ -88,6 +88,7 @@ def started(config: ImageConfig, place: Path, *words: str) -> subprocess.Complet
     )
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("entrypoint", "cmd", "words", "printed"),
     [
@@ -123,6 +124,7 @@ def test_what_runs(
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
+@pytest.mark.processes
 def test_neither_entrypoint_nor_cmd_nor_arguments_is_a_shell(tmp_path: Path) -> None:
     config = ImageConfig(reference="x", workdir=str(tmp_path))
     script = tmp_path / "rc"
@@ -133,6 +135,7 @@ def test_neither_entrypoint_nor_cmd_nor_arguments_is_a_shell(tmp_path: Path) -> 
     assert done.stdout == f"/bin/sh {tmp_path}\n"
 
 
+@pytest.mark.processes
 def test_the_workdir_is_made_and_the_way_there_forgotten(tmp_path: Path) -> None:
     place = tmp_path / "it's $HOME" / "new"
     config = ImageConfig(reference="x", workdir=str(place))
@@ -140,6 +143,7 @@ def test_the_workdir_is_made_and_the_way_there_forgotten(tmp_path: Path) -> None
     assert done.stdout == f"{place}\nunset\n"
 
 
+@pytest.mark.processes
 def test_a_workdir_that_cannot_be_entered_ends_with_1(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     config = ImageConfig(reference="x", workdir=str(tmp_path / "file"))
@@ -147,6 +151,7 @@ def test_a_workdir_that_cannot_be_entered_ends_with_1(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "")
 
 
+@pytest.mark.processes
 def test_the_exit_code_is_that_of_the_command(tmp_path: Path) -> None:
     config = ImageConfig(reference="x", workdir=str(tmp_path))
     assert started(config, tmp_path, "sh", "-c", "exit 43").returncode == 43

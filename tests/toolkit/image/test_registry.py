@@ -22,6 +22,8 @@ from sqshforge.image import address as source
 from sqshforge.image import temporary
 from tests.support.archives import Image, file, folder, layer, put, sha256, write
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[3]
 STACK = Image([layer(folder("d"), file("d/a", b"1"), file("b")), layer(file("d/.wh.a"))])
 

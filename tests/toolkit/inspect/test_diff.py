@@ -17,6 +17,8 @@ from sqshforge.host.programs import Programs
 from tests.support import odd_root
 from tests.support.command_line import sqshforge
 
+pytestmark = pytest.mark.processes
+
 SITE = "usr/lib/python3/site-packages"
 RANDOM = random.Random(4).randbytes(700_000)  # several blocks and an end
 

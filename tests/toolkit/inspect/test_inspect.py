@@ -24,6 +24,8 @@ from tests.support.archives import (
 )
 from tests.support.command_line import sqshforge
 
+pytestmark = pytest.mark.processes
+
 CHANCE = random.Random(1)
 MODULE = CHANCE.randbytes(3_000_000)  # content that nothing makes smaller
 SITE = "usr/lib/python3/site-packages"

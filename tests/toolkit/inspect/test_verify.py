@@ -16,6 +16,8 @@ from sqshforge.host.programs import Programs, Result
 from tests.support.archives import Image, file, folder, layer, write
 from tests.support.command_line import sqshforge
 
+pytestmark = pytest.mark.processes
+
 IMAGE = Image([layer(folder("d"), file("d/a", os.urandom(100_000)), file("d/b", b"text" * 999))])
 
 

@@ -19,6 +19,8 @@ from tests.support.web_servers import Distribution, Index, asking, small_recipe,
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
 
+pytestmark = pytest.mark.processes
+
 ADDRESS = "https://neuron.example.test/simple"
 NEURON = {
     "neuronx-cc": "2.16",

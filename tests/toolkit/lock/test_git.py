@@ -20,6 +20,8 @@ from tests.support.web_servers import Web
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import web_fixture as web_fixture
 
+pytestmark = pytest.mark.processes
+
 WHO = {
     f"GIT_{role}_{key}": value
     for role in ("AUTHOR", "COMMITTER")

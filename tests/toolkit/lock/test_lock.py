@@ -125,6 +125,7 @@ def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
     return recipe.load(path)
 
 
+@pytest.mark.processes
 def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Path) -> None:
     programs = Small("sha256:" + "a" * 64)
     what = one_package(root, tmp_path, "filelock==3.20.0")
@@ -136,6 +137,7 @@ def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Pa
     assert locked.unlocked == ()
 
 
+@pytest.mark.processes
 def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path) -> None:
     programs = Programs()
     what = one_package(root, tmp_path, "filelock==999.0.0")
@@ -144,6 +146,7 @@ def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path
     assert "python.packages" in caught.value.where
 
 
+@pytest.mark.processes
 def test_the_command_tells_drift(root: Path) -> None:
     path = root / "recipes" / "locks" / "cpu-mamba.lock"
     before = path.read_text()
@@ -189,6 +192,7 @@ def versions(locked: Lock) -> dict[str, str]:
     return {one.name: one.version for one in locked.python.packages}
 
 
+@pytest.mark.processes
 def test_a_version_of_the_earlier_lock_stays_though_a_newer_one_is_there(
     index: Index, tmp_path: Path
 ) -> None:
@@ -199,6 +203,7 @@ def test_a_version_of_the_earlier_lock_stays_though_a_newer_one_is_there(
     assert versions(resolved(tmp_path, index)) == {"app": "1.0", "tool": "1.1"}
 
 
+@pytest.mark.processes
 def test_no_python_is_downloaded_to_lock_for_another(
     index: Index, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +212,7 @@ def test_no_python_is_downloaded_to_lock_for_another(
     assert web.asked == []
 
 
+@pytest.mark.processes
 def test_a_version_that_does_not_fit_any_more_gives_way(index: Index, tmp_path: Path) -> None:
     before = resolved(tmp_path, index)
     index.has = [one for one in index.has if one.project != "tool"]
@@ -216,6 +222,7 @@ def test_a_version_that_does_not_fit_any_more_gives_way(index: Index, tmp_path: 
     assert lock.changes(before, after) == ["tool: 1.0 -> 1.1"]
 
 
+@pytest.mark.processes
 def test_what_changed_is_told_in_a_few_words(index: Index, tmp_path: Path) -> None:
     before = resolved(tmp_path, index)
     index.add(wheel("more"))
@@ -252,6 +259,7 @@ def repository(folder: Path) -> str:
     return git("rev-parse", "HEAD")
 
 
+@pytest.mark.processes
 def test_a_source_keeps_its_commit_while_its_host_is_silent_and_its_pin_the_same(
     index: Index, tmp_path: Path
 ) -> None:
@@ -267,6 +275,7 @@ def test_a_source_keeps_its_commit_while_its_host_is_silent_and_its_pin_the_same
     assert f"source tool, {GIT} at main: its host did not answer" in dropped.unlocked
 
 
+@pytest.mark.processes
 def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
     index: Index, tmp_path: Path
 ) -> None:
@@ -283,6 +292,7 @@ def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
     assert f"archive data, {other}: its host did not answer" in dropped.unlocked
 
 
+@pytest.mark.processes
 def test_an_image_keeps_its_digest_while_its_registry_is_silent_and_its_tag_the_same(
     index: Index, tmp_path: Path
 ) -> None:
@@ -297,6 +307,7 @@ def test_an_image_keeps_its_digest_while_its_registry_is_silent_and_its_tag_the_
     assert dropped.unlocked == ("base image 127.0.0.1:1/base:2: no registry answered",)
 
 
+@pytest.mark.processes
 def test_a_lock_is_the_same_whatever_mirrors_a_machine_has(index: Index, tmp_path: Path) -> None:
     def locked(mirrors: Mirrors) -> Lock:
         return lock.resolve(
@@ -318,12 +329,14 @@ def patched(folder: Path, index: Index, text: str | None) -> Lock:
 PATCH = f"Why\n\nAfter: {'b' * 64}\n\n--- a/src/x.c\n+++ b/src/x.c\n@@ -1 +1 @@\n-a\n+b\n"
 
 
+@pytest.mark.processes
 def test_a_patch_is_locked_with_what_it_makes(index: Index, tmp_path: Path) -> None:
     (one,) = patched(tmp_path, index, PATCH).patches
     assert (one.file, one.of, one.path) == ("tool-1/fix.patch", "tool", "src/x.c")
     assert (one.after, len(one.sha256)) == ("b" * 64, 64)
 
 
+@pytest.mark.processes
 def test_a_patch_that_is_not_there_is_told_with_those_that_are(
     index: Index, tmp_path: Path
 ) -> None:
@@ -335,6 +348,7 @@ def test_a_patch_that_is_not_there_is_told_with_those_that_are(
     assert caught.value.mend == "patches are: tool-1/other.patch"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "text",
     [
@@ -352,6 +366,7 @@ def test_a_patch_that_does_not_say_what_it_makes_is_told(
     assert caught.value.where == str(tmp_path / "patches" / "tool-1" / "fix.patch")
 
 
+@pytest.mark.processes
 def test_check_tells_drift_by_its_exit_code_and_writes_nothing(
     index: Index, tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from sqshforge.host.programs import Programs, Result
 from sqshforge.image.enroot import ImageConfig
 from tests.support import containers, tiny_root
 
+pytestmark = pytest.mark.processes
+
 VARIABLES = (
     "COLOUR=image",
     "GREETING=two words = one line",

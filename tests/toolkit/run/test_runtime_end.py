@@ -15,7 +15,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.run.start import Mount, enroot_command, run
 from tests.support import containers, processes, tiny_root
 
-pytestmark = pytest.mark.usefixtures("usual_hangup")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
 # What a training job does when it is told to end: it saves, from a root that must still be there.
 SAVES = """

@@ -13,6 +13,8 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.run.start import Mount
 from tests.support import containers, tiny_root
 
+pytestmark = pytest.mark.processes
+
 Sh = Callable[..., tuple[int, str]]
 
 

@@ -13,6 +13,8 @@ import pytest
 from sqshforge.host.programs import Programs
 from tests.support import containers, mounts, processes, tiny_root
 
+pytestmark = pytest.mark.processes
+
 FUSE = pytest.mark.parametrize("fuse", containers.FUSE)
 
 

@@ -22,7 +22,7 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.run import zipapp
 from tests.support import containers, processes, tiny_root
 
-pytestmark = pytest.mark.usefixtures("usual_hangup")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
 # Where root runs the tests, nobody's numbers; else the caller's own.
 UID, GID = (65534, 65534) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

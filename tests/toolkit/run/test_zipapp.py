@@ -18,6 +18,8 @@ from sqshforge.host.programs import Programs, Result
 from sqshforge.run import zipapp
 from tests.support import containers, tiny_root
 
+pytestmark = pytest.mark.processes
+
 OLDEST = (3, 9)
 PYTHONS = [f"python3.{minor}" for minor in range(9, 15)]
 

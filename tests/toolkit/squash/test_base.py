@@ -118,6 +118,7 @@ by_docker = pytest.mark.parametrize("desk", ["docker"], indirect=True)
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
 
 
+@pytest.mark.processes
 def test_after_an_edit_the_base_is_not_packed_again(desk: Desk) -> None:
     _, first = desk.pack(desk.build("one"))
     assert FROM_CACHE not in first
@@ -128,6 +129,7 @@ def test_after_an_edit_the_base_is_not_packed_again(desk: Desk) -> None:
     assert asked == "two"
 
 
+@pytest.mark.processes
 def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
     desk.pack(desk.build("one"))
     image = desk.build("two")
@@ -141,6 +143,7 @@ def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
     assert desk.found(warm) == desk.found(cold)
 
 
+@pytest.mark.processes
 def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     desk.pack(desk.build("one"))
     path, _ = desk.pack(desk.build("two"))
@@ -151,6 +154,7 @@ def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     assert facts["image"]["env"][-1] == "WHO=base"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "dockerfile",
     [
@@ -168,6 +172,7 @@ def test_a_change_outside_is_packed_whole_and_said(desk: Desk, dockerfile: str) 
     assert path.read_bytes() == cold.read_bytes()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "end",
     [
@@ -184,6 +189,7 @@ def test_an_image_without_the_folder_is_packed_too(desk: Desk, end: str) -> None
     assert ("sqshforge" in desk.found(path)) == ("COPY" in end)
 
 
+@pytest.mark.processes
 def test_without_a_cache_none_is_made(desk: Desk) -> None:
     desk.pack(desk.build("one"), cached=False)
     assert not desk.cache.folder.exists()
@@ -203,6 +209,7 @@ def forget(base: Path) -> None:
     base.with_name(f"{base.name}.json").write_text("{")
 
 
+@pytest.mark.processes
 @by_docker
 @pytest.mark.parametrize("damage", [spoil, cut, forget, Path.unlink])
 def test_a_base_that_is_not_what_was_written_is_not_used(
@@ -290,6 +297,7 @@ def run(*words: str, home: Path) -> Result:
     return sqshforge("cache", *words, env={"SQSHFORGE_CACHE": str(home)})
 
 
+@pytest.mark.processes
 def test_cache_by_command_line(tmp_path: Path) -> None:
     assert "0 bases, 0 B of" in run("ls", home=tmp_path).out
     cache = Cache(tmp_path / "bases", limit=1 << 30)
@@ -304,6 +312,7 @@ def test_cache_by_command_line(tmp_path: Path) -> None:
     assert list(cache.folder.iterdir()) == []
 
 
+@pytest.mark.processes
 @by_docker
 def test_a_cache_on_a_full_disk_is_no_hindrance(desk: Desk) -> None:
     image = desk.build("one")
@@ -318,6 +327,7 @@ def test_a_cache_on_a_full_disk_is_no_hindrance(desk: Desk) -> None:
         Programs().capture(["umount", place])
 
 
+@pytest.mark.processes
 @by_docker
 def test_a_cache_on_another_disk_holds_a_copy(desk: Desk) -> None:
     place = desk.folder / "cache"
@@ -333,6 +343,7 @@ def test_a_cache_on_another_disk_holds_a_copy(desk: Desk) -> None:
         Programs().capture(["umount", place])
 
 
+@pytest.mark.processes
 @by_docker
 def test_a_cache_that_cannot_be_made_is_no_hindrance(desk: Desk) -> None:
     (desk.folder / "cache").write_text("a file")

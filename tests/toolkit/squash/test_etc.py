@@ -15,6 +15,8 @@ from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 
+pytestmark = pytest.mark.processes
+
 # Docker puts files into the /etc of every container, and a folder in its place where it is one of
 # these: its export does not show the image as it is.
 LOST = {"a relative link", "an absolute link", "a link to a link", "a link through a link"}

@@ -26,6 +26,8 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import pack as squash
 from tests.support import containers, odd_root, processes
 
+pytestmark = pytest.mark.processes
+
 QUIET = Reporter(quiet=True)
 FAST = squash.Options.of("fast")
 MARK = "SQSHFORGE_TEST_PACKER"

@@ -30,6 +30,8 @@ from tests.support.ordinary_user import context_fixture as context_fixture
 from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
 from tests.support.ordinary_user import user_fixture as user_fixture
 
+pytestmark = pytest.mark.processes
+
 NOT_LENT = "docker does not mount the image for us: "
 CACHED = "all but /sqshforge comes from the cache of bases"
 

@@ -13,6 +13,8 @@ from sqshforge.host.programs import Programs
 from tests.support import resource_usage
 from tests.support.archives import Image, file, folder, layer, write
 
+pytestmark = pytest.mark.processes
+
 ENTRIES = 50_000
 LARGE = 200 << 20  # bytes of one file that nothing makes smaller
 

@@ -19,6 +19,8 @@ from sqshforge.host.files import exclusive
 from sqshforge.host.terminal import Reporter
 from tests.support import archives, containers, odd_root, processes
 
+pytestmark = pytest.mark.processes
+
 KILLS = 100
 MARK = "SQSHFORGE_TEST_KILLED"
 

@@ -26,6 +26,8 @@ from tests.support.ordinary_user import context_fixture as context_fixture
 from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
 from tests.support.ordinary_user import user_fixture as user_fixture
 
+pytestmark = pytest.mark.processes
+
 IMAGE = "localhost/sqshforge-test-odd:1"
 EPOCH = str(odd_root.TIME + 1_000_000)
 

@@ -13,6 +13,8 @@ import pytest
 from sqshforge.squash import request
 from sqshforge.squash import stage as staging
 
+pytestmark = pytest.mark.processes
+
 OLD = 10_000  # seconds ago: no job is about to start it
 
 

@@ -94,6 +94,7 @@ def truth(tree: Path) -> dict[str, odd_root.Entry]:
     return odd_root.entries(tree)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("compression", ["gzip", "lzma", "lzo", "lz4", "xz", "zstd"])
 def test_every_compression(
     tree: Path, truth: dict[str, odd_root.Entry], tmp_path: Path, compression: str
@@ -105,6 +106,7 @@ def test_every_compression(
         content.check(image, 2, lambda size: None)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "words",
     [
@@ -126,6 +128,7 @@ def test_every_layout(
         content.check(image, 2, lambda size: None)
 
 
+@pytest.mark.processes
 def test_extended_attributes_have_their_values(tree: Path, tmp_path: Path) -> None:
     with open_image(squashed(tree, tmp_path / "x.sqsh")) as image:
         for path, entry in image.entries.items():
@@ -136,6 +139,7 @@ def test_extended_attributes_have_their_values(tree: Path, tmp_path: Path) -> No
             }
 
 
+@pytest.mark.processes
 def test_a_file_without_anything(tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     with open_image(squashed(tmp_path / "tree", tmp_path / "x.sqsh")) as image:
@@ -143,6 +147,7 @@ def test_a_file_without_anything(tmp_path: Path) -> None:
         content.check(image, 1, lambda size: None)
 
 
+@pytest.mark.processes
 def test_what_a_file_says_of_duplicates_can_be_set(tree: Path, tmp_path: Path) -> None:
     target = squashed(tree, tmp_path / "x.sqsh")
     before = target.read_bytes()
@@ -189,6 +194,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return file.read_bytes()
 
 
+@pytest.mark.processes
 def test_damage_is_told_in_one_error(whole: bytes, tmp_path: Path) -> None:
     path, chance, found = tmp_path / "x.sqsh", random.Random(3), 0
     start = read(written(path, whole)).tables

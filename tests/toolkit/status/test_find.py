@@ -19,6 +19,8 @@ from tests.support.command_line import sqshforge
 from tests.support.run_folders import HOUR, age, facts, history, noted, plan, write
 from training.job import job_log
 
+pytestmark = pytest.mark.processes
+
 
 def test_all_runs_in_a_table(tmp_path: Path) -> None:
     old = write(tmp_path / "checkpoints/old", history(1000))

@@ -24,6 +24,8 @@ from training import errors, manifest
 from training.job import job_log
 from training.loggers import jsonl
 
+pytestmark = pytest.mark.processes
+
 STARTED = """\
 import os, sys
 from training.job import agent, job_log

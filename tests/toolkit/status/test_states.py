@@ -68,6 +68,7 @@ def test_what_was_started_without_slurm_is_not_started_again(tmp_path: Path) -> 
         assert (told["state"], told["over"]) == (state, True)
 
 
+@pytest.mark.processes
 def test_a_run_without_jobs(tmp_path: Path) -> None:
     """As all were before jobs noted anything, and as a door alone leaves them."""
     run = write(tmp_path / "run", history(50))
@@ -119,6 +120,7 @@ def test_a_checkpoint_that_is_written_is_a_sign_of_life(tmp_path: Path) -> None:
     assert told["state"] == "running" and "step_50_ckp.tmp" in told["why"]
 
 
+@pytest.mark.processes
 def test_how_fast_and_how_long(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [*history(90), step(91), report(91, speed=9.0)])
     told = facts(run)
@@ -147,6 +149,7 @@ def test_how_the_loss_goes(tmp_path: Path, losses: list[float], word: str) -> No
     assert facts(run)["progress"]["trend"]["word"] == word
 
 
+@pytest.mark.processes
 def test_lines_that_are_none(tmp_path: Path) -> None:
     lost = {**step(51), "loss": None, "grad_norm": None, "skipped": True}
     run = write(tmp_path / "run", [*history(50), lost, step(52, math.nan)])
@@ -175,6 +178,7 @@ def test_a_file_of_gigabytes_is_read_from_its_end(tmp_path: Path) -> None:
     assert [one["step"] for one in told["evaluations"]] == [50]
 
 
+@pytest.mark.processes
 def test_a_hang_as_the_watch_tells_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = write(tmp_path / "run", history(50))
     tell = HangReporter(run, Console())
@@ -243,6 +247,7 @@ def test_an_end_before_num_steps_is_explained(tmp_path: Path) -> None:
     assert facts(run)["why"] == "it ended before step 1,000, as epochs=2 asked for"
 
 
+@pytest.mark.processes
 def test_a_login_node_whose_clock_is_off(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(50))
     code = (
