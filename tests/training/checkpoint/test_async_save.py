@@ -20,6 +20,8 @@ from tests.training.support.runs import (
 )
 from training import manifest
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = """
 import os, sys, time
 from training import mamba_fsdp, manifest

@@ -21,6 +21,8 @@ from training.errors import RequestError
 from training.mamba_fsdp import configure
 from training.models import preset
 
+pytestmark = pytest.mark.processes
+
 STEPS, GLOBAL_BATCH = 6, 4
 
 

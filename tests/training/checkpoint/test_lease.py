@@ -29,6 +29,8 @@ from training.checkpoint import lease
 from training.checkpoint.lease import LEASE_FILE, LeaseOwner, OwnLease
 from training.errors import RequestError, TrainingError
 
+pytestmark = pytest.mark.processes
+
 HOLD = """
 import sys, time
 from pathlib import Path

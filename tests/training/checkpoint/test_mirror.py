@@ -13,6 +13,8 @@ from tests.training.support.runs import losses, run, steps
 from training.errors import RequestError
 from training.llama_smp import configure
 
+pytestmark = pytest.mark.processes
+
 DOOR = ("-m", "training.llama_smp")
 MODEL = (
     *("--model_type=llama_v2", "--hidden_width=64", "--num_layers=2", "--num_heads=4"),

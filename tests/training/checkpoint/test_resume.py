@@ -26,6 +26,8 @@ from tests.training.support.runs import (
 )
 from training import compat
 
+pytestmark = pytest.mark.processes
+
 STEPS = 30
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.training.support.runs import TINY, losses, run, steps, train, write_text
 
+pytestmark = pytest.mark.processes
+
 STEPS = 30
 
 

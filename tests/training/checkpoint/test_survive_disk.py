@@ -14,6 +14,8 @@ from training import manifest
 from training.loggers.base import FaultTolerantLogger, Logger
 from training.loggers.console import Console
 
+pytestmark = pytest.mark.processes
+
 STEPS = 14
 PROGRAM = """
 import sys

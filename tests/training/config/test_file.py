@@ -109,6 +109,7 @@ def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
     assert "did you mean llama?" in told[3]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("content", "told"),
     [(None, "cannot be read: No such file"), (b"a: [", "is not YAML"), (b"- 1", "must have sect")],
@@ -123,6 +124,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, told: str) -
     assert told in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.processes
 def test_the_plain_way_in_trains_like_the_door(tmp_path: Path) -> None:
     data = write_text(tmp_path / "text")
     expected = train(tmp_path / "door", data, 2, 2, 3)

@@ -112,6 +112,7 @@ def test_settings_of_another_schedule_are_refused() -> None:
         configure((*LEAST, "--schedule=wsd", "--min_lr=1e-6"))
 
 
+@pytest.mark.processes
 def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
     code = "import sys; sys.modules['torch'] = None; import runpy; sys.argv = ['x', '--nope=1'];"
     code += "runpy.run_module('training.mamba_fsdp', run_name='__main__')"
@@ -122,6 +123,7 @@ def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
     assert done.stderr == "error: --nope: there is no such flag\n"
 
 
+@pytest.mark.processes
 def test_help_lists_every_flag() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "training.mamba_fsdp", "--help"],

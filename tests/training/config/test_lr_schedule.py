@@ -253,6 +253,7 @@ def test_settings_come_back_from_what_config_json_holds() -> None:
     assert ScheduleConfig(**dataclasses.asdict(config)) == config
 
 
+@pytest.mark.processes
 def test_schedules_are_light() -> None:
     code = "import sys, training.config.lr_schedule; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -280,6 +280,7 @@ def test_files_of_a_tokenizer_go_along(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["family"] == "mamba"
 
 
+@pytest.mark.processes
 def test_a_run_saved_by_two_ranks(tmp_path: Path) -> None:
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
@@ -355,6 +356,7 @@ print(most - start)
 """
 
 
+@pytest.mark.processes
 def test_memory_is_that_of_a_shard_and_a_tensor(tmp_path: Path) -> None:
     sizes = models.MambaConfig(d_model=512, n_layer=24, vocab_size=256)
     folder = tmp_path / "ours"

@@ -219,6 +219,7 @@ def test_a_full_disk_is_seen_before(ours: Path, tmp_path: Path, monkeypatch: Any
     assert files(tmp_path) == ["ours"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("form", ["hf", "state-spaces"])
 def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -> None:
     """The limit of a file's size stands for the disk: writing fails half way."""

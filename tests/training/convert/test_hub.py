@@ -19,6 +19,8 @@ from training.convert.__main__ import convert
 from training.errors import RequestError
 from training.llama_smp import configure
 
+pytestmark = pytest.mark.processes
+
 COMMIT = "0" * 40
 NAME = "someone/tiny-llama"
 DOOR = ("-m", "training.llama_smp")

@@ -101,6 +101,7 @@ def assert_equal(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
         assert torch.equal(found[name], value.to(found[name].dtype)), name
 
 
+@pytest.mark.processes
 def test_the_documented_command_under_torchrun(tmp_path: Path) -> None:
     held = ssm(tmp_path / "in")
     (tmp_path / "in" / "tokenizer.json").write_text("{}")

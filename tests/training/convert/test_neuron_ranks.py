@@ -188,6 +188,7 @@ def test_a_folder_of_checkpoints_names_them(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_from_the_command_line(tmp_path: Path) -> None:
     save(tmp_path / "exp_step_8", SIZES, 4, {**CONTENT, "tp": 4})
     words = ("--from", "neuron-tp", str(tmp_path / "exp_step_8"), "--to", "neuron")

@@ -19,6 +19,7 @@ def flags(save: Path, path: str, *more: str) -> tuple[str, ...]:
     return (*TINY, f"--dataset_path={path}", f"--save_ckpt_path={save}", "--batch_size=2", *more)
 
 
+@pytest.mark.processes
 def test_a_run_ends_with_its_last_epoch_and_stays_ended(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text", 18 * 17)  # 17 sequences, of which a step takes 4
     asked = flags(tmp_path, path, "--epochs=2", "--num_steps=50", "--gradient_accumulation=2")
@@ -34,6 +35,7 @@ def test_a_run_ends_with_its_last_epoch_and_stays_ended(tmp_path: Path) -> None:
     assert again.returncode == 0 and "done: 8 steps" in again.stdout, again.stderr
 
 
+@pytest.mark.processes
 def test_an_epoch_of_a_stream_ends_when_all_lanes_of_all_ranks_have(tmp_path: Path) -> None:
     path = write(tmp_path / "texts", 3)
     done = run(2, *flags(tmp_path, path, "--tokenizer=bytes", "--epochs=1", "--num_steps=500"))

@@ -147,6 +147,7 @@ def test_a_whole_cache_needs_no_right_to_write(folder: Path) -> None:
     assert not list((folder / ".lines").glob(".*"))
 
 
+@pytest.mark.processes
 def test_several_processes_make_one_cache(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     for number in range(6):
@@ -184,6 +185,7 @@ def test_without_locks_the_same_comes_out(folder: Path, monkeypatch: pytest.Monk
     assert every(Lines(folder, 4, seed=0, cache=folder / "two")) == rows
 
 
+@pytest.mark.processes
 def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     data, cache = tmp_path / "data", tmp_path / "cache"
     save(data / "a.json", *[line([1, 2, 3])] * 3)

@@ -93,6 +93,7 @@ def test_more_workers_than_sequences_are_told_and_none_ahead_is_refused(tmp_path
         config(DataConfig(dataset_path="synthetic:", num_workers=1, prefetch=0))
 
 
+@pytest.mark.processes
 def test_runs_are_equal_to_the_bit_and_tell_how_long_they_waited(tmp_path: Path) -> None:
     path = write(tmp_path / "texts", 5)
     asked = (*TINY, f"--dataset_path={path}", "--tokenizer=bytes", "--num_steps=5")
@@ -106,6 +107,7 @@ def test_runs_are_equal_to_the_bit_and_tell_how_long_they_waited(tmp_path: Path)
     assert '"data_wait": 0.' in report
 
 
+@pytest.mark.processes
 def test_workers_end_with_a_run_that_is_asked_to_stop_or_killed(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text")
     asked = (*TINY, f"--dataset_path={path}", "--num_workers=1", "--num_steps=1000000")

@@ -10,6 +10,8 @@ import pytest
 from tests.training.support.runs import ROOT, TINY, run, train, write_text
 from training.data.packed import PackedWriter
 
+pytestmark = pytest.mark.processes
+
 DOCUMENTS = [[(7 * i + j) % 250 for j in range(20 + i % 30)] for i in range(60)]
 
 

@@ -150,6 +150,7 @@ def flags(save: Path, path: str, *more: str) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.processes
 def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
     path = write(tmp_path / "texts", 5)
     train(tmp_path / "whole", path, 2, 2, 14, BYTES, "--shuffle_buffer=5")
@@ -164,6 +165,7 @@ def test_a_run_that_was_killed_ends_as_if_it_had_not_been(tmp_path: Path) -> Non
     assert steps(save) == steps(tmp_path / "whole")
 
 
+@pytest.mark.processes
 def test_evaluations_read_the_same_each_time(tmp_path: Path) -> None:
     path = write(tmp_path / "texts", 5)
     held_out = write(tmp_path / "held", 2)

@@ -243,6 +243,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
+@pytest.mark.processes
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:100]])
@@ -270,6 +271,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path
     assert not work.exists()
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
@@ -296,6 +298,7 @@ def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
     assert not (tmp_path / ".set.tokenizing").exists()
 
 
+@pytest.mark.processes
 def test_a_full_disk_and_begun_work_of_another_request(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,6 +365,7 @@ def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "nothing is left behind"
 
 
+@pytest.mark.processes
 def test_what_is_not_on_this_machine_is_told_in_a_line(place: Path, tmp_path: Path) -> None:
     for flag, name in (("dataset", "no-such-set"), ("tokenizer", "no/such-tokenizer")):
         wrong = run(

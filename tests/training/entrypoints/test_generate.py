@@ -299,6 +299,7 @@ def test_a_tokenizer_that_cannot_be_read(
         door.Tokens(path)
 
 
+@pytest.mark.processes
 def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> None:
     """What it has learned is seen: nearly all that it writes is words of the text it read."""
     run = tmp_path / "run"
@@ -317,6 +318,7 @@ def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> Non
         assert capsys.readouterr().out == text
 
 
+@pytest.mark.processes
 def test_a_reader_that_has_seen_enough(mamba: Path) -> None:
     """As `| head -c 5` does: the pipe is closed while it is written to."""
     with subprocess.Popen(

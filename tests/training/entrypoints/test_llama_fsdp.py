@@ -138,11 +138,13 @@ def test_no_flag_is_there_twice() -> None:
     assert len(names) == len(set(names))
 
 
+@pytest.mark.processes
 def test_errors_of_the_run_use_the_names_of_the_door(tmp_path: Path) -> None:
     done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", program=DOOR)
     assert done.returncode == 2 and done.stderr.startswith("error: dataset: no file matches")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("model_type", ["llama_v2", "mixtral", "mistral", "gpt_neox"])
 def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str) -> None:
     """Two processes, streamed text; stopped halfway by its steps, it goes on by itself."""

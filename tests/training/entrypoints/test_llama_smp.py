@@ -169,6 +169,7 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
     assert data.eval_batch_size == (4 if test else 0)
 
 
+@pytest.mark.processes
 def test_the_folders_that_sagemaker_names(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "from training.llama_smp import configure; import sys;"
@@ -334,6 +335,7 @@ def test_float8_is_on_where_it_can_be() -> None:
     assert float8.obstacle(wanted, torch.bfloat16, (9, 0), False).startswith("the library torchao")
 
 
+@pytest.mark.processes
 def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
     code = "import sys; sys.modules['torch'] = None; import runpy; sys.argv = ['x', '--nope=1'];"
     code += "runpy.run_module('training.llama_smp', run_name='__main__')"

@@ -14,6 +14,8 @@ import torch
 from tests.training.support.events import curves
 from tests.training.support.runs import losses, run, steps
 
+pytestmark = pytest.mark.processes
+
 DOOR = ("-m", "training.llama_smp")
 MODEL = (
     *("--model_type", "llama_v2", "--hidden_width", "64", "--num_layers", "3", "--num_heads", "4"),

@@ -58,6 +58,7 @@ def asked(data: Path, save: Path, **changes: str) -> list[str]:
     return [*given, *SMALL]
 
 
+@pytest.mark.processes
 def test_the_published_command_line(tokenized: Path) -> None:
     given = [str(tokenized) if word == "SET" else word for word in TRY_RUN]
     config = configure(given)
@@ -87,6 +88,7 @@ def test_the_script_of_several_instances(tokenized: Path) -> None:
     assert config.optim.beta2 == 0.999 and config.run.save_ckpt_path == "exp"
 
 
+@pytest.mark.processes
 @pytest.mark.boxes
 def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> None:
     """With two cores to a layer and two readers; stopped half-way, on one core; the same losses."""
@@ -113,6 +115,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
     assert json.loads((out / "config.json").read_text())["rmsnorm_within_groups"] is False
 
 
+@pytest.mark.processes
 @pytest.mark.boxes
 def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     """The launch of several instances: torchrun on each, which meet at the first one's address."""
@@ -137,6 +140,7 @@ def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     assert len(losses(tmp_path / "mamba2_7b_testrun")) == 2
 
 
+@pytest.mark.processes
 @pytest.mark.boxes
 def test_a_pass_that_only_compiles(
     tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -114,6 +114,7 @@ print(model(ids, labels=ids).loss.item())
 """
 
 
+@pytest.mark.processes
 def test_it_works_without_transformers(tmp_path: Path) -> None:
     save(tmp_path / "exp_step_8", SIZES, 2, {"rmsnorm_across_groups": True})
     done = subprocess.run(

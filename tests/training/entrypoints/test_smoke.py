@@ -13,6 +13,8 @@ import pytest
 from tests.training.support.runs import ROOT, write_text
 from training import smoke
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def image(tmp_path: Path) -> Path:

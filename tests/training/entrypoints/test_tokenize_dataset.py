@@ -10,6 +10,8 @@ from tests.training.data.test_tokenize import SOURCE, make_tokenizer
 from tests.training.support.runs import run
 from training.data.arrow import Arrow
 
+pytestmark = pytest.mark.processes
+
 PROGRAM = ("-m", "training.tokenize_dataset")
 
 

@@ -146,6 +146,7 @@ def attend(rank: int, port: int, asked: list[dict[str, Any]]) -> None:
             return wire.close()
 
 
+@pytest.mark.processes
 def test_many_nodes() -> None:
     """A real hub and 256 callers: what is asked grows with the nodes, not with their square."""
     count = 256
@@ -169,6 +170,7 @@ def test_many_nodes() -> None:
     assert max(one["world"] for one in messages if one["do"] == "reduce") == WIDTH
 
 
+@pytest.mark.processes
 def test_strangers_and_other_versions() -> None:
     """What is no node's is not heard; a report in other words is told, and its node sent home."""
     given = read_settings({"PREFLIGHT_SECONDS": "30"})

@@ -18,6 +18,8 @@ import pytest
 from tests.support.node_program import SLURM, Launch
 from training.job.agent import outcome
 
+pytestmark = pytest.mark.processes
+
 LIMITED = """\
 import resource
 

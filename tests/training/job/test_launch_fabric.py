@@ -98,6 +98,7 @@ libfabric api: 1.17'
 """
 
 
+@pytest.mark.processes
 def test_fi_info_is_asked_last(tmp_path: Path) -> None:
     root = tmp_path / "root"
     node(root, TYPES["p4d.24xlarge"], {"installer": "1.25.0"})

@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.network_namespaces import Machine, bridged
 
+pytestmark = pytest.mark.processes
+
 DOOR = """\
 import os
 

@@ -61,6 +61,7 @@ def test_every_instance_type(type: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_by_command_line() -> None:
     """Any machine tells what a type would decide."""
     done = subprocess.run(
@@ -219,6 +220,7 @@ echo '[{"neuron_device": 0, "bdf": "cc:00.0"}, {"neuron_device": 1, "bdf": "0000
 """
 
 
+@pytest.mark.processes
 def test_neuron_ls_tells_where_chips_are(machine: Machine) -> None:
     """Its order is not that of PCI."""
     instance_trees.processors(machine.root, 8, 2)

@@ -100,6 +100,7 @@ def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
         plan(SLURM | change, CPU)
 
 
+@pytest.mark.processes
 def test_a_name_of_this_machine_that_means_loopback() -> None:
     """Debian's /etc/hosts; gloo must not tell the other nodes 127.0.1.1."""
     route = subprocess.run(["ip", "-4", "route", "get", "192.0.2.1"], capture_output=True)

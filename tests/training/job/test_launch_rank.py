@@ -18,6 +18,8 @@ import pytest
 
 from tests.support import instance_trees
 
+pytestmark = pytest.mark.processes
+
 Start = Callable[..., "subprocess.Popen[str]"]
 
 DOOR = """\

@@ -12,6 +12,8 @@ import pytest
 from tests.support import mounts
 from tests.support.preflight_nodes import Ended, Node, Nodes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def nodes(root: Path, tmp_path: Path) -> Nodes:

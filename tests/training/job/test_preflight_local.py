@@ -67,6 +67,7 @@ def smi(place: Path, document: str) -> dict[str, str]:
     return stand_in(place, "nvidia-smi", f'[ "$*" = "-q -x" ] && cat {place}/smi.xml')
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("change", "told"),
     [
@@ -88,11 +89,13 @@ def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], told: str) 
     assert len(check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
 
 
+@pytest.mark.processes
 def test_gpus_that_are_well(tmp_path: Path) -> None:
     lacking = {"errors": "N/A", "action": "N/A", "pending": "N/A", "failure": "[N/A]"}
     assert check_gpus(smi(tmp_path, gpus({}, lacking))) == ("2 GPUs asked", [])
 
 
+@pytest.mark.processes
 def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
     old = (
         "<nvidia_smi_log><gpu><uuid>GPU-1</uuid><ecc_errors><volatile>"
@@ -106,6 +109,7 @@ def test_a_gpu_of_the_time_before_rows_were_remapped(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_a_driver_that_has_lost_a_gpu(tmp_path: Path) -> None:
     said = "Unable to determine the device handle for GPU 0000:53:00.0: Unknown Error"
     environment = stand_in(tmp_path, "nvidia-smi", f'echo "{said}"; exit 15')
@@ -140,6 +144,7 @@ provider: efa
 done"""
 
 
+@pytest.mark.processes
 def test_efa(tmp_path: Path) -> None:
     root = efa_node(tmp_path, "rdmap16s27", "rdmap32s27")
     environment = stand_in(tmp_path, "fi_info", FI_INFO.format(names="rdmap16s27 rdmap32s27"))
@@ -154,6 +159,7 @@ def test_efa(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.processes
 def test_efa_provider_that_does_not_load(tmp_path: Path) -> None:
     root = efa_node(tmp_path, "efa_0")
     environment = stand_in(tmp_path, "fi_info", "echo fi_getinfo: -61 >&2; exit 61")
@@ -163,6 +169,7 @@ def test_efa_provider_that_does_not_load(tmp_path: Path) -> None:
     assert check_efa(tmp_path, environment) == ("no EFA here", [])
 
 
+@pytest.mark.processes
 def test_neuron(tmp_path: Path) -> None:
     for number in range(2):
         (tmp_path / "dev").mkdir(exist_ok=True)
@@ -231,6 +238,7 @@ def test_bad_nodes_are_written_at_once_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.processes
 def test_versions_name_the_image_and_the_drivers(tmp_path: Path) -> None:
     (tmp_path / "sqshforge/meta").mkdir(parents=True)
     (tmp_path / "sqshforge/meta/lock.json").write_text("{}")
@@ -245,6 +253,7 @@ def test_versions_name_the_image_and_the_drivers(tmp_path: Path) -> None:
     assert len(found["training"]) == 12
 
 
+@pytest.mark.processes
 def test_a_crew_outlives_a_process_that_hangs() -> None:
     with Workers(1, {**os.environ, "OMP_NUM_THREADS": "1"}) as processes:
         assert processes.ask([{"do": "ready"}], 60) == [{}]
@@ -255,6 +264,7 @@ def test_a_crew_outlives_a_process_that_hangs() -> None:
         assert answer["accelerator"] == "cpu" and "fault" not in answer
 
 
+@pytest.mark.processes
 def test_the_last_word_of_a_process_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     dying = "import sys; print('the driver is gone', file=sys.stderr); sys.exit(3)"
     monkeypatch.setattr(workers, "PROGRAM", ("-c", dying))

@@ -10,6 +10,8 @@ import pytest
 from tests.support.network_namespaces import Bridge, bridged
 from tests.support.preflight_nodes import Ended, Node, Nodes
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def links(as_root: None) -> Iterator[Bridge]:

@@ -20,6 +20,8 @@ from tests.support.processes import descendants
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, wait_for, write_text
 from training.errors import HUNG
 
+pytestmark = pytest.mark.processes
+
 ABORT = 12
 """hang_abort_seconds."""
 LAUNCH = """\

@@ -48,6 +48,7 @@ def start(tmp_path: Path) -> Start:
     return again
 
 
+@pytest.mark.processes
 def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(
     tmp_path: Path, start: Start
 ) -> None:
@@ -115,6 +116,7 @@ def test_wandb_gets_the_known_keys_and_no_step_twice() -> None:
     assert sent.code == 1
 
 
+@pytest.mark.processes
 def test_wandb_goes_on_with_its_run(
     tmp_path: Path, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +172,7 @@ def on_a_terminal(argv: list[str]) -> tuple[int, str]:
     return process.wait(60), seen.decode()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("wanted", [True, False])
 def test_a_bar_on_a_terminal_leaves_the_lines_whole(tmp_path: Path, wanted: bool) -> None:
     pytest.importorskip("tqdm")

@@ -12,7 +12,7 @@ from tests.training.support.runs import losses, train, write_text
 from training.models import MixtralConfig, build
 from training.parallel.fsdp import expert_placements
 
-pytestmark = pytest.mark.fsdp2
+pytestmark = [pytest.mark.processes, pytest.mark.fsdp2]
 
 SIZES: dict[str, Any] = {
     "d_model": 64,

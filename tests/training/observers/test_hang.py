@@ -114,6 +114,7 @@ def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
     return found
 
 
+@pytest.mark.processes
 def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -> None:
     flags = ("--num_steps=50", "--hang_abort_seconds=9")
     with hanging(tmp_path, 3, "1000", "forward", 6, 1, *flags) as process:
@@ -135,6 +136,7 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
     assert "error: rank 1 hangs in step 3, forward, block 1 of 2; no progress" in errors[0]
 
 
+@pytest.mark.processes
 def test_reading_that_hangs_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
     """Also where a rank whose steps were longer sees it only when it has been told."""
     flags, env = ("--num_steps=4",), {"OTHERS": "--hang_seconds=6"}  # the run ends right after
@@ -146,6 +148,7 @@ def test_reading_that_hangs_is_told_once_and_so_is_its_end(tmp_path: Path) -> No
     assert re.search(r"^hang: it has ended \d+ s after it was told; the run goes on", text, re.M)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("store", ["torchrun's", "rank 0's"])
 def test_a_stopped_process_is_named(tmp_path: Path, store: str) -> None:
     """In torch 2.2 rank 0 holds the store that the ranks talk through: they are alone then."""
@@ -160,6 +163,7 @@ def test_a_stopped_process_is_named(tmp_path: Path, store: str) -> None:
     assert "training/trainer/trainer.py" in text.split("stacks of rank 1:")[1]
 
 
+@pytest.mark.processes
 def test_a_process_that_keeps_the_lock_shows_its_stack(tmp_path: Path) -> None:
     with hanging(tmp_path, 2, "lock", "forward", 8, 1, "--num_steps=50") as process:
         text = wait_for_report(tmp_path, process)
@@ -169,6 +173,7 @@ def test_a_process_that_keeps_the_lock_shows_its_stack(tmp_path: Path) -> None:
     assert "program.py" in stuck and "in sit" in stuck and "trainer.py" in stuck
 
 
+@pytest.mark.processes
 def test_a_slow_run_is_left_alone(tmp_path: Path) -> None:
     """Every block takes its time, a step longer than hang_seconds."""
     flags = ("--num_steps=3", "--gradient_accumulation=4")

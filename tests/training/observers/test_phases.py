@@ -100,6 +100,7 @@ def test_marks_count_up_within_a_step_and_know_the_longest() -> None:
         assert (heartbeat.last.step, heartbeat.last.number) == (9, 0)
 
 
+@pytest.mark.processes
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_nsys_needs_a_gpu(tmp_path: Path) -> None:
     data = write_text(tmp_path / "text")
@@ -111,6 +112,7 @@ def test_nsys_needs_a_gpu(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.processes
 def test_the_trace_of_torchs_profiler_names_the_parts(tmp_path: Path) -> None:
     data = write_text(tmp_path / "text")
     flags = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/save", "--num_steps=8")

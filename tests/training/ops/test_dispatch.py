@@ -84,6 +84,7 @@ def test_a_kernel_for_gpus_is_not_taken_elsewhere(monkeypatch: pytest.MonkeyPatc
         scan.CHOICE(X)
 
 
+@pytest.mark.processes
 def test_the_models_ask_no_gpu_when_they_are_imported_and_their_sizes_no_torch() -> None:
     code = (
         "import sys, torch\n"
@@ -97,6 +98,7 @@ def test_the_models_ask_no_gpu_when_they_are_imported_and_their_sizes_no_torch()
     subprocess.run([sys.executable, "-c", light], check=True)
 
 
+@pytest.mark.processes
 def test_a_run_tells_which_ones_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given = (f"--dataset_path={write_text(tmp_path / 'text')}", f"--save_ckpt_path={tmp_path}")
     done = run(0, *TINY, *given, "--num_steps=2")

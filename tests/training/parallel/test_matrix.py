@@ -10,6 +10,8 @@ from tests.training.support import matrix
 from tests.training.support.curves import FAMILIES
 from tests.training.support.runs import ENGINES, run, write_text
 
+pytestmark = pytest.mark.processes
+
 Found = Mapping[int, Mapping[str, list[float]]]
 
 

@@ -92,6 +92,7 @@ def test_selective_recomputes_all_but_the_products(name: str, policy: str, every
     assert plain[1] < this[1], "the rest is computed again"
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("policy", POLICIES)
 def test_no_loss_depends_on_the_policy(
@@ -102,6 +103,7 @@ def test_no_loss_depends_on_the_policy(
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_gradients_are_reduced_as_asked(tmp_path: Path, data: str, engine: str) -> None:
     """Two ranks: the first loss has seen no reduction, the later ones differ by its rounding."""
@@ -115,12 +117,14 @@ def test_gradients_are_reduced_as_asked(tmp_path: Path, data: str, engine: str) 
     assert found["bf16"] == pytest.approx(found["fp32"], abs=0.02)
 
 
+@pytest.mark.processes
 def test_fsdp1_is_told_whether_to_limit_its_gathers(tmp_path: Path, data: str, alone: Any) -> None:
     flags = ("--fsdp_engine=fsdp1", "--limit_all_gathers=False")
     losses = train(tmp_path, data, 2, GLOBAL_BATCH // 2, STEPS, *flags)
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.processes
 def test_weights_are_gathered_and_let_go_as_asked(tmp_path: Path) -> None:
     """With FSDP1 and FSDP2 alike: two gathers, or that of the next block too; kept, or let go."""
     done = run(2, f"{tmp_path}/found", program=("-m", "tests.training.support.gathered"))
@@ -129,6 +133,7 @@ def test_weights_are_gathered_and_let_go_as_asked(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "found").read_text()) == dict.fromkeys(ENGINES, expected)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("engine", ENGINES)
 def test_no_loss_depends_on_when_weights_are_gathered(
     tmp_path: Path, data: str, alone: Any, engine: str
@@ -182,6 +187,7 @@ def test_what_cannot_be_had_is_refused(flags: tuple[str, ...], message: str) -> 
     assert message in str(error.value)
 
 
+@pytest.mark.processes
 def test_a_run_that_cannot_have_it_ends_before_it_begins(tmp_path: Path, data: str) -> None:
     given = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/run", "--cpu_offload=True")
     done = run(0, *TINY, *given, "--num_steps=2")

@@ -11,6 +11,8 @@ from training.config.config import Config, DataConfig, ModelConfig, ParallelConf
 from training.errors import RequestError
 from training.models import Mamba2Config, preset
 
+pytestmark = pytest.mark.processes
+
 STEPS, GLOBAL_BATCH = 5, 4
 SIZES = {
     **{"family": "mamba2", "d_model": 64, "n_layer": 2, "vocab_size": 256, "head_dim": 16},

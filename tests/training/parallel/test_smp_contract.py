@@ -50,6 +50,7 @@ def train(folder: Path, *flags: str, program: Any = PROGRAM) -> tuple[str, list[
     return done.stdout, json.loads(calls.read_text()) if calls.exists() else []
 
 
+@pytest.mark.processes
 def test_a_run_and_its_resumption(tmp_path: Path, data: str) -> None:
     import transformers  # noqa: F401  (what the library takes its models from)
 
@@ -79,6 +80,7 @@ def test_a_run_and_its_resumption(tmp_path: Path, data: str) -> None:
     assert losses(tmp_path / "run") == whole and whole[-1] < whole[0]
 
 
+@pytest.mark.processes
 def test_finetuning_gives_the_losses_of_the_native_way(tmp_path: Path, data: str) -> None:
     import transformers  # noqa: F401  (what the library takes its models from)
 
@@ -146,6 +148,7 @@ def test_what_the_library_is_started_with() -> None:
     }
 
 
+@pytest.mark.processes
 def test_without_the_library_it_is_told(tmp_path: Path) -> None:
     flags = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--backend=smp")
     with pytest.raises(RequestError, match=r"backend: smp takes the library torch.sagemaker"):

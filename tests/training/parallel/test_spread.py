@@ -9,6 +9,8 @@ import pytest
 
 from tests.training.support.runs import ENGINES, TINY, run, steps, train, write_text
 
+pytestmark = pytest.mark.processes
+
 STEPS, GLOBAL_BATCH = 4, 4
 
 

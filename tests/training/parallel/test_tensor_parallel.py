@@ -13,7 +13,7 @@ from training.config import degrees
 from training.errors import RequestError
 from training.mamba_fsdp import configure
 
-pytestmark = pytest.mark.fsdp2
+pytestmark = [pytest.mark.processes, pytest.mark.fsdp2]
 
 STEPS, GLOBAL_BATCH = 4, 4
 MEMORY = ("--low_cpu_fsdp=True", "--fsdp_activation_checkpointing=True")

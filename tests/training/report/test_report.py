@@ -18,6 +18,8 @@ import pytest
 from tests.training.support.runs import ROOT, train, write_text
 from training.report.page import blocks
 
+pytestmark = pytest.mark.processes
+
 PICTURES = {"gradient-norm.png", "learning-rate.png", "loss.png", "memory.png", "throughput.png"}
 PNG = b"\x89PNG\r\n\x1a\n"
 

@@ -194,6 +194,7 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
     assert str(error.value).count("config.yaml: ") == 4
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("content", "told"),
     [
@@ -212,7 +213,7 @@ def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, tol
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         capture_output=True,
         text=True,
     )

@@ -30,6 +30,7 @@ def test_a_trial_is_made_once(tmp_path: Path) -> None:
     assert configure([str(file), "--trial"]).general.full_name == "mine"
 
 
+@pytest.mark.processes
 def test_all_ranks_may_make_it_at_once(tmp_path: Path) -> None:
     file = tmp_path / "trial" / "config.yaml"
     words = [sys.executable, "-c", MAKE, str(file), "--trial"]

@@ -8,6 +8,8 @@ import pytest
 from tests.training.support import curves
 from training.models import FAMILIES
 
+pytestmark = pytest.mark.processes
+
 
 def test_every_family_has_a_curve() -> None:
     assert set(curves.FAMILIES) == set(FAMILIES)

@@ -9,6 +9,8 @@ import pytest
 
 from tests.training.support.runs import ROOT, TINY, run, steps, write_text
 
+pytestmark = pytest.mark.processes
+
 EXPLODING = "--learning_rate=1e30"
 
 

@@ -16,12 +16,14 @@ import pickle
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
@@ -225,25 +227,79 @@ def _each(
         for task in tasks:
             yield task[0], work(*task)
         return
-    # Not forked: the libraries have threads, which a fork may stop at a bad moment.
-    spawn = multiprocessing.get_context("spawn")
     # By a file: what is sent to a process that is killed as it begins must fit in a pipe, or the
     # sender waits for ever.
     with whole(job.folder / JOB) as file:
         pickle.dump(job, file)
-    with ProcessPoolExecutor(processes, spawn, _begin_worker, (job.folder / JOB,)) as pool:
+    workers = _Workers(job.folder / JOB)
+    with ThreadPoolExecutor(processes) as threads:
         try:
-            # A worker may be killed while the next is started: submit raises it then.
-            waiting = {pool.submit(work, *task): task[0] for task in tasks}
+            waiting = {threads.submit(workers.do, work, task): task[0] for task in tasks}
             for done in as_completed(waiting):
                 yield waiting[done], done.result()
-        except BrokenProcessPool as error:
+        finally:
+            threads.shutdown(cancel_futures=True)  # those at work finish their part
+            workers.close()
+
+
+class _Workers:
+    """A process for each thread that asks for work, with a pipe of its own.
+
+    ProcessPoolExecutor waits for ever where a process is killed while another one is started.
+    """
+
+    def __init__(self, job: Path) -> None:
+        self._job = job
+        # Not forked: the libraries have threads, which a fork may stop at a bad moment.
+        self._spawn = multiprocessing.get_context("spawn")
+        self._mine = threading.local()
+        self._started: list[tuple[SpawnProcess, Connection]] = []
+
+    def do(self, work: Callable[..., int], task: tuple[Any, ...]) -> int:
+        """Have a task done by this thread's process; `TrainingError` where that was killed."""
+        try:
+            pipe = self._pipe()
+            pipe.send((work, task))
+            tokens, error = pipe.recv()
+        except (EOFError, OSError) as gone:
             raise TrainingError(
                 "a process of --num_proc was killed, likely for want of memory; start again, with "
                 "fewer, to go on"
-            ) from error
-        finally:
-            pool.shutdown(cancel_futures=True)  # those at work finish their part
+            ) from gone
+        if error is not None:
+            raise error
+        return int(tokens)
+
+    def _pipe(self) -> Connection:
+        if not hasattr(self._mine, "pipe"):
+            ours, theirs = self._spawn.Pipe()
+            process = self._spawn.Process(target=_serve, args=(theirs, self._job), daemon=True)
+            self._started.append((process, ours))
+            with theirs:  # closed here, so that the pipe ends with the process
+                process.start()
+            self._mine.pipe = ours
+        pipe: Connection = self._mine.pipe
+        return pipe
+
+    def close(self) -> None:
+        """Let the processes end."""
+        for _, pipe in self._started:
+            pipe.close()
+        for process, _ in self._started:
+            if process.pid is not None:
+                process.join()
+
+
+def _serve(pipe: Connection, job: Path) -> None:
+    """Do what comes through the pipe, until that ends."""
+    _begin_worker(job)
+    with suppress(EOFError):
+        while True:
+            work, task = pipe.recv()
+            try:
+                pipe.send((work(*task), None))
+            except Exception as error:
+                pipe.send((0, error))
 
 
 _job: Job
@@ -257,7 +313,7 @@ def _begin(job: Job) -> None:
 
 
 def _begin_worker(path: Path) -> None:
-    """Begin in a process of the pool, which ends when the one that started it is gone."""
+    """Begin in a process of its own, which ends when the one that started it is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the one that started it sees to that
     leave_with_parent()
     _begin(pickle.loads(path.read_bytes()))
