@@ -23,6 +23,8 @@ import pytest
 from sqshforge.host.programs import Programs
 from tests.conftest import ROOT
 
+pytestmark = pytest.mark.processes
+
 PATCHES = ROOT / "patches/triton-2.2.0"
 CACHE = "triton/runtime/cache.py"
 HAMMER = ROOT / "tests/support/triton_cache_hammer.py"
@@ -98,7 +100,6 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", ["private", "rank0"])
 def test_a_patch_says_what_it_makes_of_what(
     name: str, wheel: Path, request: pytest.FixtureRequest
@@ -116,14 +117,12 @@ def in_memory() -> Iterator[Path]:
         yield Path(folder)
 
 
-@pytest.mark.processes
 def test_the_cache_as_it_is_fails_where_processes_are_alike(wheel: Path, in_memory: Path) -> None:
     found = hammered(wheel, in_memory / "cache", writes=100)
     assert found["writes"] == 6400
     assert found["errors"]["FileNotFoundError"] > 0
 
 
-@pytest.mark.processes
 @pytest.mark.timeout(600)
 @pytest.mark.long
 def test_the_patched_cache_never_fails(private: Path, in_memory: Path) -> None:
@@ -150,7 +149,6 @@ def awaited(holds: Callable[[], bool], seconds: float) -> bool:
     return holds()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("name", "ends"), [("rank0", False), ("private", True)])
 def test_where_one_rank_alone_compiles(
     name: str, ends: bool, tmp_path: Path, request: pytest.FixtureRequest

@@ -88,6 +88,7 @@ def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
     assert (again.code, again.out) == (0, "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("locked", "installed"), [("1.0", "older"), ("3.0", "newer")], ids=["there", "not in the index"]
 )

@@ -24,6 +24,8 @@ from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 
+pytestmark = pytest.mark.processes
+
 QUIET = Reporter(quiet=True)
 FAST = squash.Options.of("fast")
 # What docker puts into every container; something is put into these folders, or taken out.
@@ -128,7 +130,6 @@ every = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.processes
 @every
 def test_every_entry_is_what_enroot_gives(name: str, odd: Odd, found: Found) -> None:
     expected = odd_root.as_enroot(odd_root.entries(odd.tree))
@@ -190,7 +191,6 @@ def test_both_engines_give_the_same_tree(found: Found) -> None:
     assert trees["buildah"] == trees["docker"]
 
 
-@pytest.mark.processes
 @every
 def test_the_four_files_are_made_of_the_config(
     name: str, odd: Odd, packed: dict[str, Path], found: Found
@@ -207,7 +207,6 @@ def test_the_four_files_are_made_of_the_config(
         assert "# org.example.title two words\n" in (place / "etc/rc").read_text()
 
 
-@pytest.mark.processes
 @every
 @pytest.mark.parametrize("options", [{}, {"jobs": 1}, {"jobs": 2}, {"level": 1}])
 def test_the_same_image_gives_the_same_bytes(
@@ -220,7 +219,6 @@ def test_the_same_image_gives_the_same_bytes(
     assert first is not None and again.key == first["key"]
 
 
-@pytest.mark.processes
 @every
 def test_attributes_and_capabilities_are_kept_on_request(
     name: str, odd: Odd, found: Found, tmp_path: Path
@@ -233,7 +231,6 @@ def test_attributes_and_capabilities_are_kept_on_request(
     assert {path: entry._replace(xattrs=()) for path, entry in kept.items()} == found[name]
 
 
-@pytest.mark.processes
 def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
     files = [
         pack(odd.addresses[name], tmp_path / f"{name}-{jobs}", xattrs=True, jobs=jobs).path
@@ -243,7 +240,6 @@ def test_the_same_bytes_with_attributes_too(odd: Odd, tmp_path: Path) -> None:
     assert len({file.read_bytes() for file in files}) == 1
 
 
-@pytest.mark.processes
 def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_path: Path) -> None:
     other = pack(odd.addresses["buildah"], tmp_path / "other.sqsh", level=9)
     first = request.read_record(packed["buildah"])
@@ -251,7 +247,6 @@ def test_another_profile_is_another_file(odd: Odd, packed: dict[str, Path], tmp_
     assert other.path.read_bytes() != packed["buildah"].read_bytes()
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("name", ["buildah", "docker"])
 def test_source_date_epoch_is_the_newest_time_in_the_file(
     name: str, odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -273,7 +268,6 @@ def test_a_folder_without_config_keeps_its_times(odd: Odd, found: Found) -> None
     assert found["rootfs"]["etc/rc"].mtime == newest <= time.time()
 
 
-@pytest.mark.processes
 def test_an_image_without_etc_gets_one(tmp_path: Path) -> None:
     """Only by the engines: a folder without etc/ is taken for no root file system."""
     (tmp_path / "context/tree").mkdir(parents=True)
@@ -287,20 +281,17 @@ def test_an_image_without_etc_gets_one(tmp_path: Path) -> None:
     assert (entries["etc"].kind, entries["etc"].mode) == ("d", 0o755)
 
 
-@pytest.mark.processes
 def test_the_source_is_only_read(odd: Odd) -> None:
     before = odd_root.entries(odd.tree)
     pack(odd.addresses["rootfs"], odd.tree.parent / "read.sqsh")
     assert odd_root.entries(odd.tree) == before
 
 
-@pytest.mark.processes
 def test_packing_leaves_no_volumes_in_docker(odd: Odd, packed: dict[str, Path]) -> None:
     """The image has two volumes, and docker makes them anew for each container."""
     assert Programs().capture([CLIENT, "volume", "ls", "--quiet"]) == ""
 
 
-@pytest.mark.processes
 def test_a_docker_image_is_packed_as_it_was_described(
     docker: str, another: Path, tmp_path: Path
 ) -> None:
@@ -330,7 +321,6 @@ def test_a_docker_image_is_packed_as_it_was_described(
     assert "GREETING=" in (tmp_path / "found/etc/environment").read_text()
 
 
-@pytest.mark.processes
 def test_a_buildah_image_that_changes_meanwhile_is_not_packed(
     another: Path, tmp_path: Path
 ) -> None:
@@ -352,7 +342,6 @@ def test_a_buildah_image_that_changes_meanwhile_is_not_packed(
     assert not list(tmp_path.glob("a.sqsh*"))
 
 
-@pytest.mark.processes
 def test_what_is_up_to_date_is_known_without_reading_it(
     odd: Odd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +356,6 @@ def test_what_is_up_to_date_is_known_without_reading_it(
     assert pack(odd.addresses["buildah"], output).up_to_date  # by its bytes: it was only touched
 
 
-@pytest.mark.processes
 def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
     """Without it the file looks like somebody else's to them, and is not up to date."""
     before = os.umask(0o077)
@@ -378,7 +366,6 @@ def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
     assert (tmp_path / "a.sqsh.json").stat().st_mode & 0o777 == 0o644
 
 
-@pytest.mark.processes
 def test_a_link_that_leads_nowhere_is_not_replaced(odd: Odd, tmp_path: Path) -> None:
     (tmp_path / "a.sqsh").symlink_to("not/there/yet.sqsh")
     with pytest.raises(RequestError, match="was not made by sqshforge"):

@@ -213,6 +213,7 @@ def test_damage_is_told_in_one_error(whole: bytes, tmp_path: Path) -> None:
     assert found > 1000
 
 
+@pytest.mark.processes
 def test_a_file_cut_short_is_told_wherever_it_ends(whole: bytes, tmp_path: Path) -> None:
     used = read(written(tmp_path / "x.sqsh", whole)).used
     for size in [*range(0, 200, 7), *range(200, used, 499), used - 1]:
@@ -239,6 +240,7 @@ def with_fields(data: bytes, **fields: int) -> bytes:
 Damage = Callable[[Superblock], dict[str, int]]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     "damage",
     [

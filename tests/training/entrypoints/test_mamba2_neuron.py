@@ -78,6 +78,7 @@ def test_the_published_command_line(tokenized: Path) -> None:
     assert run_.save_ckpt_path == "model_save/mamba2_7b_testrun"
 
 
+@pytest.mark.processes
 def test_the_script_of_several_instances(tokenized: Path) -> None:
     """What the system's launcher gives for 4 nodes of 32 cores, GBS 1024, MBS 1."""
     given = ["--model", "Mamba7B", "--tp", "8", "--data_dir", str(tokenized), "--batch", "1"]
@@ -152,6 +153,7 @@ def test_a_pass_that_only_compiles(
     assert not list((tmp_path / "mamba2_7b_testrun").glob("checkpoints/step_*"))
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -174,6 +176,7 @@ def test_what_cannot_be(tokenized: Path, tmp_path: Path, changes: Any, told: str
     assert told in str(error.value)
 
 
+@pytest.mark.processes
 def test_groups_as_tp_is_the_known_program(tokenized: Path) -> None:
     given = ["--data_dir", str(tokenized), "--max_steps", "1", "--backend", "gloo"]
     sizes = configure([*given, "--tp", "4", "--groups_as_tp"]).model.sizes
