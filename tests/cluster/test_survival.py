@@ -115,11 +115,11 @@ def test_the_time_limit(site: Site) -> None:
     """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
     job = site.submit("limit", *SLOW, asked=("--time=1", "--signal=TERM@30"))
     site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
+    # It would have a minute again, all of which a loaded machine may take to start it.
+    site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
     site.slurm.until(
         lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
     )
-    # It has a minute again, half of which a loaded machine may take to start it.
-    site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
     stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
