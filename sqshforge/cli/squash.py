@@ -108,9 +108,19 @@ def smoke_test(
 @click.argument("image", type=click.Path(path_type=Path), metavar="FILE.sqsh")
 @click.option("--mount", "mounts", multiple=True, metavar="SRC:DST", help="Bind a host path.")
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
+@click.option(
+    "--runtime",
+    type=click.Choice(("auto", "enroot", "builtin")),
+    default="auto",
+    help="Who starts it; auto is enroot where that is installed [auto].",
+)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
-    image: Path, mounts: tuple[str, ...], variables: tuple[str, ...], command: tuple[str, ...]
+    image: Path,
+    mounts: tuple[str, ...],
+    variables: tuple[str, ...],
+    runtime: str,
+    command: tuple[str, ...],
 ) -> NoReturn:
     """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
     from sqshforge.host.programs import Programs
@@ -123,6 +133,7 @@ def run(
         command,
         mounts=[Mount.parse(one) for one in mounts],
         environment=parse_pairs(variables, "--env"),
+        runtime=runtime,
         programs=Programs(),
     )
 

@@ -41,9 +41,12 @@ def folder(root: Path, path: str) -> Path:
 
 
 def text(root: Path, path: str) -> str:
-    """A file of the container, its bytes kept (surrogateescape); empty where there is none."""
+    """A file of the container, its bytes kept (surrogateescape); empty where there is none.
+
+    By its bytes, as reading text would take a carriage return for the end of a line.
+    """
     place = inside(root, path)
-    return place.read_text(errors="surrogateescape") if place.is_file() else ""
+    return place.read_bytes().decode(errors="surrogateescape") if place.is_file() else ""
 
 
 def unescape(field: str) -> str:

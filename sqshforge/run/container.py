@@ -30,6 +30,8 @@ from sqshforge.run.supervisor import Supervisor
 PROGRAMS = Programs()
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
+OF_HOST = ("/proc", "/sys", "/dev")  # bound as they are: what is made in them is made on the host
+OWN = "${ENROOT_ROOTFS}"  # begins the source of a volume in fstab
 
 
 def merged_environment(
@@ -74,7 +76,7 @@ def mount_root(image: Path, supervisor: Supervisor, *, as_root: bool, fuse: bool
     upper.chmod(lower.stat().st_mode & 0o7777)  # the merged root has the mode of its upper layer
     layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
     if as_root:
-        mount_program("-t", "overlay", "-o", layers, "overlay", root)
+        mount_program("-t", "overlay", "-o", f"nodev,{layers}", "overlay", root)
     elif _overlay_is_enough(image, lower, upper):
         mount_program("-t", "overlay", "-o", f"{layers},userxattr", "overlay", root)
     else:
@@ -168,10 +170,10 @@ def _become_command(plan: Plan) -> NoReturn:
     environment = merged_environment(os.environ, text(root, "/etc/environment"), plan.environment)
     home = environment.get("HOME", "")
     home = home if home.startswith("/") else "/"
-    _own_files(root, plan, home)
-    _volumes(root)
+    bound = _own_files(root, plan, home)
+    _volumes(root, bound)
     for source, target, read_only in plan.mounts:
-        _bind(Path(source), root, target, read_only)
+        _bind(Path(source), root, target, read_only, bound)
     syscalls.pivot(root)
     beside.set_up()
     if plan.uid != 0:
@@ -183,8 +185,11 @@ def _become_command(plan: Plan) -> NoReturn:
     os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
 
 
-def _own_files(root: Path, plan: Plan, home: str) -> None:
-    """What every container takes from its host: its names, its devices, its user."""
+def _own_files(root: Path, plan: Plan, home: str) -> dict[Path, str]:
+    """What every container takes from its host: its names, its devices, its user.
+
+    Gives the folders of the host that are bound, by where the image has them.
+    """
     etc = folder(root, "/etc")
     for name in FROM_HOST:
         source, target = Path("/etc") / name, etc / name
@@ -195,10 +200,21 @@ def _own_files(root: Path, plan: Plan, home: str) -> None:
     user, group = _names(plan.uid, plan.gid)
     _add_line(root, "/etc/passwd", plan.uid, f"{user}:x:{plan.uid}:{plan.gid}::{home}:/bin/sh")
     _add_line(root, "/etc/group", plan.gid, f"{group}:x:{plan.gid}:")
-    for path in ("/proc", "/sys", "/dev"):
-        mount_program("--rbind", path, folder(root, path))
-    mount_program("-t", "tmpfs", "-o", "mode=1777", "tmpfs", folder(root, "/tmp"))
-    folder(root, home)
+    bound = {folder(root, path): path for path in OF_HOST}
+    temporary = folder(root, "/tmp")
+    for place, path in bound.items():
+        mount_program("--rbind", path, place)
+    mount_program("-t", "tmpfs", "-o", "mode=1777", "tmpfs", temporary)
+    if _host_folder(inside(root, home), bound) is None:
+        folder(root, home)
+    return bound
+
+
+def _host_folder(place: Path, bound: Mapping[Path, str]) -> str | None:
+    """The bound folder of the host in which a place would have to be made; None for no such."""
+    if place.exists():
+        return None
+    return next((path for one, path in bound.items() if place.is_relative_to(one)), None)
 
 
 def _names(uid: int, gid: int) -> tuple[str, str]:
@@ -212,31 +228,55 @@ def _names(uid: int, gid: int) -> tuple[str, str]:
 
 
 def _add_line(root: Path, path: str, number: int, line: str) -> None:
-    """Add an entry for an id that passwd or group does not have yet."""
+    """Add an entry for an id that passwd or group does not have yet.
+
+    What an image has in the place of the file (a device, a pipe) is replaced, not written to.
+    """
     entries = text(root, path).rstrip("\n").split("\n")
     if not any(entry.split(":")[2:3] == [str(number)] for entry in entries):
         content = "\n".join([*filter(None, entries), line, ""])
-        inside(root, path).write_text(content, errors="surrogateescape")
+        place = inside(root, path)
+        if os.path.lexists(place) and not place.is_file():
+            place.unlink()
+        place.write_bytes(content.encode(errors="surrogateescape"))
 
 
-def _volumes(root: Path) -> None:
-    """Honour /etc/fstab as enroot writes it: binds of the root's own folders."""
+def _volumes(root: Path, bound: Mapping[Path, str]) -> None:
+    """Honour /etc/fstab as enroot writes it: binds of the root's own folders.
+
+    Blanks and tabs alone are between its fields, fstab(5). What an image asks for of the host is
+    left out, and said.
+    """
     for line in text(root, "/etc/fstab").split("\n"):
-        fields = [unescape(field) for field in line.split()]
+        fields = [unescape(field) for field in re.split("[ \t]+", line.strip(" \t"))]
         if len(fields) < 4 or fields[0].startswith("#") or "bind" not in fields[3].split(","):
             continue
-        target = folder(root, fields[1])
-        own = fields[0].removeprefix("${ENROOT_ROOTFS}")
-        mount_program("--bind", fields[0] if own == fields[0] else folder(root, own), target)
+        source, target = inside(root, fields[0].removeprefix(OWN)), inside(root, fields[1])
+        is_host = not fields[0].startswith(OWN)
+        if is_host or _host_folder(source, bound) or _host_folder(target, bound):
+            print(
+                f"warning: left out, as it is the host's: the image's volume {fields[0]!r} at "
+                f"{fields[1]!r}\n  fix:   --mount SOURCE:TARGET, if you want it there",
+                file=sys.stderr,
+            )
+            continue
+        for one in (source, target):
+            one.mkdir(parents=True, exist_ok=True)
+        mount_program("--bind", source, target)
         kept = [word for word in fields[3].split(",") if word in ("nosuid", "nodev", "ro")]
         mount_program("-o", ",".join(["remount", "bind", *kept]), target)
 
 
-def _bind(source: Path, root: Path, target: str, read_only: bool) -> None:
+def _bind(
+    source: Path, root: Path, target: str, read_only: bool, bound: Mapping[Path, str]
+) -> None:
+    place = inside(root, target)
+    host = _host_folder(place, bound)
+    if host is not None:
+        raise WorkError(f"the mount's target {target} lies in the host's {host} and is not there")
     if source.is_dir():
-        place = folder(root, target)
+        place.mkdir(parents=True, exist_ok=True)
     else:
-        place = inside(root, target)
         place.parent.mkdir(parents=True, exist_ok=True)
         if not place.exists():
             place.touch()
