@@ -13,10 +13,11 @@ from sqshforge.errors import WorkError
 from sqshforge.image.enroot import ImageConfig
 
 # Steps that do not change what is outside of /sqshforge, as histories show them (docker's two
-# builders, buildah).
+# builders, buildah; the one without an instruction is buildah's, of a FROM alone).
 ELSEWHERE = re.compile(
-    r"(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
-    r"|SHELL|STOPSIGNAL|USER|VOLUME)\b|.* /sqshforge/"
+    r"/bin/sh -c #\(nop\)\s*$"
+    r"|(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
+    r"|SHELL|STOPSIGNAL|USER|VOLUME)\b|.* /sqshforge(/|\s|$)"
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

@@ -30,8 +30,14 @@ CARRIED = "sqshforge"
 # link, and the folders /dev, /proc and /sys. They are where the runtime mounts the host's.
 EMPTY = ("hostname", "hosts", "resolv.conf")
 MTAB = "/proc/mounts"
-# A digest of all that the image was built from: it would change /etc/rc with the training code.
+# A digest of all that an image of ours was built from, and what changes with each of its builds:
+# /etc/rc does not have them, or it would change with the training code.
 OF_BUILD = "io.sqshforge.inputs"
+OF_EACH_BUILD = {
+    OF_BUILD,
+    "org.opencontainers.image.created",
+    "org.opencontainers.image.revision",
+}
 
 
 def files(config: ImageConfig) -> dict[str, bytes]:
@@ -73,7 +79,9 @@ def rc(config: ImageConfig) -> str:
     Enroot's own begins with the image's address; the same image has several, and one file.
     """
     workdir = shlex.quote(config.workdir or "/")
-    labels = sorted((key, value) for key, value in config.labels if key != OF_BUILD)
+    is_ours = any(key == OF_BUILD for key, _ in config.labels)
+    changing = OF_EACH_BUILD if is_ours else set()
+    labels = sorted((key, value) for key, value in config.labels if key not in changing)
     lines = ["#!/bin/sh", "# Written by sqshforge; the .json file beside the image says from what."]
     lines += [f"# {_line(key)} {_line(value)}" for key, value in labels]
     lines += [

@@ -3,8 +3,9 @@
 A base is the squash file of an image without /sqshforge. Its content lies at the start of every
 file that was made from it, so the cache keeps a second name (a hard link) of the first one, which
 costs no space until that is replaced, and beside it the base's own tables. Packed files are never
-written to, only replaced, and a change of one by somebody else is noticed. The least recently
-used go first where the cache grows over its limit.
+written to, only replaced, and a change of one by somebody else is noticed. Where the cache grows
+over its limit, the bases that a newer one of the same image has superseded go first, and the least
+recently used of the others after them.
 """
 
 from __future__ import annotations
@@ -123,10 +124,13 @@ class Cache:
         return sorted((one for one in found if one is not None), key=lambda one: -one.used)
 
     def prune(self, limit: int | None = None, keep: Path | None = None) -> list[Base]:
-        """Remove the least recently used bases until the limit holds; those that went."""
+        """Remove superseded bases, then the least recently used, until the limit holds.
+
+        Gives those that went.
+        """
         allowed = self.limit if limit is None else limit
         total, gone = 0, []
-        for base in self.bases():
+        for base in _by_worth(self.bases()):
             total += base.size
             if total > allowed and base.path != keep:
                 total -= base.size
@@ -156,6 +160,16 @@ class Cache:
             )
         except (OSError, ValueError, LookupError, TypeError):
             return None
+
+
+def _by_worth(bases: Sequence[Base]) -> list[Base]:
+    """The last used base of each image, then those that it has superseded."""
+    seen: set[str] = set()
+    current, superseded = [], []
+    for base in bases:  # the last used first
+        (superseded if base.source in seen else current).append(base)
+        seen.add(base.source)
+    return current + superseded
 
 
 def _beside(path: Path) -> Path:

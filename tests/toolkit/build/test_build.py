@@ -185,6 +185,37 @@ def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
     assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected
 
 
+def test_after_an_edit_or_a_commit_all_else_comes_from_the_cache(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The edit loop as users have it: `sqshforge pack TARGET` builds and packs."""
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
+    for name, value in (("AUTHOR", "me"), ("COMMITTER", "me")):
+        monkeypatch.setenv(f"GIT_{name}_NAME", value)
+        monkeypatch.setenv(f"GIT_{name}_EMAIL", f"{value}@example.org")
+    git = ["git", "-C", str(case.root)]
+    PROGRAMS.capture([*git, "init", "--quiet"])
+
+    def packed(text: str, *, commit: bool) -> str:
+        (case.root / "training" / "edited.py").write_text(text)
+        if commit:
+            PROGRAMS.capture([*git, "add", "training"])
+            PROGRAMS.capture([*git, "commit", "--quiet", "--message", "an edit"])
+        argv = [sys.executable, "-m", "sqshforge", "pack", "cpu-mamba"]
+        argv += ["--engine", case.engine.name, "-o", str(tmp_path / "a.sqsh")]
+        return PROGRAMS.attempt(argv, cwd=case.root).err
+
+    first = packed("", commit=True)
+    assert "comes from the cache" not in first
+    for text, commit in (("EDIT = 1\n", False), ("EDIT = 2\n", True)):
+        said = packed(text, commit=commit)
+        assert "all but /sqshforge comes from the cache of bases" in said, said
+        shown = PROGRAMS.capture(
+            ["unsquashfs", "-cat", tmp_path / "a.sqsh", "sqshforge/training/edited.py"]
+        )
+        assert shown == text
+
+
 def test_the_build_record_is_in_the_image(case: Case) -> None:
     told = json.loads(case.run("print(open('/sqshforge/meta/provenance.json').read())"))
     assert told["target"] == "cpu-mamba"

@@ -8,6 +8,7 @@ import pytest
 
 from sqshforge.errors import WorkError
 from sqshforge.image import address as source
+from sqshforge.image.config import Step
 
 
 def parsed(config: dict[str, Any], created: str = "") -> Any:
@@ -77,3 +78,24 @@ def test_times_with_any_decimals_and_zone(text: str, seconds: int) -> None:
 def test_a_time_that_is_none_is_an_error() -> None:
     with pytest.raises(WorkError, match="cannot be understood"):
         parsed({}, created="yesterday")
+
+
+@pytest.mark.parametrize(
+    ("instruction", "is_of_base"),
+    [
+        ("/bin/sh -c #(nop) ", False),  # buildah's, of a Dockerfile that is a FROM alone
+        ("/bin/sh -c #(nop)", False),
+        ("/bin/sh -c #(nop) LABEL a=b", False),
+        ("LABEL a=b", False),
+        ("COPY training/ /sqshforge/training/ # buildkit", False),
+        ("/bin/sh -c #(nop) COPY dir:12 in /sqshforge ", False),
+        ("COPY x /sqshforge", False),
+        ("COPY x /sqshforge-else/", True),
+        ("/bin/sh -c #(nop) COPY dir:12 in /opt ", True),
+        ("RUN true", True),
+    ],
+)
+def test_which_steps_leave_all_but_our_folder_as_it_is(instruction: str, is_of_base: bool) -> None:
+    history = [Step("1970-01-01T00:00:10Z", "RUN true"), Step("1970-01-01T00:00:20Z", instruction)]
+    found = source.parse_config({}, reference="x", digest=None, created="", size=1, history=history)
+    assert found.base_created == (20 if is_of_base else 10)

@@ -55,6 +55,18 @@ def test_the_start_script_in_full() -> None:
     )
 
 
+def test_what_each_build_of_ours_changes_is_not_in_the_start_script() -> None:
+    """And stays there of an image that is not ours, as enroot has it."""
+    changing = (
+        ("org.opencontainers.image.created", "2026-01-01T00:00:00Z"),
+        ("org.opencontainers.image.revision", "0123abc"),
+    )
+    theirs = ImageConfig(reference="x", labels=(*changing, ("a", "b")))
+    assert "2026-01-01" in enroot.rc(theirs) and "0123abc" in enroot.rc(theirs)
+    ours = replace(theirs, labels=(*theirs.labels, ("io.sqshforge.inputs", "sha256:1")))
+    assert enroot.rc(ours) == enroot.rc(ImageConfig(reference="x", labels=(("a", "b"),)))
+
+
 def test_an_image_that_says_nothing_starts_a_shell_at_the_root() -> None:
     files = enroot.files(ImageConfig(reference="rootfs:/x"))
     assert files["etc/environment"] == files["etc/fstab"] == b""

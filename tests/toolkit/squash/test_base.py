@@ -237,13 +237,13 @@ def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
     assert {path.name.partition(".")[0] for path in cache.folder.iterdir()} == {"b", "d"}
 
 
-def add(cache: Cache, key: str, folder: Path, size: int = 1000) -> Path:
+def add(cache: Cache, key: str, folder: Path, size: int = 1000, *, source: str = "test") -> Path:
     """Keep a base of which 900 bytes are content."""
     packed = folder / f"{key}.packed"
     packed.write_bytes(b"A" * 96 + bytes(size - 96))
     cache.folder.mkdir(exist_ok=True)
     tables = Tables(superblock=b"B" * 96, start=900, rest=b"R" * 10)
-    cache.add(key, packed, files.piece_digests(packed, 1), tables, "test")
+    cache.add(key, packed, files.piece_digests(packed, 1), tables, source)
     return packed
 
 
@@ -251,6 +251,17 @@ def test_a_base_larger_than_the_cache_is_kept_while_it_is_used(tmp_path: Path) -
     cache = Cache(tmp_path / "bases", limit=50)
     add(cache, "a", tmp_path)
     assert [base.path.stem for base in cache.bases()] == ["a"]
+
+
+def test_what_an_image_s_newer_base_has_superseded_goes_before_the_bases_of_others(
+    tmp_path: Path,
+) -> None:
+    cache = Cache(tmp_path / "bases", limit=5000)
+    for seconds, (key, source) in enumerate([("else", "else"), ("old", "one"), ("new", "one")]):
+        add(cache, key, tmp_path, source=source)
+        os.utime(cache.folder / f"{key}.sqsh.json", (seconds, seconds))
+    assert [one.path.stem for one in cache.prune(2500)] == ["old"]
+    assert [one.path.stem for one in cache.bases()] == ["new", "else"]
 
 
 def test_a_base_takes_no_space_while_its_file_is_there(tmp_path: Path) -> None:
