@@ -42,7 +42,15 @@ class Clone:
         """Change one file of training/."""
         (self.place / "training" / "edited.py").write_text(f"EDIT = {time.time()}\n")
         if commit:
-            git = ["git", "-C", self.place, "-c", "user.name=bench", "-c", "user.email=b@localhost"]
+            git = [
+                "git",
+                "-C",
+                str(self.place),
+                "-c",
+                "user.name=bench",
+                "-c",
+                "user.email=b@localhost",
+            ]
             self.programs.capture([*git, "add", "training"])
             self.programs.capture([*git, "commit", "--quiet", "--message", "an edit"])
 
@@ -62,8 +70,8 @@ class Clone:
 def measure(clone: Clone, rounds: int) -> dict[str, list[float]]:
     """Seconds of each kind of command, a number for each round."""
     found: dict[str, list[float]] = {name: [] for name in ("edit", "commit", "pack", "cold")}
-    cold = (".venv/bin/sqshforge", "pack", "cpu-mamba", "--engine", clone.engine)
-    cold = (*cold, "--no-cache", "--force", "-o", "build/cold.sqsh")
+    cold = f".venv/bin/sqshforge pack cpu-mamba --engine {clone.engine}".split()
+    cold += ["--no-cache", "--force", "-o", "build/cold.sqsh"]
     clone.make("sqsh")
     for _ in range(rounds):
         clone.edit()

@@ -165,7 +165,8 @@ class Cache:
 def _by_worth(bases: Sequence[Base]) -> list[Base]:
     """The last used base of each image, then those that it has superseded."""
     seen: set[str] = set()
-    current, superseded = [], []
+    current: list[Base] = []
+    superseded: list[Base] = []
     for base in bases:  # the last used first
         (superseded if base.source in seen else current).append(base)
         seen.add(base.source)
