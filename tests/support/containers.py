@@ -38,7 +38,7 @@ def watched(images: Path) -> Iterator[None]:
     finally:
         processes.kill(processes.having({MARK: mark}))
         del os.environ[MARK]
-    assert left == []
+    assert not left, f"left behind: {left}"
 
 
 def traces(mark: str, images: Path) -> list[str]:
