@@ -132,9 +132,12 @@ class Squasher:
         set_duplicates(target, True)
 
     def arguments(self) -> list[str]:
-        """The words that every call has."""
+        """The words that every call has.
+
+        A tar's files have their tail ends packed together whatever is said, so a folder's have too.
+        """
         options = self.options
-        words = ["-all-root", "-exports", "-exit-on-error", "-no-progress"]
+        words = ["-all-root", "-exports", "-exit-on-error", "-no-progress", "-always-use-fragments"]
         words += ["-xattrs" if options.xattrs else "-no-xattrs"]
         words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
         words += ["-processors", str(options.jobs), "-root-mode", "755"]

@@ -42,6 +42,13 @@ class Entry(NamedTuple):
     xattrs: tuple[tuple[bytes, bytes], ...]
     segments: sparse.Segments | None  # where a file has holes
 
+    @property
+    def stored(self) -> int:
+        """The bytes that a tar has of a file's content: fewer where it has holes."""
+        if self.segments is None:
+            return self.size
+        return sum(count for _, count in self.segments)
+
 
 def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entry]:
     """Read entry after entry up to the end mark.

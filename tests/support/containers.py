@@ -33,7 +33,7 @@ def watched(images: Path) -> Iterator[None]:
     try:
         yield
         # The kernel takes a namespace down a moment after its last process.
-        until(lambda: not traces(mark, images), 5.0)
+        until(lambda: not traces(mark, images), 60.0)
         left = traces(mark, images)
     finally:
         processes.kill(processes.having({MARK: mark}))

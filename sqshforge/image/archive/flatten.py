@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import IO, NamedTuple
 
 from sqshforge.image import enroot
-from sqshforge.image.archive.layer import PIECE, Layer, Unpacked
+from sqshforge.image.archive.layer import PIECE, Layer
+from sqshforge.image.archive.layer_files import LayerFiles
 from sqshforge.image.archive.layer_tree import Folder, Node, is_data, steps
 from sqshforge.tar import limits
-from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry, content
-from sqshforge.tar.stream import TarStream
+from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry
 from sqshforge.tar.writer import Output, made
 
 Names = dict[bytes, Node | Folder]
@@ -98,53 +99,63 @@ def write_flat(
     *,
     xattrs: bool,
 ) -> None:
-    """Write what has no data in the layers first, by name; then data as it comes; then links."""
+    """Write all in the order in which mksquashfs walks through a folder.
+
+    So the squash file is the same as of the mounted image. A hard link follows the first name of
+    its file.
+    """
     output = Output(out, xattrs=xattrs)
-    data: dict[int, list[tuple[int, bytes, Entry]]] = defaultdict(list)
-    links: list[tuple[bytes, bytes]] = []
-    first: dict[Node, bytes] = {}
-    for name in sorted([*names, *placed]):
-        if name in placed:
-            one = placed[name]
-            output.header(one.entry, name)
-            output.data(one.data)
-            output.fill(len(one.data))
-            continue
-        node = names[name]
-        if isinstance(node, Folder):
-            output.header(node.entry or made(name, FOLDER, 0o755, epoch), name)
-        elif node.is_linked and first.setdefault(node, name) != name:
-            links.append((name, first[node]))
-        elif is_data(node):
-            data[node.layer].append((node.entry.offset, name, node.entry))
-        else:
-            output.header(node.entry, name)
-    for index in sorted(data):
-        _copy(layers[index], sorted(data[index]), output, advance)
-    for name, target in links:
-        output.header(made(name, LINK, 0, 0, target=target), name)
+    order = sorted([*names, *placed], key=walk_order)
+    first = _first_names(names, order)
+    wanted: dict[int, list[Entry]] = defaultdict(list)
+    for name in order:
+        node = names.get(name)
+        if name not in placed and is_data(node) and first.get(node, name) == name:
+            wanted[node.layer].append(node.entry)
+    with ExitStack() as closing:
+        files = {
+            index: closing.enter_context(LayerFiles(layers[index], entries))
+            for index, entries in wanted.items()
+        }
+        told = 0
+        for name in order:
+            node = names.get(name)
+            if name in placed:
+                one = placed[name]
+                output.header(one.entry, name)
+                output.data(one.data)
+                output.fill(len(one.data))
+            elif node is None or isinstance(node, Folder):
+                entry = node.entry if node is not None else None
+                output.header(entry or made(name, FOLDER, 0o755, epoch), name)
+            elif (target := first.get(node, name)) != name:
+                output.header(made(name, LINK, 0, 0, target=target), name)
+            else:
+                output.header(node.entry, name)
+                if is_data(node):
+                    for piece in files[node.layer].content(node.entry):
+                        output.data(piece)
+                    output.fill(node.entry.size)
+                    told += node.entry.size
+                    if told >= PIECE:
+                        advance(told)
+                        told = 0
+        advance(told)
+    for index in wanted:
+        layers[index].region.file.check_unchanged()
     output.end()
 
 
-def _copy(
-    layer: Layer,
-    wanted: list[tuple[int, bytes, Entry]],
-    output: Output,
-    advance: Callable[[float], None],
-) -> None:
-    """Copy files of a layer in the order in which they stand in it."""
-    unpacked = Unpacked(layer)
-    stream = TarStream(unpacked.read, layer.where, unpacked.skip)
-    told = 0
-    for offset, name, entry in wanted:
-        stream.skip(offset - stream.position)
-        output.header(entry, name)
-        for piece in content(entry, stream):
-            output.data(piece)
-        output.fill(entry.size)
-        told += entry.size
-        if told >= PIECE:
-            advance(told)
-            told = 0
-    advance(told)
-    layer.region.file.check_unchanged()
+def walk_order(name: bytes) -> bytes:
+    """The key by which paths are sorted as a walk meets them: a folder, then all that is in it."""
+    return name.replace(b"/", b"\0")
+
+
+def _first_names(names: Names, order: Iterable[bytes]) -> dict[Node, bytes]:
+    """The name of each hard-linked file that comes first."""
+    first: dict[Node, bytes] = {}
+    for name in order:
+        node = names.get(name)
+        if isinstance(node, Node) and node.is_linked:
+            first.setdefault(node, name)
+    return first

@@ -150,6 +150,17 @@ class Layer:
         return form(self.region)
 
     @property
+    def window(self) -> int:
+        """Bytes that its decoder keeps of what it has unpacked."""
+        if self.form != "zstd":
+            return 0
+        try:
+            found: int = zstandard.get_frame_parameters(self.region.first(18)).window_size
+        except zstandard.ZstdError:  # a frame for somebody else comes first
+            return limits.WINDOW
+        return found
+
+    @property
     def estimate(self) -> int:
         return int(self.region.size * GROWS.get(self.form, 1.0))
 
@@ -205,9 +216,18 @@ class _Decoder(Protocol):
 
 
 class Unpacked:
-    """A layer's tar as it is decompressed; `read` gives b"" at its end."""
+    """A layer's tar as it is decompressed; `read` gives b"" at its end.
 
-    def __init__(self, layer: Layer, see: Callable[[bytes], None] | None = None) -> None:
+    `window` is how many bytes a zstd frame may ask the decoder to keep.
+    """
+
+    def __init__(
+        self,
+        layer: Layer,
+        see: Callable[[bytes], None] | None = None,
+        *,
+        window: int = limits.WINDOW,
+    ) -> None:
         self._layer = layer
         self.raw = RegionReader(layer.region, see)
         self.skip: Callable[[int], int] | None = None  # only where nothing has to be seen
@@ -217,7 +237,7 @@ class Unpacked:
         if kind == "gzip":
             self._decoder = igzip.IGzipFile(fileobj=self.raw, mode="rb")
         elif kind == "zstd":
-            decoder = zstandard.ZstdDecompressor(max_window_size=limits.WINDOW)
+            decoder = zstandard.ZstdDecompressor(max_window_size=window)
             self._decoder = decoder.stream_reader(
                 cast(IO[bytes], self.raw), read_size=PIECE // 4, read_across_frames=True
             )

@@ -10,6 +10,7 @@ keep what the layers below say of them, or are made with mode 0755.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeGuard
 
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, shown, too_much
@@ -255,7 +256,7 @@ def _hide(folder: Folder, name: bytes) -> None:
     folder.hidden.add(name)
 
 
-def is_data(node: Node | Folder) -> bool:
+def is_data(node: Node | Folder | None) -> TypeGuard[Node]:
     """Whether bytes of a layer belong to it."""
     return isinstance(node, Node) and node.entry.kind == FILE and node.entry.size > 0
 

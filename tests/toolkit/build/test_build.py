@@ -180,7 +180,6 @@ def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
         "COPY training/ /sqshforge/training/",
         "COPY meta/provenance.json /sqshforge/meta/",
     ], reporter.heard
-    assert again.seconds < 20
     expected = (case.root / "training" / "edited.py").read_text()
     assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -64,14 +65,14 @@ class Desk:
     def cache(self) -> Cache:
         return Cache(self.folder / "cache", limit=1 << 30)
 
-    def build(self, code: str, dockerfile: str = DOCKERFILE) -> address.Source:
+    def build(self, code: str, dockerfile: str = DOCKERFILE, tag: str = "1") -> address.Source:
         """An image with this training code."""
         (self.context / "training/train.py").write_text(code)
         (self.context / "Dockerfile").write_text(dockerfile.format(label=digest_of(code)))
         argv: list[str | Path] = [CLIENT, "build", "--network", "host"]
         if self.engine == "buildah":
             argv = ["buildah", "build", "--isolation", "chroot", "--layers"]
-        name = "localhost/sqshforge-base:1"
+        name = f"localhost/sqshforge-base:{tag}"
         Programs().capture([*argv, "--tag", name, self.context], env={"DOCKER_BUILDKIT": "1"})
         scheme = "buildah" if self.engine == "buildah" else "dockerd"
         return address.parse(f"{scheme}://{name}", Programs())
@@ -115,6 +116,7 @@ def desk(
 
 # What has nothing to do with the engine is tested with one.
 by_docker = pytest.mark.parametrize("desk", ["docker"], indirect=True)
+ARCHIVES = ("oci", "oci-archive", "docker-archive")
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
 
 
@@ -141,6 +143,44 @@ def test_after_an_edit_the_bytes_are_those_of_a_cold_pack(desk: Desk) -> None:
     assert FROM_CACHE not in said
     assert warm.read_bytes() == cold.read_bytes() == fresh.read_bytes()
     assert desk.found(warm) == desk.found(cold)
+
+
+def ways(image: address.Source, engine: str, folder: Path) -> dict[str, address.Source]:
+    """An image as it is mounted, and as its engine archives it."""
+    folder.mkdir()
+    assert isinstance(image, address.Dockerd | address.Storage)
+    if engine == "docker":
+        Programs().capture([CLIENT, "save", "--output", folder / "saved", image.name])
+        found = {"saved": f"docker-archive:{folder / 'saved'}"}
+    else:
+        found = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
+        for one in found.values():
+            Programs().capture(["buildah", "push", "--quiet", image.name, f"{one}:odd:1"])
+    archived = {kind: address.parse(one, Programs()) for kind, one in found.items()}
+    return {"mounted": image, **archived}
+
+
+@pytest.mark.processes
+def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None:
+    """Cold, and with a base that was kept when its predecessor was read in any other way."""
+    dockerfile = DOCKERFILE.replace("COPY training/", "COPY over/ /data/\nCOPY training/")
+    (desk.context / "over/sub").mkdir(parents=True)
+    for name, count in {"one": 200_000, "sub/late": 10, "a-file": 300_000}.items():
+        (desk.context / "over" / name).write_bytes(random.Random(count).randbytes(count))
+    before = ways(desk.build("one", dockerfile), desk.engine, desk.folder / "before")
+    after = ways(desk.build("two", dockerfile, "2"), desk.engine, desk.folder / "after")
+    cold = {
+        way: files.digest(desk.pack(image, f"{way}.sqsh", cached=False)[0], jobs=1)
+        for way, image in after.items()
+    }
+    assert len(set(cold.values())) == 1, cold
+    for first, image in before.items():
+        desk.pack(image, f"{first}-before.sqsh")
+        for way, edited in after.items():
+            path, said = desk.pack(edited, f"{way}-after-{first}.sqsh")
+            assert FROM_CACHE in said, (first, way)
+            assert files.digest(path, jobs=1) == cold[way], (first, way)
+        desk.cache.prune(0)
 
 
 @pytest.mark.processes
