@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 from sqshforge.image import enroot
 from sqshforge.image.archive.layer import PIECE, Layer
-from sqshforge.image.archive.layer_files import LayerFiles
+from sqshforge.image.archive.layer_files import open_all
 from sqshforge.image.archive.layer_tree import Folder, Node, is_data, steps
 from sqshforge.tar import limits
 from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry
@@ -113,10 +113,9 @@ def write_flat(
         if name not in placed and is_data(node) and first.get(node, name) == name:
             wanted[node.layer].append(node.entry)
     with ExitStack() as closing:
-        files = {
-            index: closing.enter_context(LayerFiles(layers[index], entries))
-            for index, entries in wanted.items()
-        }
+        files = open_all(dict(enumerate(layers)), wanted)
+        for one in files.values():
+            closing.enter_context(one)
         told = 0
         for name in order:
             node = names.get(name)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import IO
 
 from sqshforge.image.archive.layer import PIECE, Layer, Unpacked
@@ -18,7 +18,23 @@ from sqshforge.tar.reader import Entry, content
 from sqshforge.tar.stream import TarStream
 
 IN_MEMORY = 8 << 20  # bytes that are kept back of a layer before a file of TMPDIR takes them
-WINDOW = 8 << 20  # bytes; a layer whose decoder needs more is not held open beside all the others
+WINDOW = 8 << 20  # bytes that a decoder may keep at least: as many as most compressors ask for
+WINDOWS = 256 << 20  # bytes that the decoders of all layers may keep at once
+
+
+def open_all(
+    layers: Mapping[int, Layer], wanted: Mapping[int, list[Entry]]
+) -> dict[int, LayerFiles]:
+    """The files of several layers, by index.
+
+    A layer whose decoder would take too much memory beside those of the others is unpacked by
+    itself, and kept back whole.
+    """
+    found, total = {}, 0
+    for index in sorted(wanted, key=lambda one: (layers[one].window, one)):
+        total += layers[index].window
+        found[index] = LayerFiles(layers[index], wanted[index], is_alone=total > WINDOWS)
+    return found
 
 
 def _offset(entry: Entry) -> int:
@@ -31,10 +47,10 @@ class LayerFiles:
     `WorkError` where the layer is broken or changes meanwhile.
     """
 
-    def __init__(self, layer: Layer, wanted: Iterable[Entry]) -> None:
+    def __init__(self, layer: Layer, wanted: Iterable[Entry], *, is_alone: bool) -> None:
         self._layer = layer
         self._is_plain = layer.form == "tar"
-        self._is_large = layer.window > WINDOW
+        self._is_alone = is_alone  # unpacked before the files of others are
         self._wanted = sorted(wanted, key=lambda entry: entry.offset)
         self._next = 0  # of them, the first that the stream has not reached
         self._stream: TarStream | None = None
@@ -54,7 +70,7 @@ class LayerFiles:
         if self._is_plain:
             if self._open().position > entry.offset:
                 self._stream = None
-        elif self._is_large and self._next == 0:
+        elif self._is_alone and self._next == 0:
             self._pass(len(self._wanted))
             self._stream = None
         if entry.offset in self._places:
@@ -68,7 +84,8 @@ class LayerFiles:
 
     def _open(self) -> TarStream:
         if self._stream is None:
-            unpacked = Unpacked(self._layer, window=limits.WINDOW if self._is_large else WINDOW)
+            most = limits.WINDOW if self._is_alone else max(WINDOW, self._layer.window)
+            unpacked = Unpacked(self._layer, window=most)
             self._stream = TarStream(unpacked.read, self._layer.where, unpacked.skip)
         return self._stream
 
