@@ -17,7 +17,7 @@ from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
 
-FORMAT = 4  # part of every key: raised when equal inputs come to give other bytes
+FORMAT = 5  # part of every key: raised when equal inputs come to give other bytes
 
 
 @dataclass(frozen=True)
