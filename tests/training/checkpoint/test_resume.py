@@ -66,8 +66,8 @@ def newest(folder: Path) -> int:
     [
         # Fewer where this runs a second time, on an old torch.
         (20 if compat.fsdp2() else 8, True, ()),
-        (4, False, ("--fsdp_engine=fsdp1",)),
-        (3, False, ("--model_name=llama-tiny",)),
+        (2, False, ("--fsdp_engine=fsdp1",)),
+        (2, False, ("--model_name=llama-tiny",)),
     ],
 )
 def test_kill_9_at_random_moments(
