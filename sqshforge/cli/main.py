@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import signal
 import sys
 from types import FrameType
@@ -12,7 +11,8 @@ import click
 
 from sqshforge import __version__
 from sqshforge.cli import inspect, squash, start, status, targets
-from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.cli.group import Commands
+from sqshforge.errors import SqshforgeError
 
 # They import what they use when they are called: `sqshforge run`, which stands between Slurm and
 # a training process, starts fast.
@@ -23,22 +23,6 @@ COMMANDS = (
     *start.COMMANDS,
     *status.COMMANDS,
 )
-
-
-class Commands(click.Group):
-    """A group whose unknown commands are answered with the nearest known one."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
-            raise RequestError(
-                f"unknown command {args[0]!r}",
-                mend=f"did you mean {near[0]}?" if near else "sqshforge --help lists all commands",
-            ) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqshforge.cli import completion
 from sqshforge.run.container import parse_pairs
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ engine_option = click.option(
     "--engine",
     envvar="ENGINE",
     default=None,
+    shell_complete=completion.engines,
     help="docker or buildah [default: docker if a daemon answers, else buildah]",
 )
 

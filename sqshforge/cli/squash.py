@@ -8,14 +8,21 @@ from typing import NoReturn
 
 import click
 
+from sqshforge.cli import completion
+from sqshforge.cli.group import Commands
 from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError
 
 
 @click.command()
-@click.argument("source")
+@click.argument("source", shell_complete=completion.targets)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqsh")
-@click.option("--profile", default="shared", help="fast, shared or archive [default: shared]")
+@click.option(
+    "--profile",
+    default="shared",
+    shell_complete=completion.profiles,
+    help="fast, shared or archive [default: shared]",
+)
 @click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
@@ -68,7 +75,7 @@ def pack(
 
 
 @click.command("smoke-test")
-@click.argument("subject", metavar="TARGET|FILE.sqsh")
+@click.argument("subject", metavar="TARGET|FILE.sqsh", shell_complete=completion.targets_or_files)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @set_option
 @engine_option
@@ -184,7 +191,7 @@ def stage(
     click.echo(place)
 
 
-@click.group()
+@click.group(cls=Commands)
 def cache() -> None:
     """Look at, or clear, the bases that make the next pack of an image fast."""
 

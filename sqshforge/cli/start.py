@@ -7,6 +7,7 @@ from typing import NoReturn
 
 import click
 
+from sqshforge.cli import completion
 from sqshforge.cli.options import engine_option, steps_of
 
 
@@ -20,7 +21,7 @@ def doctor() -> NoReturn:
 
 
 @click.command()
-@click.argument("target", default="cpu-mamba")
+@click.argument("target", default="cpu-mamba", shell_complete=completion.targets)
 @click.option("--since", type=float, help="When set-up began, in seconds of the epoch.")
 @engine_option
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqshforge.cli import completion
 from sqshforge.errors import RequestError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ EVERY = 5.0  # seconds
 
 
 @click.command()
-@click.argument("what", required=False, metavar="[RUN|JOBID]")
+@click.argument("what", required=False, metavar="[RUN|JOBID]", shell_complete=completion.folders)
 @click.option(
     "--root",
     "given",

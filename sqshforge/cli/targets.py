@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from sqshforge.cli import completion
 from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError, SqshforgeError
 
@@ -22,7 +23,7 @@ def targets() -> None:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", shell_complete=completion.targets)
 def show(target: str) -> None:
     """Show what a target's image is made of."""
     from sqshforge import lock, project, recipe
@@ -49,7 +50,7 @@ def show(target: str) -> None:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", shell_complete=completion.targets)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 def render(target: str, output: Path) -> None:
     """Write a target's Dockerfile and build context to DIR."""
@@ -70,7 +71,7 @@ def render(target: str, output: Path) -> None:
 
 
 @click.command()
-@click.argument("target", required=False)
+@click.argument("target", required=False, shell_complete=completion.targets)
 @click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
 def lock(target: str | None, check: bool) -> None:
     """Resolve the pins of a recipe, or of all, to versions and hashes."""
@@ -125,7 +126,7 @@ def schema() -> None:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", shell_complete=completion.targets)
 @set_option
 @engine_option
 def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
@@ -141,7 +142,7 @@ def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
 
 
 @click.command()
-@click.argument("target")
+@click.argument("target", shell_complete=completion.targets)
 @set_option
 @engine_option
 def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:

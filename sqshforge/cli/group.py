@@ -1,0 +1,37 @@
+"""A group of commands: an unknown one is answered with the nearest, and no summary is cut."""
+
+from __future__ import annotations
+
+import difflib
+
+import click
+
+from sqshforge.errors import RequestError
+
+
+class Commands(click.Group):
+    """A group whose help has each command's summary whole, over several lines where it must."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        """Take in a command; its summary is the first paragraph of its help.
+
+        click would cut that to one line, with dots at the end.
+        """
+        if cmd.short_help is None and cmd.help:
+            cmd.short_help = " ".join(cmd.help.split("\n\n")[0].split())
+        super().add_command(cmd, name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by name; `RequestError` for an unknown one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            raise RequestError(
+                f"unknown command {args[0]!r}",
+                mend=f"did you mean {near[0]}?"
+                if near
+                else f"{ctx.command_path} --help lists all commands",
+            ) from None
