@@ -1,13 +1,15 @@
 """What people read: sizes and times, work under way, and the tables of results.
 
-Long work is a live line on a terminal, a line now and then elsewhere. All of it goes to standard
-error, so that standard output stays the command's own result. rich, which takes its time to load,
-is imported where something is drawn.
+Long work is a live line on a terminal, a line now and then elsewhere: without a terminal, on one
+that cannot move its cursor (TERM=dumb), and where plain text is asked for (NO_COLOR). All of it
+goes to standard error, so that standard output stays the command's own result. rich, which takes
+its time to load, is imported where something is drawn.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -51,6 +53,12 @@ def size(text: str) -> int:
     if found is None:
         raise RequestError(f"{text!r} is no size", mend="a number of bytes, or 512M, 50G, 1T")
     return int(float(found[1]) * UNITS[found[2].upper()])
+
+
+def is_plain() -> bool:
+    """Whether text alone may be written: no colors, nothing that moves the cursor."""
+    kind = os.environ.get("TERM", "").lower()
+    return kind in ("", "dumb", "unknown") or bool(os.environ.get("NO_COLOR"))
 
 
 class Tracker:
@@ -124,8 +132,8 @@ class Reporter:
 
     @cached_property
     def _terminal(self) -> Console | None:
-        """The terminal, where there is one; rich takes its time to load."""
-        if not self._stream.isatty():
+        """The terminal, where there is one that can be drawn on."""
+        if not self._stream.isatty() or is_plain():
             return None
         from rich.console import Console
 
@@ -185,7 +193,7 @@ def show_table(table: Table) -> None:
     """Print a result's table: as wide as the terminal, and never cut where there is none."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, color_system=None if is_plain() else "auto")
     if not console.is_terminal:
         console.width = WIDE
     console.print(table)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqshforge.host import suggest
-from sqshforge.host.terminal import human
+from sqshforge.host.terminal import human, is_plain
 from sqshforge.status.jobs import Job, Start
 from sqshforge.status.run import State, Status
 
@@ -210,14 +210,15 @@ def _count(number: int, what: str) -> str:
 def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> Sequence[Status]:
     """Show runs every so many seconds until all are over; the last look.
 
-    Without a terminal a run has a line, and one that has not changed is not told again.
+    Without a terminal that can be drawn on a run has a line, and one that has not changed is not
+    told again.
     """
     from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
     console = Console(highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal or is_plain():
         return _tell(look, every)
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import io
 import os
 import pty
+import re
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import pytest
 
 from sqshforge.host import terminal
 from sqshforge.host.programs import Programs
+from tests.support import run_folders
+from tests.support.command_line import SCRIPT
 
 
 @pytest.mark.parametrize(
@@ -60,16 +65,11 @@ with Reporter().track("pack", total=4e6) as tracker:
 """
 
 
-@pytest.mark.processes
-def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> None:
+def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
+    """What a program writes to a terminal."""
     leader, follower = pty.openpty()
     try:
-        with Programs().start(
-            [sys.executable, "-c", SHOW],
-            stderr=follower,
-            stdout=follower,
-            env={"TERM": "xterm", "COLUMNS": "120"},
-        ) as process:
+        with Programs().start(argv, stderr=follower, stdout=follower, env=env) as process:
             process.wait(timeout=300)
         os.close(follower)
         follower = -1
@@ -84,8 +84,37 @@ def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> Non
         os.close(leader)
         if follower >= 0:
             os.close(follower)
-    text = seen.decode()
+    return seen.decode()
+
+
+@pytest.mark.processes
+def test_on_a_real_terminal_it_is_one_live_line_with_rate_and_time_left() -> None:
+    env = {"TERM": "xterm", "COLUMNS": "120", "NO_COLOR": ""}
+    text = on_a_terminal([sys.executable, "-c", SHOW], env)
     assert "pack" in text
     assert "MB/s" in text
     assert "left" in text
     assert "pack ..." not in text
+    assert "\x1b" in text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "env", [{"TERM": "dumb", "NO_COLOR": ""}, {"TERM": "xterm", "NO_COLOR": "1"}]
+)
+def test_a_plain_terminal_gets_plain_lines(env: Mapping[str, str], tmp_path: Path) -> None:
+    """Work under way, a table, and a run that is watched."""
+    (tmp_path / "tree/etc").mkdir(parents=True)
+    (tmp_path / "tree/etc/passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
+    file = tmp_path / "tree.sqsh"
+    run = run_folders.write(tmp_path / "run", run_folders.history(5))
+    run_folders.noted(run, 0)
+    packed = on_a_terminal([SCRIPT, "pack", f"rootfs:{tmp_path / 'tree'}", "-o", file], env)
+    verified = on_a_terminal([SCRIPT, "verify", file], env)
+    watched = on_a_terminal([SCRIPT, "status", run, "--watch"], env)
+    assert re.search(r"^pack\S* .*\.\.\.\r$", packed, re.MULTILINE), packed
+    assert "verified" in verified
+    assert "done" in watched
+    for said in (packed, verified, watched):
+        assert [sign for sign in said if sign < " " and sign not in "\r\n"] == []
+        assert re.search(r"\r(?!\n)", said) is None

@@ -135,7 +135,7 @@ def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
         [sys.executable, "-m", "sqshforge", "status", run, "--watch", "--every", "0.2"],
         stdout=slave,
         stderr=slave,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+        env={**os.environ, "TERM": "xterm", "NO_COLOR": "", "COLUMNS": "100", "LINES": "40"},
     )
     os.close(slave)
     seen = b""
