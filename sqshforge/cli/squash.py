@@ -64,6 +64,7 @@ def pack(
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
+        _refuse_settings(settings, source)
         packed = steps.pack(source, output, options, Programs(), Reporter(), cache, way)
     else:
         ours = steps_of(engine, settings)
@@ -72,6 +73,16 @@ def pack(
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     click.echo(f"{packed.path}: {state}, {human(packed.size)}")
     click.echo(f"next: {suggest.sqshforge('smoke-test', packed.path)}")
+
+
+def _refuse_settings(settings: tuple[str, ...], subject: str) -> None:
+    """Raise `RequestError` for --set on what is built already."""
+    if settings:
+        raise RequestError(
+            f"--set {settings[0]} is for a target, which is built with it; this is built already",
+            where=subject,
+            mend="leave --set out, or name a target",
+        )
 
 
 @click.command("smoke-test")
@@ -95,6 +106,7 @@ def smoke_test(
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
+        _refuse_settings(settings, subject)
     else:
         steps = steps_of(engine, settings)
         place = steps.project.sqsh(subject)

@@ -52,6 +52,12 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (["run", "x.sqsh", "--env", "NAME", "--", "true"], "'NAME' is not NAME=VALUE", "--env"),
         (["run", "x.sqsh", "--mount", "/nowhere:/x", "--", "true"], "does not exist", ""),
         (["smoke-test", "./no-such.sqsh"], "cannot be read", "make sqsh"),
+        (
+            ["smoke-test", "./x.sqsh", "--set", "a=b"],
+            "--set a=b is for a target",
+            "leave --set out",
+        ),
+        (["pack", "rootfs:/x", "-o", "x", "--set", "a=b"], "--set a=b is for a target", "target"),
         (["render", "cpu-mamba"], "Missing option", "--output"),
     ],
 )
