@@ -117,7 +117,7 @@ def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
     try:
         recipe = Recipe.model_validate(data)
     except ValidationError as error:
-        faults += [_told(fault, node) for fault in error.errors()]
+        faults += [_told(fault, node, data) for fault in error.errors()]
         recipe = None
     if recipe is not None and recipe.target != path.stem:
         faults.append(f"target: is {recipe.target!r}, and the file's name says {path.stem!r}")
@@ -179,13 +179,19 @@ def _repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
     return faults
 
 
-def _told(fault: ErrorDetails, node: yaml.Node | None) -> str:
-    """One fault in words: its path and line, what is wrong, what is allowed."""
+def _told(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, Any]) -> str:
+    """One fault in words: its path and line, what is wrong, what is allowed.
+
+    `data` is what was checked: the file's own, laid over what it extends.
+    """
     steps = fault["loc"]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
-    line = _line(node, steps)
+    line, spot = _place(node, data, steps)
     place = f"{path.lstrip('.')}" + (f" (line {line})" if line else "")
     context: dict[str, Any] = fault.get("ctx", {})
+    unquoted = _unquoted(spot, fault)
+    if unquoted is not None:
+        return f"{place}: {unquoted}"
     match fault["type"]:
         case "extra_forbidden":
             allowed = _keys_at(steps[:-1])
@@ -205,22 +211,45 @@ def _told(fault: ErrorDetails, node: yaml.Node | None) -> str:
     return f"{place}: {what}"
 
 
-def _line(node: yaml.Node | None, steps: tuple[int | str, ...]) -> int | None:
-    """The line of the deepest step that is there."""
+def _place(
+    node: yaml.Node | None, data: object, steps: Sequence[int | str]
+) -> tuple[int | None, yaml.Node | None]:
+    """The line of the deepest step that is in the file, and its node where all steps are."""
     line = None
     for step in steps:
-        if isinstance(node, yaml.MappingNode):
+        if isinstance(node, yaml.MappingNode) and isinstance(data, Mapping):
             pairs = [(k, v) for k, v in node.value if k.value == step]
             if not pairs:
-                break
+                return line, None
             key, node = pairs[-1]
-            line = key.start_mark.line + 1
-        elif isinstance(node, yaml.SequenceNode) and isinstance(step, int):
-            node = node.value[step]
+            line, data = key.start_mark.line + 1, data.get(step)
+        elif (
+            isinstance(node, yaml.SequenceNode) and isinstance(data, list) and isinstance(step, int)
+        ):
+            own = step - (len(data) - len(node.value))  # those of what it extends come first
+            if own < 0:
+                return line, None
+            node, data = node.value[own], data[step]
             line = node.start_mark.line + 1
         else:
-            break
-    return line
+            return line, None
+    return line, node
+
+
+def _unquoted(node: yaml.Node | None, fault: ErrorDetails) -> str | None:
+    """What to say of text that YAML takes for something else: a version such as 3.10, mostly."""
+    given = fault["input"]
+    if not isinstance(node, yaml.ScalarNode) or given is None or isinstance(given, str):
+        return None
+    text = node.value
+    wanted = fault.get("ctx", {}).get("expected", "")
+    if fault["type"] != "string_type" and f"'{text}'" not in wanted:
+        return None
+    kind = "a truth value" if isinstance(given, bool) else "a date"
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        kind = "a number"
+    other = "" if str(given) == text else f" ({given})"
+    return f'is {text}, {kind} in YAML{other}; quote it: "{text}"'
 
 
 def _keys_at(steps: tuple[int | str, ...]) -> list[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
+from tests.support import checkouts
 from tests.support.command_line import sqshforge
 from tests.toolkit.build.test_dockerfile import TARGETS
 
@@ -103,6 +104,16 @@ def test_a_broken_recipe_is_told_with_all_its_faults(root: Path, tmp_path: Path)
     assert done.code == 2
     assert "accelerator (line 2): is 'gpu'; allowed: 'cpu', 'cuda' or 'neuron'" in done.err
     assert "title: is missing" in done.err
+
+
+def test_a_version_that_is_a_number_in_yaml_is_to_be_quoted(root: Path, tmp_path: Path) -> None:
+    copy = checkouts.copy(tmp_path / "checkout")
+    path = copy / "recipes" / "cpu-mamba.yaml"
+    path.write_text(path.read_text().replace('version: "3.11"', "version: 3.10"))
+    argv = [sys.executable, "-m", "sqshforge", "show", "cpu-mamba"]
+    done = Programs().attempt(argv, cwd=copy)
+    assert done.code == 2
+    assert 'is 3.10, a number in YAML (3.1); quote it: "3.10"' in done.err
 
 
 def test_the_make_targets_are_listed_in_a_line_each(root: Path) -> None:

@@ -119,6 +119,37 @@ def test_an_unknown_architecture_is_told_with_those_that_are_known(tmp_path: Pat
     assert "cuda.architectures[1] (line 11): is '91'; allowed: '70'" in what
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (('"3.11"', "3.10"), 'version (line 7): is 3.10, a number in YAML (3.1); quote it: "3.10"'),
+        (("[numpy==2.3.4]", "[1.20]"), 'packages[0] (line 9): is 1.20, a number in YAML (1.2);'),
+        (("disk_gb", "cuda: {architectures: [90]}\ndisk_gb"), 'is 90, a number in YAML; quote it:'),
+        (("disk_gb", "parameters: {id: 0123}\ndisk_gb"), 'is 0123, a number in YAML (83); quote'),
+        (("disk_gb", "parameters: {tag: no}\ndisk_gb"), 'is no, a truth value in YAML (False);'),
+        (("disk_gb", "env: {DAY: 2024-01-02}\ndisk_gb"), 'is 2024-01-02, a date in YAML; quote it'),
+    ],
+)  # fmt: skip
+def test_text_that_yaml_takes_for_something_else_is_to_be_quoted(
+    tmp_path: Path, change: tuple[str, str], told: str
+) -> None:
+    assert told in faults(write(tmp_path, GOOD.replace(*change)))
+
+
+def test_a_number_where_no_text_would_do_is_not_to_be_quoted(tmp_path: Path) -> None:
+    what = faults(write(tmp_path, GOOD.replace("accelerator: cpu", "accelerator: 3")))
+    assert "accelerator (line 3): is 3; allowed: 'cpu', 'cuda' or 'neuron'" in what
+
+
+def test_a_fault_in_a_list_that_adds_to_the_parent_s_has_its_own_line(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "parent")
+    text = "target: child\nextends: parent\ntitle: more\npython:\n  packages:\n    - {}\n"
+    child = write(tmp_path, text.format("torch>2"), "child")
+    assert "python.packages[1] (line 6): is 'torch>2'; must match" in faults(child)
+    child = write(tmp_path, text.format("2.10"), "child")
+    assert "python.packages[1] (line 6): is 2.10, a number in YAML (2.1)" in faults(child)
+
+
 def test_one_recipe_laid_over_another(tmp_path: Path) -> None:
     write(tmp_path, GOOD + "apt: [git]\nenv: {A: '1', B: '2'}\n", "parent")
     child = write(
