@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqshforge.doctor import engines, user
+from sqshforge.doctor import engines, mksquashfs, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
 from sqshforge.host import network, suggest
@@ -71,7 +71,7 @@ def _work(host: Host, *, is_made: bool) -> Iterator[Finding]:
     yield from builders
     if not is_made:
         yield from engines.base(host)
-    yield tool(host, "mksquashfs", "packing")
+    yield mksquashfs.finding(host)
     yield tool(host, "unsquashfs", "reading launchers out of a sqsh")
     enroot = host.programs.which("enroot")
     yield Finding(

@@ -13,7 +13,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.errors import RequestError
+from sqshforge.doctor import mksquashfs
+from sqshforge.errors import MissingError, RequestError
 from sqshforge.host import resources
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.syscalls import begin_writing
@@ -69,8 +70,15 @@ class Options:
 
 
 def version(program: Path, programs: Programs) -> str:
-    """The tool and its version: another one may lay the same tree out in other bytes."""
-    return programs.attempt([program, "-version"]).out.partition("\n")[0]
+    """The tool and its version: another one may lay the same tree out in other bytes.
+
+    Raises `MissingError` for one that may write corrupt files.
+    """
+    said = programs.attempt([program, "-version"]).out.partition("\n")[0]
+    wrong = mksquashfs.fault(said)
+    if wrong:
+        raise MissingError(wrong, where=str(program), mend=mksquashfs.MEND)
+    return said
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,9 @@ class Fake(Programs):
             return Result(tuple(words), 0, f"buildah version {self.said['buildah']} (x)\n", "")
         if words[:2] == ["buildah", "unshare"]:
             return Result(tuple(words), 0 if self.works else 1, "", "")
+        if words[1:] == ["-version"]:
+            version = self.said.get(words[0], "4.5.1")
+            return Result(tuple(words), 0, f"{words[0]} version {version} (2025/09/01)\n", "")
         fault = self.said.get(words[0], "")
         return Result(tuple(words), 1 if fault else 0, "", fault)
 
@@ -161,6 +164,20 @@ def test_an_old_buildah_is_told_with_what_works_and_what_does_not(machine: Make)
     found = one(host, "buildah 1.24")
     assert "1.23.1 builds cpu-mamba" in found.detail and "CUDA targets" in found.detail
     assert found.mend.startswith("sudo apt-get install docker.io")
+
+
+@pytest.mark.parametrize("version", ["4.7", "4.7.2", "4.7.4"])
+def test_a_mksquashfs_that_may_corrupt_files_is_told(machine: Make, version: str) -> None:
+    host = machine(mksquashfs=version)
+    assert gaps(host) == {
+        "mksquashfs": "install squashfs-tools 4.7.5 or later, or one before 4.7",
+    }
+    assert f"/usr/bin/mksquashfs: mksquashfs {version} may corrupt" in one(host, "mksq").detail
+
+
+@pytest.mark.parametrize("version", ["4.4", "4.6.1", "4.7.5", "4.8", "5.0-git.1a2b3c4"])
+def test_others_are_fit(machine: Make, version: str) -> None:
+    assert gaps(machine(mksquashfs=version)) == {}
 
 
 def test_a_new_buildah_takes_netavark(machine: Make) -> None:

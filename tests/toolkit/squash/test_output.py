@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -363,6 +364,26 @@ def test_a_machine_without_the_squash_tool(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="mksquashfs") as caught:
         squash.pack(Rootfs(tree), tmp_path / "a.sqsh", FAST, Without(), QUIET)
     assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
+
+
+@pytest.mark.parametrize(("version", "code"), [("4.7.4", 3), ("4.7.5", 0)])
+def test_a_squash_tool_that_may_corrupt_files(
+    version: str, code: int, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = shutil.which("mksquashfs")
+    program = tmp_path / "bin" / "mksquashfs"
+    program.parent.mkdir()
+    told = f"[ \"$1\" = -version ] && echo 'mksquashfs version {version} (2025/11/09)' && exit"
+    program.write_text(f'#!/bin/sh\n{told}\nexec {real} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    done = run(f"rootfs:{tree}", "-o", tmp_path / "a.sqsh", "--profile", "fast")
+    assert done.returncode == code, done.stderr
+    if code:
+        assert "mksquashfs 4.7.4 may corrupt what it packs" in done.stderr
+        assert f"where: {program}" in done.stderr
+        assert "install squashfs-tools 4.7.5 or later" in done.stderr
+        assert visible(tmp_path) == {"bin"}
 
 
 def test_an_image_that_goes_away_in_between(image: str, tmp_path: Path) -> None:

@@ -1,0 +1,32 @@
+"""Which mksquashfs is fit to pack with."""
+
+from __future__ import annotations
+
+import re
+
+from sqshforge.doctor.finding import Finding, Host, tool
+
+# By its release notes: since 4.7 what is packed may be corrupt where files are sparse.
+CORRUPTS_SINCE = (4, 7, 0)
+MENDED_IN = (4, 7, 5)
+MEND = "install squashfs-tools 4.7.5 or later, or one before 4.7"
+
+
+def finding(host: Host) -> Finding:
+    """Whether it is there, and fit."""
+    found = tool(host, "mksquashfs", "packing")
+    path = host.programs.which("mksquashfs")
+    said = host.programs.attempt([path, "-version"], timeout=20).out if path else ""
+    wrong = fault(said)
+    return Finding(found.what, False, f"{path}: {wrong}", MEND) if wrong else found
+
+
+def fault(said: str) -> str:
+    """What is wrong with the version that it says; empty where nothing is."""
+    found = re.search(r"version (\d+)\.(\d+)(?:\.(\d+))?", said)
+    if found is None:
+        return ""
+    number = tuple(int(part or 0) for part in found.groups())
+    if not CORRUPTS_SINCE <= number < MENDED_IN:
+        return ""
+    return f"mksquashfs {found[0].split()[1]} may corrupt what it packs where files are sparse"
