@@ -84,8 +84,11 @@ def lock(target: str | None, check: bool) -> None:
     home = project.find()
     programs = Programs()
     drifted = []
-    for name in [target] if target else recipe.targets(home.recipes):
-        what = recipe.find(name, home.recipes)
+    names = [target] if target else recipe.targets(home.recipes)
+    wanted = [recipe.find(name, home.recipes) for name in names]
+    # What others extend comes first: they start from its lock.
+    for what in sorted(wanted, key=lambda one: len(recipe.ancestors(one, home.recipes))):
+        name = what.target
         path = locks.path_of(name, home.recipes)
         before = locks.earlier(name, home.recipes)
         asked = locks.Asked(
@@ -95,6 +98,7 @@ def lock(target: str | None, check: bool) -> None:
             programs=programs,
             reporter=Reporter(),
             before=before,
+            parent=locks.inherited(what, home.recipes),
         )
         locked = locks.resolve(what, asked)
         for entry in locked.unlocked:

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from sqshforge.errors import RequestError
-from sqshforge.recipe import Recipe
+from sqshforge.recipe import Recipe, ancestors
 
 
 class Entry(BaseModel):
@@ -185,6 +185,12 @@ def earlier(target: str, recipes: Path) -> Lock | None:
         return read(target, recipes)
     except RequestError:
         return None
+
+
+def inherited(recipe: Recipe, recipes: Path) -> Lock | None:
+    """The lock of the nearest recipe that this one extends and that has one."""
+    locks = (earlier(one.target, recipes) for one in ancestors(recipe, recipes))
+    return next((lock for lock in locks if lock is not None), None)
 
 
 def changes(before: Lock | None, now: Lock) -> list[str]:

@@ -35,15 +35,16 @@ class Found:
 class Resolver:
     """Asks uv, with the indexes and certificates that pip on this machine is configured with.
 
-    `known` are packages of an earlier lock: a version that still fits stays, so that a lock
-    changes with its recipe and not with every release of what the recipe does not name.
+    `known` are packages of earlier locks: a version that still fits stays, so that a lock changes
+    with its recipe and not with every release of what the recipe does not name. What the first lock
+    has goes before what the next one has.
     """
 
     recipe: Recipe
     pip: Pip
     mirrors: Mirrors
     programs: Programs
-    known: tuple[LockedPackage, ...] = ()
+    known: Sequence[Sequence[LockedPackage]] = ()
 
     def resolve(self, wanted: Sequence[str]) -> tuple[LockedPackage, ...]:
         """Requirements and all that they need in turn.
@@ -162,7 +163,31 @@ class Resolver:
         return f"recipes/{self.recipe.target}.yaml, python.packages"
 
     def _compile(self, wanted: Sequence[str], pip: Pip, first: Sequence[str] = ()) -> Result:
-        """Let uv resolve; of the indexes in `first`, each keeps the names that it has."""
+        """Let uv resolve; of the indexes in `first`, each keeps the names that it has.
+
+        Of two known versions uv takes the newer one. So it is given one of each package, and asked
+        again where that does not fit and another is known.
+        """
+        locks = [{one.name: one for one in lock} for lock in self.known]
+        while True:
+            known = {name: one for lock in reversed(locks) for name, one in lock.items()}
+            result = self._ask(wanted, pip, first, known.values())
+            found = {one.name: one.version for one in parse_compiled(result.out)}
+            unfit = {name for name in found.keys() & known if found[name] != known[name].version}
+            for name in unfit:
+                next(lock for lock in locks if name in lock).pop(name)
+            others = [(lock[name], found[name]) for lock in locks for name in unfit & lock.keys()]
+            if all(other.version == version for other, version in others):
+                return result
+
+    def _ask(
+        self,
+        wanted: Sequence[str],
+        pip: Pip,
+        first: Sequence[str],
+        known: Iterable[LockedPackage],
+    ) -> Result:
+        """One call of uv, which keeps the known versions that fit."""
         python = self.recipe.python
         built = [normalize(one.package) for one in python.built]
         argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
@@ -179,7 +204,7 @@ class Resolver:
         with tempfile.TemporaryDirectory(prefix="sqshforge-lock-") as folder:
             place = Path(folder)
             (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
-            (place / "known.txt").write_text(requirements(self.known))
+            (place / "known.txt").write_text(requirements(known))
             (place / "uv.toml").write_text(metadata(self.recipe))
             argv += ["--config-file", str(place / "uv.toml")]
             argv += ["--output-file", str(place / "known.txt"), str(place / "wanted.in")]

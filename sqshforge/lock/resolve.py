@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from sqshforge.lock.model import (
 )
 from sqshforge.lock.python import UV_PLATFORMS, Resolver
 from sqshforge.project import Project
-from sqshforge.recipe import Recipe, normalize
+from sqshforge.recipe import Recipe, Source, normalize
 
 
 def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> LockedApt | None:
@@ -101,7 +101,10 @@ def _patch(path: Path, file: str, of: str) -> LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Whom a lock is resolved with; `before` is the target's lock until now, if it has one."""
+    """Whom a lock is resolved with, and what it starts from.
+
+    `parent` is the lock of what the recipe extends, `before` the target's own until now.
+    """
 
     project: Project
     pip: Pip
@@ -109,26 +112,25 @@ class Asked:
     programs: Programs
     reporter: Reporter
     before: Lock | None = None
+    parent: Lock | None = None
 
 
 def resolve(recipe: Recipe, asked: Asked) -> Lock:
     """Resolve all pins of a recipe.
 
-    What does not answer keeps the value that an earlier lock has for the very same pin; where
-    there is none, it is listed in `unlocked`. Raises `WorkError` where Python packages do not fit.
+    What a recipe extends gives its lock's value for the very same pin, and the versions of packages
+    where they fit. What does not answer keeps the value that an earlier lock has for that pin;
+    where there is none, it is listed in `unlocked`. Raises `WorkError` where Python packages do not
+    fit.
     """
     open_: list[str] = []
-    before = asked.before
-    images = [one for one in (before and before.base, before and before.compiler) if one]
-    base = _image(recipe, recipe.base.image, "base image", asked, images, open_)
+    base = _image(recipe, recipe.base.image, "base image", asked, open_)
     compiler = recipe.base.compiler
     return Lock(
         target=recipe.target,
         inputs=inputs(recipe),
         base=base,
-        compiler=_image(recipe, compiler, "compiler image", asked, images, open_)
-        if compiler
-        else None,
+        compiler=_image(recipe, compiler, "compiler image", asked, open_) if compiler else None,
         apt=_apt(recipe, asked, open_),
         python=_python(recipe, asked, open_),
         sources=tuple(_source(recipe, name, asked, open_) for name in sorted(recipe.sources)),
@@ -138,27 +140,27 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
     )
 
 
-def _image(
-    recipe: Recipe,
-    image: str,
-    what: str,
-    asked: Asked,
-    before: Iterable[LockedImage],
-    open_: list[str],
-) -> LockedImage:
-    """The digest behind a tag, asked of the registry by skopeo."""
+def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]) -> LockedImage:
+    """The digest behind a tag: the parent's, else asked of the registry by skopeo."""
     address = recipe.address(image)
-    if asked.programs.which("skopeo"):
+    digest = _digest(asked.parent, image)
+    if digest is None and asked.programs.which("skopeo"):
         network.choose_login_file()
         mirror = asked.mirrors.image(address)
         argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{mirror}"]
         said = asked.programs.attempt(argv, timeout=60)
         if said.code == 0 and said.out.startswith("sha256:"):
             return LockedImage(image=image, digest=said.out.strip())
-    known = next((one.digest for one in before if one.image == image), None)
-    if known is None:
+    digest = digest or _digest(asked.before, image)
+    if digest is None:
         open_.append(f"{what} {address}: no registry answered")
-    return LockedImage(image=image, digest=known)
+    return LockedImage(image=image, digest=digest)
+
+
+def _digest(lock: Lock | None, image: str) -> str | None:
+    """What a lock has for an image."""
+    images = (lock.base, lock.compiler) if lock else ()
+    return next((one.digest for one in images if one and one.image == image), None)
 
 
 def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
@@ -179,21 +181,14 @@ def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
 def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
     python = recipe.python
     before = asked.before
-    known: tuple[LockedPackage, ...] = ()
-    if before:
-        known = (*before.python.packages, *before.python.built, *before.python.of_indexes())
+    known = [_packages(lock) for lock in (asked.parent, before) if lock]
     resolver = Resolver(recipe, asked.pip, asked.mirrors, asked.programs, known)
     found = resolver.everything()
     if found.unlocked and before and before.inputs == inputs(recipe) and before.python.is_whole():
         return before.python
     built = {normalize(one.package) for one in python.built}
-    builders = Resolver(
-        recipe,
-        asked.pip,
-        asked.mirrors,
-        asked.programs,
-        before.python.builders if before else (),
-    )
+    known = [lock.python.builders for lock in (asked.parent, before) if lock]
+    builders = Resolver(recipe, asked.pip, asked.mirrors, asked.programs, known)
     open_ += found.unlocked
     return LockedPython(
         version=python.version,
@@ -206,27 +201,35 @@ def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
     )
 
 
+def _packages(lock: Lock) -> tuple[LockedPackage, ...]:
+    """All that a lock has for the image's Python."""
+    return (*lock.python.packages, *lock.python.built, *lock.python.of_indexes())
+
+
 def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedSource:
     source = recipe.sources[name]
-    commit = source.commit
+    commit = source.commit or _commit(asked.parent, name, source)
     if commit is None:
         commit = commit_of(asked.mirrors.source(source.git), source.ref, asked.programs)
-    if commit is None and asked.before:
-        same = (name, source.git, source.ref)
-        earlier = (one for one in asked.before.sources if (one.name, one.git, one.ref) == same)
-        commit = next((one.commit for one in earlier), None)
+    commit = commit or _commit(asked.before, name, source)
     if commit is None:
         open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")
     return LockedSource(name=name, git=source.git, ref=source.ref, commit=commit)
 
 
+def _commit(lock: Lock | None, name: str, source: Source) -> str | None:
+    """What a lock has for a source at a tag or branch."""
+    pin = (name, source.git, source.ref)
+    known = lock.sources if lock else ()
+    return next((one.commit for one in known if (one.name, one.git, one.ref) == pin), None)
+
+
 def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedArchive:
     """An archive's sum: the recipe's, an earlier lock's, else that of what its host gives now."""
     archive = recipe.archives[name]
-    total = archive.sha256
-    if total is None and asked.before:
-        earlier = (o for o in asked.before.archives if (o.name, o.url) == (name, archive.url))
-        total = next((one.sha256 for one in earlier), None)
+    known = [one for lock in (asked.parent, asked.before) if lock for one in lock.archives]
+    same = (one.sha256 for one in known if (one.name, one.url) == (name, archive.url))
+    total = archive.sha256 or next(filter(None, same), None)
     if total is None:
         try:
             place = asked.project.bundle(recipe.target) / "archives" / archive.file

@@ -1,13 +1,15 @@
 """Recipes: what goes into an image, read from YAML and checked before anything is done."""
 
-from sqshforge.recipe.load import find, load, schema, targets, whole
-from sqshforge.recipe.schema import Base, Bootstrap, Python, Recipe, normalize
+from sqshforge.recipe.load import ancestors, find, load, schema, targets, whole
+from sqshforge.recipe.schema import Base, Bootstrap, Python, Recipe, Source, normalize
 
 __all__ = [
     "Base",
     "Bootstrap",
     "Python",
     "Recipe",
+    "Source",
+    "ancestors",
     "find",
     "load",
     "normalize",

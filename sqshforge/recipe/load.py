@@ -68,6 +68,15 @@ def find(target: str, folder: Path) -> Recipe:
     return load(_file(target, folder, where=str(folder)))
 
 
+def ancestors(recipe: Recipe, folder: Path) -> list[Recipe]:
+    """The recipes that a recipe extends, the nearest first."""
+    found = []
+    while recipe.extends is not None:
+        recipe = find(recipe.extends, folder)
+        found.append(recipe)
+    return found
+
+
 def load(path: Path) -> Recipe:
     """Read and check one recipe file, with all that it extends.
 

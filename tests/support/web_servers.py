@@ -263,6 +263,7 @@ def asking(
     mirrors: Mirrors | None = None,
     before: Lock | None = None,
     programs: Programs | None = None,
+    parent: Lock | None = None,
 ) -> Asked:
     """Whom a lock is resolved with."""
     return Asked(
@@ -272,6 +273,7 @@ def asking(
         programs=programs or Programs(),
         reporter=Reporter(quiet=True),
         before=before,
+        parent=parent,
     )
 
 
