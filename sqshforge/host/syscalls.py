@@ -9,7 +9,10 @@ from pathlib import Path
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUSER = 0x10000000
 MNT_DETACH = 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOSYMFOLLOW = 1, 2, 4, 8, 1 << 8
+MS_REMOUNT, MS_BIND = 1 << 5, 1 << 12
 PR_SET_PDEATHSIG = 1
+PR_SET_NO_NEW_PRIVS = 38
 SYNC_FILE_RANGE_WRITE = 2
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -37,6 +40,17 @@ def pivot(root: Path) -> None:
 def detach(place: Path) -> None:
     """Take a mount with all below it out of this namespace; what is in use ends later."""
     _check(_libc.umount2(os.fsencode(place), MNT_DETACH), "umount2")
+
+
+def remount_bind(point: Path, flags: int) -> None:
+    """Give one mount these flags (MS_RDONLY, MS_NOSUID, ...); what it says of atime stays."""
+    whole = ctypes.c_ulong(MS_REMOUNT | MS_BIND | flags)
+    _check(_libc.mount(None, os.fsencode(point), None, whole, None), f"mount {point}")
+
+
+def forbid_new_privileges() -> None:
+    """From now on no program gives this process more rights: no set-user-id, no capabilities."""
+    _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
 def allocate(descriptor: int, size: int) -> None:

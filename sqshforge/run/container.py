@@ -6,11 +6,9 @@ are in the namespace, so they are gone with the last process in it, however that
 
 from __future__ import annotations
 
-import contextlib
-import grp
+import errno
 import json
 import os
-import pwd
 import re
 import shutil
 import signal
@@ -24,13 +22,24 @@ from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkErr
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
 from sqshforge.host.rootpath import folder, inside, text, unescape
-from sqshforge.run import supervisor
+from sqshforge.run import account, supervisor
 from sqshforge.run.supervisor import Supervisor
 
 PROGRAMS = Programs()
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
 OF_HOST = ("/proc", "/sys", "/dev")  # bound as they are: what is made in them is made on the host
+NO_EFFECT = "nosuid,nodev"  # of devices and set-user-id programs in what the image brings
+FLAGS = {
+    "ro": syscalls.MS_RDONLY,
+    "nosuid": syscalls.MS_NOSUID,
+    "nodev": syscalls.MS_NODEV,
+    "noexec": syscalls.MS_NOEXEC,
+    "nosymfollow": syscalls.MS_NOSYMFOLLOW,
+}
+# A mount in a folder that is closed to the caller (/sys/kernel/debug, for a user), or hidden by
+# another: the command gets to it no more than we do.
+OUT_OF_REACH = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EINVAL)
 OWN = "${ENROOT_ROOTFS}"  # begins the source of a volume in fstab
 
 
@@ -74,9 +83,9 @@ def mount_root(image: Path, supervisor: Supervisor, *, as_root: bool, fuse: bool
     elif fuse or not _mounted_by_kernel(image, lower, required=fuse is False):
         supervisor.serve([_squashfuse(), "-f", "-o", "allow_other", image, lower], lower)
     upper.chmod(lower.stat().st_mode & 0o7777)  # the merged root has the mode of its upper layer
-    layers = f"lowerdir={lower},upperdir={upper},workdir={work}"
+    layers = f"{NO_EFFECT},lowerdir={lower},upperdir={upper},workdir={work}"
     if as_root:
-        mount_program("-t", "overlay", "-o", f"nodev,{layers}", "overlay", root)
+        mount_program("-t", "overlay", "-o", layers, "overlay", root)
     elif _overlay_is_enough(image, lower, upper):
         mount_program("-t", "overlay", "-o", f"{layers},userxattr", "overlay", root)
     else:
@@ -92,19 +101,33 @@ def mount_program(*words: str | Path) -> None:
 def make_read_only(place: Path) -> None:
     """Turn a bind mount read-only with all that is mounted below it.
 
-    Its other options are named again: a user namespace must not drop what the host has set.
+    Their other options stay: a user namespace must not drop what the host has set.
     """
-    for line in Path("/proc/self/mountinfo").read_text().split("\n")[:-1]:
-        fields = line.split(" ")
-        point = Path(unescape(fields[4]))
+    for point, flags in _mounts().items():
         if point.is_relative_to(place):
-            kept = [option for option in fields[5].split(",") if option != "rw"]
-            mount_program("-o", ",".join(["remount", "bind", "ro", *kept]), point)
+            try:
+                syscalls.remount_bind(point, flags | syscalls.MS_RDONLY)
+            except OSError as error:
+                if error.errno not in OUT_OF_REACH:
+                    raise
+
+
+def _mounts() -> dict[Path, int]:
+    """The flags of every mount by its place; of several in one place, those of the topmost."""
+    found = {}
+    for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")[:-1]:
+        fields = line.split(" ")
+        found[Path(unescape(fields[4]))] = _flags(fields[5])
+    return found
+
+
+def _flags(options: str) -> int:
+    return sum(FLAGS.get(option, 0) for option in set(options.split(",")))
 
 
 def _mounted_by_kernel(image: Path, lower: Path, *, required: bool) -> bool:
     try:
-        mount_program("-t", "squashfs", "-o", "loop,ro,nodev", image, lower)
+        mount_program("-t", "squashfs", "-o", f"loop,ro,{NO_EFFECT}", image, lower)
     except WorkError:
         if required:
             raise
@@ -147,6 +170,7 @@ class Plan:
 
 def main(words: str) -> NoReturn:
     """Set the container up and become its command; a few lines and an exit code if that fails."""
+    supervisor.close_all_but(_handed_on(os.environ))
     plan = Plan(**json.loads(words))
     try:
         _become_command(plan)
@@ -154,6 +178,16 @@ def main(words: str) -> NoReturn:
         told = error if isinstance(error, MissingError) else _failure(error, plan)
         print("\n".join(told.lines()), file=sys.stderr)
         sys.exit(told.exit_code)
+
+
+def _handed_on(environment: Mapping[str, str]) -> set[int]:
+    """The descriptors that the command gets: the standard streams, and a process manager's socket.
+
+    With PMI-1 and PMI-2 Slurm hands each rank one. What else the caller has open is not for the
+    image.
+    """
+    number = environment.get("PMI_FD", "")
+    return {0, 1, 2, int(number) if re.fullmatch("[0-9]{1,9}", number) else 0}
 
 
 def _failure(error: OSError | SqshforgeError, plan: Plan) -> WorkError:
@@ -179,7 +213,8 @@ def _become_command(plan: Plan) -> NoReturn:
     if plan.uid != 0:
         syscalls.become(plan.uid, plan.gid)
     argv = start_words(plan, home)
-    os.umask(umask)
+    os.umask(account.login_umask(plan.uid, umask))
+    syscalls.forbid_new_privileges()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that is inherited
     os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
@@ -197,16 +232,16 @@ def _own_files(root: Path, plan: Plan, home: str) -> dict[Path, str]:
             # Replaced, not written through: in an image it is often a link to nowhere.
             target.unlink(missing_ok=True)
             shutil.copyfile(source, target)
-    user, group = _names(plan.uid, plan.gid)
-    _add_line(root, "/etc/passwd", plan.uid, f"{user}:x:{plan.uid}:{plan.gid}::{home}:/bin/sh")
-    _add_line(root, "/etc/group", plan.gid, f"{group}:x:{plan.gid}:")
+    account.add(root, plan.uid, plan.gid, home)
     bound = {folder(root, path): path for path in OF_HOST}
     temporary = folder(root, "/tmp")
     for place, path in bound.items():
         mount_program("--rbind", path, place)
-    mount_program("-t", "tmpfs", "-o", "mode=1777", "tmpfs", temporary)
+        if path == "/sys":
+            make_read_only(place)
+    mount_program("-t", "tmpfs", "-o", f"mode=1777,{NO_EFFECT}", "tmpfs", temporary)
     if _host_folder(inside(root, home), bound) is None:
-        folder(root, home)
+        account.make_home(root, home)
     return bound
 
 
@@ -215,30 +250,6 @@ def _host_folder(place: Path, bound: Mapping[Path, str]) -> str | None:
     if place.exists():
         return None
     return next((path for one, path in bound.items() if place.is_relative_to(one)), None)
-
-
-def _names(uid: int, gid: int) -> tuple[str, str]:
-    """What the host calls the caller and its group."""
-    user = group = "user"
-    with contextlib.suppress(KeyError):  # an id that the host has no name for
-        user = pwd.getpwuid(uid).pw_name
-    with contextlib.suppress(KeyError):
-        group = grp.getgrgid(gid).gr_name
-    return user, group
-
-
-def _add_line(root: Path, path: str, number: int, line: str) -> None:
-    """Add an entry for an id that passwd or group does not have yet.
-
-    What an image has in the place of the file (a device, a pipe) is replaced, not written to.
-    """
-    entries = text(root, path).rstrip("\n").split("\n")
-    if not any(entry.split(":")[2:3] == [str(number)] for entry in entries):
-        content = "\n".join([*filter(None, entries), line, ""])
-        place = inside(root, path)
-        if os.path.lexists(place) and not place.is_file():
-            place.unlink()
-        place.write_bytes(content.encode(errors="surrogateescape"))
 
 
 def _volumes(root: Path, bound: Mapping[Path, str]) -> None:
@@ -256,15 +267,14 @@ def _volumes(root: Path, bound: Mapping[Path, str]) -> None:
         if is_host or _host_folder(source, bound) or _host_folder(target, bound):
             print(
                 f"warning: left out, as it is the host's: the image's volume {fields[0]!r} at "
-                f"{fields[1]!r}\n  fix:   --mount SOURCE:TARGET, if you want it there",
+                f"{fields[1]!r}\n  mend:  --mount SOURCE:TARGET, if you want it there",
                 file=sys.stderr,
             )
             continue
         for one in (source, target):
             one.mkdir(parents=True, exist_ok=True)
         mount_program("--bind", source, target)
-        kept = [word for word in fields[3].split(",") if word in ("nosuid", "nodev", "ro")]
-        mount_program("-o", ",".join(["remount", "bind", *kept]), target)
+        syscalls.remount_bind(target, _mounts()[target] | _flags(fields[3]))
 
 
 def _bind(
@@ -290,21 +300,8 @@ def start_words(plan: Plan, home: str) -> list[str]:
 
     An image without /etc/rc starts in the home folder, with the command alone or a shell.
     """
-    shell = _login_shell(plan.uid)
+    shell = account.login_shell(plan.uid)
     if Path("/etc/rc").is_file():
         return [shell, "/etc/rc", *plan.command]
     os.chdir(home)
     return [shell, "-c", 'exec "$@"', shell, *plan.command] if plan.command else [shell]
-
-
-def _login_shell(uid: int) -> str:
-    for entry in text(Path("/"), "/etc/passwd").split("\n"):
-        fields = entry.split(":")
-        if len(fields) > 6 and fields[2] == str(uid) and _is_shell(fields[6]):
-            return fields[6]
-    return "/bin/sh"
-
-
-def _is_shell(path: str) -> bool:
-    """Whether commands can be run by it; /usr/sbin/nologin and /bin/false are no shells."""
-    return os.access(path, os.X_OK) and Path(path).name not in ("nologin", "false")

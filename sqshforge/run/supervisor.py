@@ -90,9 +90,10 @@ def _keep(watched: int, line: socket.socket) -> NoReturn:
     """Serve until the watched process ends; then end what it left."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    place = Path(tempfile.mkdtemp(prefix="sqshforge-"))
+    # By no link: what is mounted on it is found again by its path.
+    place = Path(tempfile.mkdtemp(prefix="sqshforge-")).resolve()
     parent = os.open(place.parent, os.O_PATH | os.O_DIRECTORY)  # the root will be another
-    _let_go({watched, line.fileno(), parent})
+    _let_go({0, 1, 2, watched, line.fileno(), parent})
     with contextlib.suppress(OSError):  # it was killed meanwhile
         line.send(os.fsencode(place))
     servers = _serve_until_set_up(line)
@@ -137,8 +138,13 @@ def _let_go(kept: set[int]) -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
+    close_all_but(kept)
+
+
+def close_all_but(kept: set[int]) -> None:
+    """Close this process's descriptors except for these."""
     listed = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
-    for descriptor in listed - kept - {0, 1, 2}:
+    for descriptor in listed - kept:
         with contextlib.suppress(OSError):  # the one that listed them is closed already
             os.close(descriptor)
 

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
-RUN = ("__init__", "container", "standalone", "start", "supervisor")
+RUN = ("__init__", "account", "container", "standalone", "start", "supervisor")
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
     "__init__.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -76,6 +77,16 @@ def test_a_mount_can_be_read_only(sh: Sh, data: Path) -> None:
     assert said.startswith("of the host\n")
     assert "Read-only file system" in said
     assert list(data.iterdir()) == [data / "file"]
+
+
+def test_a_mount_is_read_only_also_where_the_folder_for_temporary_files_is_a_link(
+    sh: Sh, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tempfile.gettempdir())
+    monkeypatch.setenv("TMPDIR", f"{tmp_path}/link")
+    code, said = sh("echo x > /data/new", f"{data}:/data:ro")
+    assert code != 0 and "Read-only file system" in said
+    assert not (data / "new").exists()
 
 
 @pytest.mark.root

@@ -92,9 +92,12 @@ def test_the_reader_of_a_pipe_sees_its_end_with_the_command(tiny: Path, fuse: bo
 
 
 @FUSE
-def test_open_files_are_passed_on(tiny: Path, fuse: bool) -> None:
-    """As a process manager hands its socket to the ranks that it starts."""
+def test_a_process_manager_s_socket_is_handed_on(
+    tiny: Path, fuse: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slurm gives one to each rank of a step with PMI-2, and its number in PMI_FD."""
     reader, writer = os.pipe()
+    monkeypatch.setenv("PMI_FD", str(writer))
     argv = containers.argv_by(tiny, "sh", "-c", f"echo said > /dev/fd/{writer}", fuse=fuse)
     with os.fdopen(reader) as said:
         subprocess.run(argv, pass_fds=[writer], timeout=20, check=True)

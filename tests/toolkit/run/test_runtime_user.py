@@ -12,6 +12,7 @@ import pwd
 import shutil
 import signal
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -123,6 +124,61 @@ def test_an_image_of_several_owners_is_the_user_s_too(argv: Argv, place: Path) -
     script = "stat -c %u /usr/other; echo more >> /usr/other; cat /usr/other"
     done = Programs().attempt(argv("sh", "-c", script, image=image))
     assert (done.code, done.out) == (0, f"{UID}\nanother's\nmore\n"), done.err
+
+
+def test_no_more_rights_sys_read_only_and_a_home_folder_as_in_etc_skel(
+    argv: Argv, place: Path
+) -> None:
+    def change(root: Path) -> None:
+        (root / "etc" / "skel").mkdir()
+        (root / "etc" / "skel" / ".profile").write_text("export SAID=by-profile\n")
+        (root / "etc" / "skel" / ".profile").chmod(0o600)
+
+    image = tiny_root.sqsh(place / "skel", change=change)
+    script = "echo $SAID; touch ~/new; stat -c %u ~ ~/.profile; cat /proc/self/status /proc/mounts"
+    done = Programs().attempt(argv("sh", "-c", script, image=image))
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:3] == ["by-profile", str(UID), str(UID)]
+    assert "NoNewPrivs:\t1" in lines
+    mounts = [line.split(" ") for line in lines if line.count(" ") == 5]
+    options = {one[1]: one[3].split(",") for one in mounts}
+    assert {"nosuid", "nodev"} <= set(options["/"]) and {"nosuid", "nodev"} <= set(options["/tmp"])
+    of_sys = {point: one for point, one in options.items() if point.startswith("/sys")}
+    assert of_sys and [point for point, one in of_sys.items() if "ro" not in one] == []
+
+
+@pytest.mark.root
+def test_what_of_sys_a_user_cannot_reach_does_not_prevent_a_start(argv: Argv, place: Path) -> None:
+    """As tracefs in debugfs, whose folder is root's alone."""
+    code = """
+    mount -t tmpfs -o mode=0700 tmpfs /sys/kernel/debug && mkdir /sys/kernel/debug/tracing &&
+    mount -t tmpfs tmpfs /sys/kernel/debug/tracing && exec "$@"
+    """
+    done = Programs().attempt(["unshare", "--mount", "sh", "-c", code, "sh", *argv("id", "-u")])
+    assert (done.code, done.out) == (0, f"{UID}\n"), done.err
+
+
+@pytest.mark.parametrize(
+    ("user", "umask"),
+    [
+        (f"me:x:{UID}:{UID}::/:/bin/sh", "0002"),
+        (f"me:x:{UID}:{UID}::/:/bin/sh\nme:x:{UID + 1}:", "0002"),
+        (f"other:x:{UID}:{UID}::/:/bin/sh", "0022"),
+        (f"me:x:{UID}:0::/:/bin/sh", "0022"),
+    ],
+)
+def test_the_umask_of_a_user_with_a_group_of_its_own(
+    argv: Argv, place: Path, user: str, umask: str
+) -> None:
+    def change(root: Path) -> None:
+        (root / "etc" / "passwd").write_text(f"root:x:0:0::/root:/bin/sh\n{user}\n")
+        (root / "etc" / "group").write_text(f"root:x:0:\nme:x:{UID}:\n")
+        (root / "etc" / "login.defs").write_text("UMASK 022\nUSERGROUPS_ENAB yes\n")
+
+    image = tiny_root.sqsh(place / f"umask-{uuid.uuid4().hex}", change=change)
+    done = Programs().attempt(argv("sh", "-c", "umask", image=image))
+    assert (done.code, done.out) == (0, f"{umask}\n"), done.err
 
 
 def test_exit_codes_and_deaths_by_a_signal_come_back(argv: Argv) -> None:

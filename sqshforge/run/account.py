@@ -1,0 +1,110 @@
+"""The caller's account in a container: its entries, its home folder, its shell and its umask."""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import os
+import pwd
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqshforge.host.rootpath import folder, inside, text
+
+PASSWD, GROUP = "/etc/passwd", "/etc/group"
+SKELETON = "/etc/skel"
+
+
+def add(root: Path, uid: int, gid: int, home: str) -> None:
+    """Add the caller, by the host's names, to passwd and group where the image has no such id."""
+    user = group = "user"
+    with contextlib.suppress(KeyError):  # an id that the host has no name for
+        user = pwd.getpwuid(uid).pw_name
+    with contextlib.suppress(KeyError):
+        group = grp.getgrgid(gid).gr_name
+    _add_line(root, PASSWD, uid, f"{user}:x:{uid}:{gid}::{home}:/bin/sh")
+    _add_line(root, GROUP, gid, f"{group}:x:{gid}:")
+
+
+def make_home(root: Path, home: str) -> None:
+    """Make a home folder that is not there, with what the image's /etc/skel holds, as enroot does.
+
+    Links are copied as links, and devices, pipes and sockets are left out: as root, nothing of
+    the host is read through them.
+    """
+    place, skeleton = inside(root, home), inside(root, SKELETON)
+    if place.exists() or not skeleton.is_dir() or place.is_relative_to(skeleton):
+        folder(root, home)
+    else:
+        shutil.copytree(skeleton, place, symlinks=True, ignore=_special)
+
+
+def login_shell(uid: int) -> str:
+    """The shell that the container's passwd names for a user, or /bin/sh."""
+    for fields in _entries(PASSWD, uid):
+        if len(fields) > 6 and _is_shell(fields[6]):
+            return fields[6]
+    return "/bin/sh"
+
+
+def login_umask(uid: int, inherited: int) -> int:
+    """The umask by the container's login.defs(5): UMASK, and USERGROUPS_ENAB for a user.
+
+    Enroot's logins have it so. Without these settings it stays the caller's.
+    """
+    settings = dict(
+        re.findall(r'^[ \t]*(\w+)[ \t="]+([^ \t"#\n]+)', text(Path("/"), "/etc/login.defs"), re.M)
+    )
+    umask = inherited
+    number = settings.get("UMASK", "")
+    if re.fullmatch("0[0-7]{0,4}|[1-9][0-9]{0,3}", number):
+        umask = int(number, 8 if number.startswith("0") else 10) & 0o777
+    if settings.get("USERGROUPS_ENAB", "").lower() in ("yes", "true") and _has_own_group(uid):
+        umask = umask & ~0o070 | umask >> 3 & 0o070  # for the group as for the user
+    return umask
+
+
+def _has_own_group(uid: int) -> bool:
+    """Whether a user other than root has a group of the same number and name to itself."""
+    user = next(_entries(PASSWD, uid), [])
+    group = next(_entries(GROUP, uid), [])
+    return uid != 0 and user[3:4] == [str(uid)] and user[:1] == group[:1]
+
+
+def _entries(path: str, number: int) -> Iterator[list[str]]:
+    """The fields of a file's entries for an id, in the container that this process is in."""
+    for entry in text(Path("/"), path).split("\n"):
+        fields = entry.split(":")
+        if fields[2:3] == [str(number)]:
+            yield fields
+
+
+def _add_line(root: Path, path: str, number: int, line: str) -> None:
+    """Add an entry for an id that passwd or group does not have yet.
+
+    What an image has in the place of the file (a device, a pipe) is replaced, not written to.
+    """
+    entries = text(root, path).rstrip("\n").split("\n")
+    if not any(entry.split(":")[2:3] == [str(number)] for entry in entries):
+        content = "\n".join([*filter(None, entries), line, ""])
+        place = inside(root, path)
+        if os.path.lexists(place) and not place.is_file():
+            place.unlink()
+        place.write_bytes(content.encode(errors="surrogateescape"))
+
+
+def _special(parent: str, names: list[str]) -> list[str]:
+    """Those of a folder's entries that are neither files nor folders nor links."""
+    paths = {name: Path(parent, name) for name in names}
+    return [
+        name
+        for name, path in paths.items()
+        if not (path.is_symlink() or path.is_file() or path.is_dir())
+    ]
+
+
+def _is_shell(path: str) -> bool:
+    """Whether commands can be run by it; /usr/sbin/nologin and /bin/false are no shells."""
+    return os.access(path, os.X_OK) and Path(path).name not in ("nologin", "false")
