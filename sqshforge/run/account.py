@@ -41,41 +41,41 @@ def make_home(root: Path, home: str) -> None:
         shutil.copytree(skeleton, place, symlinks=True, ignore=_special)
 
 
-def login_shell(uid: int) -> str:
+def login_shell(root: Path, uid: int) -> str:
     """The shell that the container's passwd names for a user, or /bin/sh."""
-    for fields in _entries(PASSWD, uid):
-        if len(fields) > 6 and _is_shell(fields[6]):
+    for fields in _entries(root, PASSWD, uid):
+        if len(fields) > 6 and _is_shell(root, fields[6]):
             return fields[6]
     return "/bin/sh"
 
 
-def login_umask(uid: int, inherited: int) -> int:
+def login_umask(root: Path, uid: int, inherited: int) -> int:
     """The umask by the container's login.defs(5): UMASK, and USERGROUPS_ENAB for a user.
 
     Enroot's logins have it so. Without these settings it stays the caller's.
     """
     settings = dict(
-        re.findall(r'^[ \t]*(\w+)[ \t="]+([^ \t"#\n]+)', text(Path("/"), "/etc/login.defs"), re.M)
+        re.findall(r'^[ \t]*(\w+)[ \t="]+([^ \t"#\n]+)', text(root, "/etc/login.defs"), re.M)
     )
     umask = inherited
     number = settings.get("UMASK", "")
     if re.fullmatch("0[0-7]{0,4}|[1-9][0-9]{0,3}", number):
         umask = int(number, 8 if number.startswith("0") else 10) & 0o777
-    if settings.get("USERGROUPS_ENAB", "").lower() in ("yes", "true") and _has_own_group(uid):
+    if settings.get("USERGROUPS_ENAB", "").lower() in ("yes", "true") and _has_own_group(root, uid):
         umask = umask & ~0o070 | umask >> 3 & 0o070  # for the group as for the user
     return umask
 
 
-def _has_own_group(uid: int) -> bool:
+def _has_own_group(root: Path, uid: int) -> bool:
     """Whether a user other than root has a group of the same number and name to itself."""
-    user = next(_entries(PASSWD, uid), [])
-    group = next(_entries(GROUP, uid), [])
+    user = next(_entries(root, PASSWD, uid), [])
+    group = next(_entries(root, GROUP, uid), [])
     return uid != 0 and user[3:4] == [str(uid)] and user[:1] == group[:1]
 
 
-def _entries(path: str, number: int) -> Iterator[list[str]]:
-    """The fields of a file's entries for an id, in the container that this process is in."""
-    for entry in text(Path("/"), path).split("\n"):
+def _entries(root: Path, path: str, number: int) -> Iterator[list[str]]:
+    """The fields of the entries that passwd or group has for an id."""
+    for entry in text(root, path).split("\n"):
         fields = entry.split(":")
         if fields[2:3] == [str(number)]:
             yield fields
@@ -86,8 +86,8 @@ def _add_line(root: Path, path: str, number: int, line: str) -> None:
 
     What an image has in the place of the file (a device, a pipe) is replaced, not written to.
     """
-    entries = text(root, path).rstrip("\n").split("\n")
-    if not any(entry.split(":")[2:3] == [str(number)] for entry in entries):
+    if not any(_entries(root, path, number)):
+        entries = text(root, path).split("\n")
         content = "\n".join([*filter(None, entries), line, ""])
         place = inside(root, path)
         if os.path.lexists(place) and not place.is_file():
@@ -105,6 +105,11 @@ def _special(parent: str, names: list[str]) -> list[str]:
     ]
 
 
-def _is_shell(path: str) -> bool:
+def _is_shell(root: Path, path: str) -> bool:
     """Whether commands can be run by it; /usr/sbin/nologin and /bin/false are no shells."""
-    return os.access(path, os.X_OK) and Path(path).name not in ("nologin", "false")
+    place = inside(root, path)
+    return (
+        place.is_file()
+        and os.access(place, os.X_OK)
+        and Path(path).name not in ("nologin", "false")
+    )

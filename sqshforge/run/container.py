@@ -103,13 +103,14 @@ def make_read_only(place: Path) -> None:
 
     Their other options stay: a user namespace must not drop what the host has set.
     """
-    for point, flags in _mounts().items():
-        if point.is_relative_to(place):
-            try:
-                syscalls.remount_bind(point, flags | syscalls.MS_RDONLY)
-            except OSError as error:
-                if error.errno not in OUT_OF_REACH:
-                    raise
+    flags = _mounts()
+    syscalls.remount_bind(place, flags.get(place, 0) | syscalls.MS_RDONLY)
+    for point in (one for one in flags if place in one.parents):
+        try:
+            syscalls.remount_bind(point, flags[point] | syscalls.MS_RDONLY)
+        except OSError as error:
+            if error.errno not in OUT_OF_REACH:
+                raise
 
 
 def _mounts() -> dict[Path, int]:
@@ -204,27 +205,29 @@ def _become_command(plan: Plan) -> NoReturn:
     environment = merged_environment(os.environ, text(root, "/etc/environment"), plan.environment)
     home = environment.get("HOME", "")
     home = home if home.startswith("/") else "/"
-    bound = _own_files(root, plan, home)
-    _volumes(root, bound)
-    for source, target, read_only in plan.mounts:
-        _bind(Path(source), root, target, read_only, bound)
+    _own_files(root, plan, home)
+    # All that the image says is read before anything of the host is bound: a link of the image in
+    # the place of a file must not lead into the host's /proc.
+    shell = account.login_shell(root, plan.uid)
+    umask = account.login_umask(root, plan.uid, umask)
+    fstab = text(root, "/etc/fstab")
+    bound = _bind_host(root, home)
+    _volumes(root, fstab, bound)
+    _mounts_asked(root, plan, bound)
     syscalls.pivot(root)
     beside.set_up()
     if plan.uid != 0:
         syscalls.become(plan.uid, plan.gid)
-    argv = start_words(plan, home)
-    os.umask(account.login_umask(plan.uid, umask))
+    argv = _start_words(plan, shell, home)
+    os.umask(umask)
     syscalls.forbid_new_privileges()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that is inherited
     os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
 
 
-def _own_files(root: Path, plan: Plan, home: str) -> dict[Path, str]:
-    """What every container takes from its host: its names, its devices, its user.
-
-    Gives the folders of the host that are bound, by where the image has them.
-    """
+def _own_files(root: Path, plan: Plan, home: str) -> None:
+    """What every container takes of its host into its own files: its names, its user."""
     etc = folder(root, "/etc")
     for name in FROM_HOST:
         source, target = Path("/etc") / name, etc / name
@@ -233,6 +236,13 @@ def _own_files(root: Path, plan: Plan, home: str) -> dict[Path, str]:
             target.unlink(missing_ok=True)
             shutil.copyfile(source, target)
     account.add(root, plan.uid, plan.gid, home)
+
+
+def _bind_host(root: Path, home: str) -> dict[Path, str]:
+    """Bind the host's folders, and make what is beside them: an empty /tmp and a home folder.
+
+    Gives the folders of the host that are bound, by where the image has them.
+    """
     bound = {folder(root, path): path for path in OF_HOST}
     temporary = folder(root, "/tmp")
     for place, path in bound.items():
@@ -252,13 +262,13 @@ def _host_folder(place: Path, bound: Mapping[Path, str]) -> str | None:
     return next((path for one, path in bound.items() if place.is_relative_to(one)), None)
 
 
-def _volumes(root: Path, bound: Mapping[Path, str]) -> None:
-    """Honour /etc/fstab as enroot writes it: binds of the root's own folders.
+def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
+    """Honour the image's /etc/fstab as enroot writes it: binds of the root's own folders.
 
     Blanks and tabs alone are between its fields, fstab(5). What an image asks for of the host is
     left out, and said.
     """
-    for line in text(root, "/etc/fstab").split("\n"):
+    for line in fstab.split("\n"):
         fields = [unescape(field) for field in re.split("[ \t]+", line.strip(" \t"))]
         if len(fields) < 4 or fields[0].startswith("#") or "bind" not in fields[3].split(","):
             continue
@@ -274,16 +284,28 @@ def _volumes(root: Path, bound: Mapping[Path, str]) -> None:
         for one in (source, target):
             one.mkdir(parents=True, exist_ok=True)
         mount_program("--bind", source, target)
-        syscalls.remount_bind(target, _mounts()[target] | _flags(fields[3]))
+        syscalls.remount_bind(target, _mounts().get(target, 0) | _flags(fields[3]))
 
 
-def _bind(
-    source: Path, root: Path, target: str, read_only: bool, bound: Mapping[Path, str]
-) -> None:
-    place = inside(root, target)
-    host = _host_folder(place, bound)
-    if host is not None:
-        raise WorkError(f"the mount's target {target} lies in the host's {host} and is not there")
+def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
+    """Bind what --mount names. Raises `WorkError` where a target would be made on the host."""
+    known = dict(bound)
+    for source, target, read_only in plan.mounts:
+        place = inside(root, target)
+        host = _host_folder(place, known)
+        # In a folder that was mounted before, if that is what the user wrote, and no link said so.
+        is_meant = host not in bound.values() and place == root / os.path.normpath(target).lstrip(
+            "/"
+        )
+        if host is not None and not is_meant:
+            raise WorkError(
+                f"the mount's target {target} lies in the host's {host} and is not there"
+            )
+        _bind(Path(source), place, read_only)
+        known[place] = source
+
+
+def _bind(source: Path, place: Path, read_only: bool) -> None:
     if source.is_dir():
         place.mkdir(parents=True, exist_ok=True)
     else:
@@ -295,12 +317,11 @@ def _bind(
         make_read_only(place)
 
 
-def start_words(plan: Plan, home: str) -> list[str]:
+def _start_words(plan: Plan, shell: str, home: str) -> list[str]:
     """The login shell of the container's user with /etc/rc and the command.
 
     An image without /etc/rc starts in the home folder, with the command alone or a shell.
     """
-    shell = account.login_shell(plan.uid)
     if Path("/etc/rc").is_file():
         return [shell, "/etc/rc", *plan.command]
     os.chdir(home)
