@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rich.table import Table
 
@@ -19,6 +22,11 @@ from sqshforge.host.terminal import Reporter, duration
 from sqshforge.run.start import require_sqsh
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
+LAST = 12  # lines of a failed test that its error shows
+# What comes of JSON that is not what it should be, or none.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+LINE = 1 << 12  # bytes; what the image says may have no end
+LONGEST = 1 << 24  # bytes of findings
 
 
 @dataclass(frozen=True)
@@ -63,37 +71,62 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
         programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None and process.stderr is not None
-        said = []
-        for raw in process.stderr:
+        # Both at once: an image that fills the one while we wait for the other would wait for us.
+        output = bytearray()
+        reader = threading.Thread(target=_read, args=(process.stdout, output), daemon=True)
+        reader.start()
+        said: deque[str] = deque(maxlen=LAST)
+        while raw := process.stderr.readline(LINE):
             said.append(raw.decode(errors="replace").rstrip())
             tracker.note(said[-1])
-        output = process.stdout.read().decode(errors="replace")
+        reader.join()
         code = process.wait()
-    findings = _findings(output)
+    findings = _findings(bytes(output))
     if findings is None or code not in (0, 1):
         raise WorkError(
             f"the smoke test did not run to its end (exit code {code})"
-            + "".join(f"\n    {line}" for line in said[-12:]),
+            + "".join(f"\n    {line}" for line in said),
             where=f"{' '.join(COMMAND)}, inside {image}",
         )
-    checks = tuple(_check(one) for one in findings["checks"])
-    return Outcome(findings["ok"], time.monotonic() - started, checks)
+    ok, checks = findings
+    return Outcome(ok, time.monotonic() - started, checks)
+
+
+def _read(stream: IO[bytes], into: bytearray) -> None:
+    """Read all that comes, and keep what findings may have."""
+    while piece := stream.read(1 << 16):
+        into += piece[: max(LONGEST - len(into), 0)]
+
+
+def _findings(output: bytes) -> tuple[bool, tuple[Check, ...]] | None:
+    """What an image's test printed, if it is what one prints."""
+    try:
+        found = json.loads(output)
+        ok, checks = found["ok"], tuple(_check(dict(one)) for one in found["checks"])
+    except UNREADABLE:
+        return None
+    return (ok, checks) if isinstance(ok, bool) else None
 
 
 def _check(found: dict[str, Any]) -> Check:
+    """Raises `ValueError` or `KeyError` for what is none."""
     name, ok, seconds, detail = (found.pop(key) for key in ("name", "ok", "seconds", "detail"))
+    wanted = ((name, str), (ok, bool), (seconds, (int, float)), (detail, str))
+    if not all(isinstance(value, kind) for value, kind in wanted) or not math.isfinite(seconds):
+        raise ValueError("not of a check's types")
     return Check(name, ok, seconds, detail, figures=found)
 
 
 def recall(image: Path, key: str) -> Outcome | None:
     """The outcome of an earlier test that this very file passed, if there is one."""
+    path = _record(image)
     try:
-        record = json.loads(_record(image).read_text())
+        record = json.loads(path.read_bytes()) if path.is_file() else {}
         if record["key"] != key:
             return None
-        checks = tuple(Check(**one) for one in record["checks"])
-        return Outcome(record["ok"], record["seconds"], checks, remembered=True)
-    except (OSError, ValueError, KeyError, TypeError):
+        checks = [_check({**one.pop("figures"), **one}) for one in record["checks"]]
+        return Outcome(record["ok"] is True, float(record["seconds"]), tuple(checks), True)
+    except (OSError, *UNREADABLE):
         return None
 
 
@@ -106,11 +139,3 @@ def remember(image: Path, key: str, outcome: Outcome) -> None:
 
 def _record(image: Path) -> Path:
     return image.with_name(image.name + ".smoke.json")
-
-
-def _findings(output: str) -> dict[str, Any] | None:
-    try:
-        found = json.loads(output)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and "checks" in found else None

@@ -120,7 +120,8 @@ def way(command: str, has_loop: bool, place: Path) -> Way:
     ]
 )
 def started(request: pytest.FixtureRequest, tmp_path: Path) -> Way:
-    return way(*request.param, tmp_path)
+    command, has_loop = request.param
+    return way(command, has_loop, tmp_path)
 
 
 @pytest.fixture(params=[True, False], ids=["kernel", "squashfuse"])
