@@ -289,20 +289,18 @@ def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
 
 def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
     """Bind what --mount names. Raises `WorkError` where a target would be made on the host."""
-    known = dict(bound)
+    before: list[tuple[Path, Path, str]] = []  # where, by which name, and what was mounted there
     for source, target, read_only in plan.mounts:
-        place = inside(root, target)
-        host = _host_folder(place, known)
-        # In a folder that was mounted before, if that is what the user wrote, and no link said so.
-        is_meant = host not in bound.values() and place == root / os.path.normpath(target).lstrip(
-            "/"
-        )
-        if host is not None and not is_meant:
+        place, name = inside(root, target), Path(os.path.normpath("/" + target.lstrip("/")))
+        # Into an earlier mount leads its name, which the user wrote, but no link of the image.
+        by_link = {at: of for at, named, of in before if not name.is_relative_to(named)}
+        host = _host_folder(place, {**by_link, **bound})
+        if host is not None:
             raise WorkError(
                 f"the mount's target {target} lies in the host's {host} and is not there"
             )
         _bind(Path(source), place, read_only)
-        known[place] = source
+        before.append((place, name, source))
 
 
 def _bind(source: Path, place: Path, read_only: bool) -> None:

@@ -116,7 +116,8 @@ def enroot_command(
     argv = [str(enroot), "start", "--rw"]
     for one in mounts:
         kind = "dir" if one.source.is_dir() else "file"
-        options = f"x-create={kind},bind,{'ro' if one.read_only else 'rw'}"
+        # With rbind, enroot would leave what is mounted below a read-only source writable.
+        options = f"x-create={kind},{'bind,ro' if one.read_only else 'rbind,rw'}"
         argv += ["--mount", f"{one.source}:{one.target}:{options}"]
     for name, value in environment.items():
         argv += ["--env", f"{name}={value}"]

@@ -203,7 +203,7 @@ def test_the_call_of_enroot() -> None:
         "start",
         "--rw",
         "--mount",
-        "/usr:/data:x-create=dir,bind,rw",
+        "/usr:/data:x-create=dir,rbind,rw",
         "--mount",
         "/etc/hosts:/h:x-create=file,bind,ro",
         "--env",

@@ -124,6 +124,15 @@ def test_many_mounts_in_their_order_also_in_tmp_and_over_what_the_image_has(
     assert sh("ls /tmp/data /root", *mounts) == (0, "/root:\nfile\nin\n\n/tmp/data:\nfile\nin\n")
 
 
+def test_a_mount_in_a_mount_below_a_link_of_the_image_is_made(
+    sh: Sh, data: Path, tmp_path: Path
+) -> None:
+    """It is by the user's own words that the one is in the other."""
+    (tmp_path / "other").mkdir()
+    mounts = (f"{data}:/absolute/data", f"{tmp_path}/other:/absolute/./data//in")
+    assert sh("ls /outside/deep/data", *mounts) == (0, "file\nin\n")
+
+
 def test_a_source_may_be_relative(sh: Sh, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data.parent)
     assert sh("cat /x/file", "./data:/x") == (0, "of the host\n")
