@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +16,8 @@ from sqshforge.build.dockerfile import base_reference
 from sqshforge.build.inputs import BuildEnvironment, Bundle
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
+from sqshforge.host import temporary
+from sqshforge.host.files import exclusive, partial, remove_leftovers
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
@@ -171,42 +172,86 @@ def make(
     tar: Path,
     provider: BaseImageProvider,
 ) -> None:
-    """Bootstrap a system into a tar file, which is there whole or not at all.
+    """Bootstrap a system into a tar file, which is there whole or not at all; nothing if it is.
 
     mmdebstrap goes by SOURCE_DATE_EPOCH itself: times, and the days in /etc/shadow.
     """
-    argv: list[str | Path] = [provider.programs.require("mmdebstrap", "it makes the base image")]
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    lock = tar.with_name(f".{tar.name}.lock")
+    with exclusive(lock, "waiting for another build that makes this base", provider.reporter):
+        remove_leftovers(tar)
+        if not tar.is_file():
+            _bootstrap(bootstrap, sources, tar, provider)
+
+
+def _bootstrap(
+    bootstrap: Bootstrap, sources: Sequence[str], tar: Path, provider: BaseImageProvider
+) -> None:
+    programs = provider.programs
+    program = programs.require("mmdebstrap", "it makes the base image")
+    apart = _apart(programs)
+    argv: list[str | Path] = [*apart, program]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
     argv += ["--aptopt=Acquire::Languages none"]
-    tar.parent.mkdir(parents=True, exist_ok=True)
-    partial = tar.with_name(f".{os.getpid()}-{tar.name}")
+    written = partial(tar)
     try:
         with (
-            _trusted(provider.keys / f"{bootstrap.suite}.asc") as keys,
+            # apt reads keys as a user of its own.
+            temporary.folder("bootstrap", _Clearing(program, programs), mode=0o755) as folder,
             provider.reporter.track("bootstrap") as tracker,
         ):
-            argv += [f"--keyring={keys}", bootstrap.suite, partial, *sources]
-            provider.programs.follow(argv, tracker.note)
-        partial.rename(tar)
+            keys = _trusted(provider.keys / f"{bootstrap.suite}.asc", folder / "keys")
+            argv += [f"--keyring={keys}", "--format=tar", bootstrap.suite, written, *sources]
+            # What is apart goes at once and with all that it has mounted; else mmdebstrap is given
+            # the time to unmount.
+            programs.follow(
+                argv,
+                tracker.note,
+                env={"TMPDIR": str(folder)},
+                end=signal.SIGKILL if apart else signal.SIGTERM,
+            )
+        written.rename(tar)
     finally:
-        partial.unlink(missing_ok=True)
+        written.unlink(missing_ok=True)
 
 
-@contextmanager
-def _trusted(pinned: Path) -> Iterator[Path]:
-    """A folder of keys for apt: those of this machine, and the pinned ones if there are any.
+def _apart(programs: Programs) -> list[str]:
+    """Words that start a program whose processes and mounts are gone when it is killed.
 
-    It lies where temporary files do, as apt reads keys as a user of its own.
+    None for an ordinary user, for whom mmdebstrap has namespaces of its own, nor where root may
+    make none.
     """
-    with tempfile.TemporaryDirectory(prefix="sqshforge-keys-") as folder:
-        place = Path(folder)
-        place.chmod(0o755)
-        for key in (*sorted(TRUSTED.glob("*.gpg")), *sorted(TRUSTED.glob("*.asc")), pinned):
-            if key.is_file():
-                shutil.copyfile(key, place / key.name)
-        yield place
+    words = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    if os.geteuid() != 0 or programs.which("unshare") is None:
+        return []
+    return words if programs.attempt([*words, "true"]).code == 0 else []
+
+
+@dataclass(frozen=True)
+class _Clearing:
+    """Removes a folder that mmdebstrap worked in: of an ordinary user's it owns files as others."""
+
+    program: Path
+    programs: Programs
+
+    def __call__(self, place: Path) -> None:
+        temporary.clear(place)
+        if place.exists() and os.geteuid() != 0:
+            below = [str(one) for one in place.iterdir()]
+            self.programs.attempt([self.program, "--unshare-helper", "rm", "-rf", *below])
+            temporary.clear(place)
+
+
+def _trusted(pinned: Path, folder: Path) -> Path:
+    """A new folder of keys for apt: those of this machine, and the pinned ones if there are any."""
+    folder.mkdir()
+    folder.chmod(0o755)
+    for key in (*sorted(TRUSTED.glob("*.gpg")), *sorted(TRUSTED.glob("*.asc")), pinned):
+        if key.is_file():
+            shutil.copyfile(key, folder / key.name)
+    return folder
 
 
 def _name(reference: str) -> str:

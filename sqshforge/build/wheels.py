@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import parse_wheel_filename
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.mirrors import bare
 from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs
@@ -115,8 +115,8 @@ def _listed(
     ways = [pip.without_local_indexes(), pip]
     said = ""
     for way in ways if ways[0] != pip else ways[1:]:
-        with tempfile.TemporaryDirectory(prefix="sqshforge-files-") as folder:
-            wanted, listing = Path(folder) / "wanted.in", Path(folder) / "pylock.toml"
+        with temporary.folder("files") as folder:
+            wanted, listing = folder / "wanted.in", folder / "pylock.toml"
             wanted.write_text("".join(f"{one.name}=={one.version}\n" for one in packages))
             argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps"]
             argv += ["--no-config", "--no-header", "--format", "pylock.toml"]

@@ -117,10 +117,12 @@ class Programs:
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
         stdin: IO[bytes] | None = None,
+        end: signal.Signals = signal.SIGTERM,
     ) -> None:
         """Run, handing each line of output on as it comes; raise `WorkError` on a failure.
 
-        A line that is drawn again and again with carriage returns is handed on each time.
+        A line that is drawn again and again with carriage returns is handed on each time. `end` is
+        what `start` takes.
         """
         words = tuple(str(word) for word in argv)
         tail: deque[str] = deque(maxlen=TAIL)
@@ -131,6 +133,7 @@ class Programs:
             stderr=subprocess.STDOUT,
             env=env,
             cwd=cwd,
+            end=end,
         ) as process:
             assert process.stdout is not None
             for line, is_redrawn in _lines(process.stdout):
@@ -151,10 +154,12 @@ class Programs:
         stderr: IO[bytes] | int | None = None,
         env: Mapping[str, str] | None = None,
         cwd: Path | None = None,
+        end: signal.Signals = signal.SIGTERM,
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program for the length of a block; it never outlives the block.
 
-        If this process is killed, the program is told to end, and can clear up after itself.
+        If this process is killed, the program is told to end, and can clear up after itself. With
+        SIGKILL as `end` it is not asked, here and at the end of the block.
         """
         words = tuple(str(word) for word in argv)
         us = os.getpid()
@@ -166,7 +171,7 @@ class Programs:
                 stderr=stderr,
                 env=_environment(env),
                 cwd=cwd,
-                preexec_fn=lambda: syscalls.die_with_parent(signal.SIGTERM, us),
+                preexec_fn=lambda: syscalls.die_with_parent(end, us),
             )
         except FileNotFoundError as error:
             raise self._not_found(words, error) from None
@@ -178,7 +183,7 @@ class Programs:
         try:
             yield process
         finally:
-            stop(process)
+            stop(process, end)
             for pipe in pipes:
                 with contextlib.suppress(OSError):
                     pipe.close()
@@ -203,11 +208,13 @@ def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
         yield rest.decode(errors="replace"), False
 
 
-def stop(process: subprocess.Popen[bytes], patience: float = 10.0) -> None:
-    """End a program that is still running: politely first, then for certain."""
+def stop(
+    process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM, patience: float = 10.0
+) -> None:
+    """End a program that is still running: as asked first, then for certain."""
     if process.poll() is not None:
         return
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(end)
     deadline = time.monotonic() + patience
     while process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)

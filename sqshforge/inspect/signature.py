@@ -8,11 +8,11 @@ side. The signature follows it, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshs
 from __future__ import annotations
 
 import json
-import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.files import publish
 from sqshforge.host.programs import Programs
 from sqshforge.squash import request
@@ -119,8 +119,8 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
     signed.
     """
     program = programs.require("ssh-keygen", "it verifies signatures")
-    with tempfile.TemporaryDirectory(prefix="sqshforge-") as folder:
-        armor = Path(folder) / "signature"
+    with temporary.folder("signature") as folder:
+        armor = folder / "signature"
         armor.write_bytes(found.armor)
         if signers is None:
             argv: list[str | Path] = [program, "-Y", "check-novalidate"]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import sys
-import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.mirrors import Mirrors, bare
 from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs, Result
@@ -201,8 +200,7 @@ class Resolver:
         argv += pip.for_uv("first-index" if first else "unsafe-best-match")
         ca = ca_bundle(pip)
         environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
-        with tempfile.TemporaryDirectory(prefix="sqshforge-lock-") as folder:
-            place = Path(folder)
+        with temporary.folder("lock") as place:
             (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
             (place / "known.txt").write_text(requirements(known))
             (place / "uv.toml").write_text(metadata(self.recipe))

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.host import network
+from sqshforge.host import network, temporary
 from sqshforge.host.download import download
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip, apt_sources
@@ -41,8 +40,7 @@ def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> 
     sources = apt_sources(suite, programs)
     if not sources or not packages:
         return None
-    with tempfile.TemporaryDirectory(prefix="sqshforge-apt-") as name:
-        folder = Path(name)
+    with temporary.folder("apt") as folder:
         for place in ("state/lists/partial", "cache/archives/partial", "parts"):
             (folder / place).mkdir(parents=True)
         (folder / "status").touch()

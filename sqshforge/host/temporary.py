@@ -1,0 +1,142 @@
+"""Temporary folders and names that tell whose they are, so that what a killed command left can go.
+
+A folder is locked for as long as it is in use, and the kernel drops the lock with its holder,
+however that ends. So a folder of ours that nobody holds is abandoned, and the next command that
+makes one of its kind removes it. A container cannot be locked: its name has the number of the
+process that it belongs to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sqshforge.host import syscalls
+from sqshforge.host.rootpath import unescape
+
+PATIENCE = 5.0  # seconds in which what still writes to a folder is to end
+BUSY = (errno.ENOTEMPTY, errno.ENOENT, errno.EBUSY)  # something else makes or removes files there
+OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def name(kind: str) -> str:
+    """A new name for something of a kind (a word), with this machine's and this process's."""
+    return f"sqshforge-{kind}-{_node()}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
+
+
+def abandoned(names: Iterable[str], kind: str = "") -> list[str]:
+    """The names, of a kind or of all, that processes of this machine gave which are no more."""
+    found = ((one, _pattern(kind).fullmatch(one)) for one in names)
+    return [one for one, match in found if match and not Path("/proc", match[1]).exists()]
+
+
+def clear(place: Path) -> None:
+    """Remove a folder as far as this user may; what is mounted in it is unmounted, never emptied.
+
+    What still writes to it and is about to end is waited for.
+    """
+    for mount in mounts(place):
+        with suppress(OSError):
+            syscalls.detach(mount)
+    deadline = time.monotonic() + PATIENCE
+    while place.exists() and not mounts(place):
+        try:
+            shutil.rmtree(place)
+        except OSError as error:
+            if error.errno not in BUSY or time.monotonic() > deadline:
+                return
+            time.sleep(0.05)
+
+
+@contextmanager
+def folder(
+    kind: str, clear: Callable[[Path], None] = clear, *, mode: int = 0o700
+) -> Iterator[Path]:
+    """An empty folder for the length of a block, where temporary files go.
+
+    Abandoned ones of the kind go first, and are removed as this one is: by `clear`.
+    """
+    above = Path(tempfile.gettempdir())
+    for one in abandoned_folders(above, kind):
+        clear(one)
+    place, held = _made(above, kind)
+    try:
+        place.chmod(mode)
+        yield place
+    finally:
+        clear(place)
+        os.close(held)
+
+
+def abandoned_folders(above: Path, kind: str = "") -> list[Path]:
+    """Folders of this user's whose commands did not live to remove them."""
+    return [one for one in sorted(above.iterdir()) if _is_abandoned(one, kind)]
+
+
+def mounts(place: Path) -> list[Path]:
+    """What is mounted on a folder and below it, the last mounted first."""
+    lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
+    points = [Path(unescape(line.split(" ")[4])) for line in lines]
+    real = place.resolve()
+    return [one for one in reversed(points) if one.is_relative_to(real)]
+
+
+def _made(above: Path, kind: str) -> tuple[Path, int]:
+    """A new folder, and the descriptor that holds its lock."""
+    while True:
+        place = above / name(kind)
+        place.mkdir(mode=0o700)
+        # Another command may take it for abandoned before it is locked, and remove it.
+        with suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as opened:
+            descriptor = os.open(place, OPENED)
+            opened.callback(os.close, descriptor)
+            _lock(descriptor)
+            if place.exists():
+                opened.pop_all()
+                return place, descriptor
+
+
+def _lock(descriptor: int) -> bool:
+    """Lock a folder; whether its file system can. `BlockingIOError` where somebody has it locked."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _is_abandoned(place: Path, kind: str) -> bool:
+    if not _pattern(kind).fullmatch(place.name):
+        return False
+    try:
+        if place.lstat().st_uid != os.geteuid():
+            return False
+        descriptor = os.open(place, OPENED)
+    except OSError:  # it is gone, or no folder
+        return False
+    try:
+        return _lock(descriptor)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _pattern(kind: str) -> re.Pattern[str]:
+    return re.compile(rf"sqshforge-{kind or '[a-z]+'}-{re.escape(_node())}\.(\d+)\.[0-9a-f]{{12}}")
+
+
+def _node() -> str:
+    return re.sub(r"[^\w.-]", "-", os.uname().nodename, flags=re.ASCII)

@@ -1,0 +1,69 @@
+"""Temporary folders: those that nobody holds any more go, and nothing else does."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host import temporary
+from sqshforge.host.programs import Programs
+
+
+@pytest.fixture
+def above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    return place
+
+
+def test_what_is_abandoned_goes_with_the_next_of_its_kind(above: Path) -> None:
+    (above / temporary.name("apt") / "lists").mkdir(parents=True)
+    other = above / temporary.name("lock")
+    other.mkdir()
+    with temporary.folder("apt") as first, temporary.folder("apt") as second:
+        assert set(above.iterdir()) == {first, second, other}
+        assert temporary.abandoned_folders(above) == [other]
+    assert list(above.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(
+    "name", ["sqshforge-apt-x", "sqshforge-apt-elsewhere.1.0123456789ab", "apt", "sqshforge-apt-"]
+)
+def test_what_has_another_name_stays(name: str, above: Path) -> None:
+    (above / name).mkdir()
+    with temporary.folder("apt"):
+        assert (above / name).is_dir()
+
+
+def test_a_link_with_such_a_name_leads_nowhere(above: Path, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (above / temporary.name("apt")).symlink_to(tmp_path / "kept")
+    with temporary.folder("apt"):
+        assert (tmp_path / "kept").is_dir()
+
+
+@pytest.mark.root
+def test_what_another_user_made_stays(above: Path) -> None:
+    theirs = above / temporary.name("apt")
+    theirs.mkdir()
+    os.chown(theirs, 12345, 12345)
+    with temporary.folder("apt"):
+        assert theirs.is_dir()
+
+
+@pytest.mark.root
+@pytest.mark.processes
+def test_what_is_mounted_in_one_is_unmounted_and_not_emptied(above: Path, tmp_path: Path) -> None:
+    kept, left = tmp_path / "kept", above / temporary.name("bootstrap")
+    for folder in (kept / "inner", left / "dev"):
+        folder.mkdir(parents=True)
+    for words in (["--bind", kept], ["-t", "tmpfs", "tmpfs"]):
+        Programs().capture(["mount", *words, left / "dev"])
+    assert len(temporary.mounts(left)) == 2
+    with temporary.folder("bootstrap"):
+        assert temporary.mounts(left) == [] and not left.exists()
+    assert [path.name for path in kept.iterdir()] == ["inner"]
