@@ -24,6 +24,8 @@ COMMANDS = (
     *status.COMMANDS,
 )
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__)
@@ -40,7 +42,9 @@ for command in COMMANDS:
 
 def main() -> NoReturn:
     """Entry point: domain errors become a few lines and their exit code, never a traceback."""
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in ENDING:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
+            signal.signal(number, _terminated)
     try:
         code = cli.main(standalone_mode=False)
     except SqshforgeError as error:
@@ -75,5 +79,11 @@ def _denied(error: OSError) -> SqshforgeError | None:
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by way of every `finally`, so that nothing partial stays behind."""
+    """Leave by way of every `finally`, so that nothing partial stays behind.
+
+    Another signal would cut that short: a terminal that closes sends SIGHUP, and so may its shell.
+    """
+    for one in ENDING:
+        if signal.getsignal(one) == _terminated:
+            signal.signal(one, lambda number, frame: None)
     sys.exit(128 + number)

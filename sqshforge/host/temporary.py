@@ -107,7 +107,7 @@ def _made(above: Path, kind: str) -> tuple[Path, int]:
 
 
 def _lock(descriptor: int) -> bool:
-    """Lock a folder; whether its file system can. `BlockingIOError` where somebody has it locked."""
+    """Lock a folder; whether its file system can. `BlockingIOError` where somebody has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

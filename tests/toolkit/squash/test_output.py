@@ -232,10 +232,10 @@ def test_a_source_date_epoch_that_is_none(
     assert visible(tmp_path) == set()
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.parametrize("name", ["a.sqsh", "a [1]*'\"$(id).sqsh"])
 def test_a_packer_killed_in_the_middle(
-    how: signal.Signals, name: str, image: str, tmp_path: Path
+    how: signal.Signals, name: str, image: str, tmp_path: Path, usual_hangup: None
 ) -> None:
     output = tmp_path / name
     with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
@@ -252,6 +252,36 @@ def test_a_packer_killed_in_the_middle(
     assert visible(tmp_path) == {name, f"{name}.json"}
     assert working_containers(image) == []
     assert pack(image, output).up_to_date
+
+
+def test_a_second_signal_does_not_cut_the_clearing_up_short(
+    image: str, tmp_path: Path, usual_hangup: None
+) -> None:
+    """A terminal that closes may send SIGHUP twice: by the kernel, and by the shell in it."""
+    output = tmp_path / "a.sqsh"
+    with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
+        assert containers.until(lambda: being_written(tmp_path))
+        for how in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
+            process.send_signal(how)
+            time.sleep(0.05)
+        process.wait(timeout=300)
+    assert process.returncode == 128 + signal.SIGHUP
+    assert visible(tmp_path) == set()
+    assert working_containers(image) == []
+
+
+def test_under_nohup_a_packer_goes_on(image: str, tmp_path: Path) -> None:
+    output = tmp_path / "a.sqsh"
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with started(image, "-o", output, "--profile", "archive") as process:
+            assert containers.until(lambda: being_written(tmp_path))
+            process.send_signal(signal.SIGHUP)
+            _, err = process.communicate(timeout=300)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert process.returncode == 0, err
+    assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
 
 
 def test_a_packer_that_is_killed_leaves_the_old_file(image: str, tmp_path: Path) -> None:
