@@ -230,13 +230,21 @@ def cache_ls() -> None:
 @cache.command("prune")
 @click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
 def cache_prune(keep: str) -> None:
-    """Remove bases, the least recently used first, until SIZE holds the rest."""
+    """Remove bases, the least recently used first, until SIZE holds the rest.
+
+    What failed or killed packers left there goes too, whatever SIZE is.
+    """
     from sqshforge.host import suggest
     from sqshforge.host.terminal import human, size
     from sqshforge.squash.cache import Cache
 
-    gone = Cache.of_user().prune(size(keep))
+    ours = Cache.of_user()
+    gone = ours.prune(size(keep))
     click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
+    left = ours.remove_orphans()
+    if left:
+        what = f"{len(left)} files that failed or killed packers left"
+        click.echo(f"removed {what}, {human(sum(left))}")
     click.echo(f"next: {suggest.sqshforge('cache', 'ls')}")
 
 

@@ -47,12 +47,15 @@ def remove_leftovers(place: Path) -> None:
 
 
 def publish(content: bytes, place: Path) -> None:
-    """Write a small file that everybody may read, safely on the disk before it has its name."""
-    written = partial(place)
-    written.write_bytes(content)
-    written.chmod(0o644)
-    sync(written)
-    written.rename(place)
+    """Write a small file that everybody may read, safely on the disk before it has its name.
+
+    Where that fails, on a full disk say, nothing of it stays.
+    """
+    with _partial(place) as written:
+        written.write_bytes(content)
+        written.chmod(0o644)
+        sync(written)
+        written.rename(place)
 
 
 def sync(path: Path) -> None:
@@ -66,14 +69,24 @@ def sync(path: Path) -> None:
 
 def link(source: Path, target: Path) -> None:
     """Give a file a second name, or copy it where that cannot be; the name is taken at once."""
-    written = partial(target)
-    written.unlink(missing_ok=True)
+    with _partial(target) as written:
+        written.unlink(missing_ok=True)
+        try:
+            os.link(source, written)
+        except OSError:  # another file system, or one without links
+            copy(source, written, source.stat().st_size)
+            shutil.copystat(source, written)
+        written.rename(target)
+
+
+@contextmanager
+def _partial(place: Path) -> Iterator[Path]:
+    """The name of a file that is being made for a place, and is gone after the block."""
+    written = partial(place)
     try:
-        os.link(source, written)
-    except OSError:  # another file system, or one without links
-        copy(source, written, source.stat().st_size)
-        shutil.copystat(source, written)
-    written.rename(target)
+        yield written
+    finally:
+        written.unlink(missing_ok=True)
 
 
 def copy(source: Path, target: Path, count: int) -> None:
@@ -274,6 +287,26 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
             return
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def unless_held(lock: Path) -> Iterator[bool]:
+    """The same for who does not wait: whether the lock is held, or somebody else's."""
+    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            is_held = False
+        else:
+            is_held = _is_same_file(lock, descriptor)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                lock.unlink(missing_ok=True)
+    finally:
+        os.close(descriptor)
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

@@ -12,16 +12,27 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.host import files
-from sqshforge.host.files import copy, exclusive, link, publish, remove_leftovers
+from sqshforge.host.files import (
+    copy,
+    exclusive,
+    link,
+    publish,
+    remove_leftovers,
+    unless_held,
+)
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
 from sqshforge.squashfs.superblock import LAYOUT, Tables
+
+# Every name that lies in the folder: a base's, what is beside it, what is written, the lock.
+NAME = re.compile(r"\.?(?P<base>[^.].*?\.sqsh)(\.json|\.tables)?(\.\d+\.tmp|\.lock)?")
 
 
 @dataclass(frozen=True)
@@ -78,9 +89,21 @@ class Cache:
     ) -> None:
         """Keep the base of a key, whose content a packed file begins with, then keep to the limit.
 
-        `tables` are the base's, `pieces` the digests of the packed file.
+        `tables` are the base's, `pieces` the digests of the packed file. Nothing stays of a base
+        that cannot be kept, on a full disk say.
         """
         place = self._place(key)
+        try:
+            self._write(place, packed, pieces, tables, source)
+        except BaseException:
+            _forget(place)
+            raise
+        self.remove_orphans()
+        self.prune(keep=place)
+
+    def _write(
+        self, place: Path, packed: Path, pieces: Sequence[str], tables: Tables, source: str
+    ) -> None:
         publish(tables.superblock + tables.rest, _tables(place))
         link(packed, place)
         found = place.stat()
@@ -93,7 +116,6 @@ class Cache:
             "pieces": list(pieces),
         }
         publish(json.dumps(record).encode(), _beside(place))
-        self.prune(keep=place)
 
     def keep(self, key: str) -> None:
         """Go on with a base that has lost another name, which changed its ctime.
@@ -114,7 +136,7 @@ class Cache:
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self._place(key)
         waiting = "waiting for another packer of the same base"
-        with exclusive(place.with_name(f".{place.name}.lock"), waiting, reporter):
+        with exclusive(_lock(place), waiting, reporter):
             remove_leftovers(place)
             yield
 
@@ -135,9 +157,33 @@ class Cache:
             if total > allowed and base.path != keep:
                 total -= base.size
                 gone.append(base)
-                for path in (_beside(base.path), _tables(base.path), base.path):
-                    path.unlink(missing_ok=True)
+                _forget(base.path)
         return gone
+
+    def remove_orphans(self) -> list[int]:
+        """Remove what failed and killed packers left that is part of no base; the files' sizes.
+
+        What a packer works on now is left to it.
+        """
+        gone: list[int] = []
+        for place in self._orphans():
+            with suppress(OSError), unless_held(_lock(place)) as is_ours:
+                for path in self._orphans().get(place, ()) if is_ours else ():
+                    if path != _lock(place):  # it goes last
+                        gone.append(path.lstat().st_size)
+                        path.unlink()
+        return gone
+
+    def _orphans(self) -> dict[Path, list[Path]]:
+        """All that is part of no whole base, by the place of the base that it was to be part of."""
+        found: dict[Path, list[Path]] = {}
+        for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
+            match = NAME.fullmatch(path.name)
+            if match is not None:
+                place = self.folder / match["base"]
+                if path not in _parts(place) or self._read(place) is None:
+                    found.setdefault(place, []).append(path)
+        return found
 
     def _place(self, key: str) -> Path:
         return self.folder / f"{key.removeprefix('sha256:')}.sqsh"
@@ -171,6 +217,20 @@ def _by_worth(bases: Sequence[Base]) -> list[Base]:
         (superseded if base.source in seen else current).append(base)
         seen.add(base.source)
     return current + superseded
+
+
+def _parts(place: Path) -> tuple[Path, ...]:
+    """The files of a base; without the first it is none."""
+    return _beside(place), _tables(place), place
+
+
+def _forget(place: Path) -> None:
+    for path in _parts(place):
+        path.unlink(missing_ok=True)
+
+
+def _lock(place: Path) -> Path:
+    return place.with_name(f".{place.name}.lock")
 
 
 def _beside(path: Path) -> Path:
