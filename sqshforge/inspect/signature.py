@@ -16,11 +16,11 @@ from sqshforge.host import temporary
 from sqshforge.host.files import publish
 from sqshforge.host.programs import Programs
 from sqshforge.squash import request
+from sqshforge.squash.request import ARMOR, SIGNATURE_LIMIT
+from sqshforge.squash.request import signature_path as beside
 
 NAMESPACE = "sqshforge"  # a signature for other uses of the key is none for this one
 FORMAT = 1
-ARMOR = b"-----BEGIN SSH SIGNATURE-----"
-MOST = 1 << 16  # bytes of a signature that we read
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,12 @@ class Signature:
     armor: bytes
 
 
-def beside(file: Path) -> Path:
-    """The place of a squash file's signature."""
-    return file.with_name(f"{file.name}.sig")
-
-
 def read(file: Path) -> Signature | None:
     """The signature beside a squash file; None without one, `WorkError` for one that is none."""
     path = beside(file)
     try:
         with path.open("rb") as opened:
-            data = opened.read(MOST)
+            data = opened.read(SIGNATURE_LIMIT)
     except FileNotFoundError:
         return None
     signed, armor, rest = data.partition(ARMOR)

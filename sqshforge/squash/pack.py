@@ -39,7 +39,13 @@ from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import enroot_layer, mksquashfs, payload
 from sqshforge.squash.cache import Base, Cache
 from sqshforge.squash.mksquashfs import Options, Squasher
-from sqshforge.squash.request import PackRequest, fits, read_record, write_record
+from sqshforge.squash.request import (
+    PackRequest,
+    fits,
+    read_record,
+    stale_signature,
+    write_record,
+)
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")
@@ -306,6 +312,12 @@ class _Pack:
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
         write_record(output, request, base, pieces, written)
+        signature = stale_signature(output, request, pieces)
+        if signature is not None:
+            signature.unlink()
+            self.reporter.say(
+                f"{signature.name} is removed: it is of another file than {output.name} is now"
+            )
         written.rename(output)
         sync(output.parent)
         if base is not None and self.cache is not None:

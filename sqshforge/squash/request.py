@@ -18,6 +18,9 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
 
 FORMAT = 5  # part of every key: raised when equal inputs come to give other bytes
+# Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
+ARMOR = b"-----BEGIN SSH SIGNATURE-----"
+SIGNATURE_LIMIT = 1 << 16  # bytes that we read
 
 
 @dataclass(frozen=True)
@@ -154,6 +157,23 @@ def fits(output: Path, request: PackRequest) -> bool:
     if (found.st_mtime_ns, found.st_ctime_ns) == (facts.get("mtime_ns"), facts.get("ctime_ns")):
         return True
     return files.digest(output, request.options.jobs) == facts.get("digest")
+
+
+def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -> Path | None:
+    """The signature beside a squash file where it is of another file than these pieces make."""
+    path = signature_path(output)
+    try:
+        with path.open("rb") as file:
+            signed, armor, _ = file.read(SIGNATURE_LIMIT).partition(ARMOR)
+    except OSError:
+        return None
+    wanted = (files.digest_of_pieces(pieces), request.key)
+    return path if armor and not all(one.encode() in signed for one in wanted) else None
+
+
+def signature_path(output: Path) -> Path:
+    """The place of a squash file's signature."""
+    return output.with_name(f"{output.name}.sig")
 
 
 def record_path(output: Path) -> Path:

@@ -177,6 +177,25 @@ def test_a_signature_goes_with_its_file(desk: Desk) -> None:
     assert sqshforge("verify", other, "--signers", desk.home / "signers").code == 0
 
 
+def test_a_signature_goes_when_its_file_becomes_another(desk: Desk, tmp_path: Path) -> None:
+    other = Image([layer(folder("d"), file("d/a", b"other"))])
+    desk.sign()
+    for name, image, stays in (("same", IMAGE, True), ("other", other, False)):
+        address = write(image, "oci", tmp_path / name)
+        done = sqshforge("pack", address, "-o", desk.file, "--force")
+        assert done.code == 0, done.err
+        assert desk.signature.exists() is stays
+        assert (f"{desk.signature.name} is removed" in done.err) is not stays
+    assert desk.verify()[1]["signature"] == ("absent", "there is no a.sqsh.sig")
+
+
+def test_what_is_no_signature_of_ours_stays(desk: Desk, tmp_path: Path) -> None:
+    desk.signature.write_bytes(b"untrusted comment: another program's")
+    address = write(Image([layer(folder("d"))]), "oci", tmp_path / "other")
+    assert sqshforge("pack", address, "-o", desk.file).code == 0
+    assert desk.signature.exists()
+
+
 def test_a_file_without_a_record_can_be_signed(desk: Desk) -> None:
     desk.record.unlink()
     assert desk.sign().code == 0
