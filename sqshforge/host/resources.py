@@ -6,17 +6,20 @@ allow less. The files lie below `root`, which is another folder only in tests.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.terminal import human
 
 MIB = 1 << 20
+FULL = (errno.ENOSPC, errno.EDQUOT)
 NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number above this
 # MiB: more than MOST makes mksquashfs no faster, less than LEAST (it takes 16 and more) slower.
 # None of it changes the bytes.
@@ -173,4 +176,40 @@ def require_space(folder: Path, needed: int, work: str) -> None:
             f"{free:,} are free, {needed - free:,} are missing",
             where=str(folder),
             mend=f"free {human(needed - free)} on the file system of {existing}",
+        )
+
+
+@dataclass(frozen=True)
+class FullDisk:
+    """A folder whose file system has no room left, or none for this user, and that in words."""
+
+    folder: Path
+    said: str
+
+    @classmethod
+    def of(cls, error: OSError | WorkError, folder: Path) -> FullDisk | None:
+        """What an error comes from in work that writes to a folder, and to temporary files.
+
+        It is to be asked before anything is removed. None for an error of another kind. Programs
+        whose messages are read here are to be started with LC_ALL=C.
+        """
+        if isinstance(error, WorkError):
+            said = next((one for one in map(os.strerror, FULL) if one in error.what), None)
+            return None if said is None else cls(folder, said)
+        if error.errno not in FULL:
+            return None
+        if isinstance(error.filename, str):
+            return cls(Path(error.filename).parent, os.strerror(error.errno))
+        folders = (folder, Path(tempfile.gettempdir()))
+        fullest = min(folders, key=lambda one: shutil.disk_usage(one).free)
+        return cls(fullest, os.strerror(error.errno))
+
+    def missing(self, needed: int, work: str) -> MissingError:
+        """The error for work that may take so many bytes there, once what it wrote is removed."""
+        free = shutil.disk_usage(self.folder).free
+        return MissingError(
+            f"{self.said} while {work}: it may take up to {needed:,} bytes ({human(needed)}), "
+            f"{free:,} are free",
+            where=str(self.folder),
+            mend=f"free {human(max(needed - free, MIB))} on its file system, or use another one",
         )

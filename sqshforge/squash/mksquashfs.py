@@ -167,7 +167,8 @@ class Squasher:
         leads through another process's root is slow to follow. The epoch goes by the variable, and
         not by -mkfs-time or -all-time: both at once it refuses.
         """
-        environment = {"SOURCE_DATE_EPOCH": str(epoch), **(env or {})}
+        # Its messages are read (host/resources.py), so they are to be in one language.
+        environment = {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", **(env or {})}
         with tempfile.TemporaryFile() as said:
             with self.programs.start(
                 argv, stdin=stdin, stdout=said, stderr=said, env=environment, cwd=cwd

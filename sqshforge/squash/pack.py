@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from sqshforge.errors import RequestError
+from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.files import (
     PIECE,
     exclusive,
@@ -31,7 +31,7 @@ from sqshforge.host.files import (
     sync,
 )
 from sqshforge.host.programs import Programs
-from sqshforge.host.resources import require_space
+from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot, overlay
 from sqshforge.image.address import Content, Folder, Source
@@ -254,20 +254,30 @@ class _Pack:
     def run(self) -> None:
         """Write the file and its record, and give them their names."""
         written, work = partial(self.output), partial(self.output, ".work")
-        work.mkdir()
+        full: FullDisk | None = None
         try:
-            with ThreadPoolExecutor(1) as side, ExitStack() as held:
-                with (
-                    self.source.open(self.request.config.digest) as content,
-                    open_content(content, self.request, work, self.programs) as image,
-                ):
-                    base = self._base(image, held)
-                    made = self._write(image, written, base, side)
-                # Only now: at its end a source tells that the image went away meanwhile.
-                self._publish(written, made, base)
+            self._make(written, work)
+        except (OSError, WorkError) as error:
+            full = FullDisk.of(error, self.output.parent)
+            if full is None:
+                raise
         finally:
             written.unlink(missing_ok=True)
             shutil.rmtree(work, ignore_errors=True)
+        if full is not None:
+            raise full.missing(self.request.config.size, f"packing {self.output.name}")
+
+    def _make(self, written: Path, work: Path) -> None:
+        work.mkdir()
+        with ThreadPoolExecutor(1) as side, ExitStack() as held:
+            with (
+                self.source.open(self.request.config.digest) as content,
+                open_content(content, self.request, work, self.programs) as image,
+            ):
+                base = self._base(image, held)
+                made = self._write(image, written, base, side)
+            # Only now: at its end a source tells that the image went away meanwhile.
+            self._publish(written, made, base)
 
     def _base(self, image: Opened, held: ExitStack) -> str | None:
         """The key of the image's base, whose lock is `held`; None where none is kept."""

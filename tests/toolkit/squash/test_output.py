@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -25,7 +27,7 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import pack as squash
-from tests.support import containers, odd_root, processes
+from tests.support import archives, containers, odd_root, processes
 
 pytestmark = pytest.mark.processes
 
@@ -352,14 +354,57 @@ def test_the_bytes_missing_are_named(tree: Path, tmp_path: Path) -> None:
     assert visible(tmp_path) == set()
 
 
+def unsqueezable(place: Path, code: bytes) -> str:
+    """An archive of 12 MiB, of which a half seems to be enough, with a /sqshforge; its address."""
+    data = random.Random(1).randbytes(12 << 20)
+    files = [archives.file("data/one", data[: 6 << 20]), archives.file("data/two", data[6 << 20 :])]
+    top = [archives.folder("sqshforge"), archives.file("sqshforge/train.py", code)]
+    layers = [archives.layer(archives.folder("etc"), *files), archives.layer(*top)]
+    return archives.write(archives.Image(layers), "oci-archive", place)
+
+
+@pytest.mark.parametrize("kind", ["folder", "stream", "from the cache"])
 def test_a_disk_that_fills_up_in_the_middle(
-    image: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(squash, "require_space", lambda *anything: None)
-    with pytest.raises(WorkError, match="No space left on device"):
-        pack(image, small_disk / "a.sqsh")
+    """By mksquashfs, or by the copy of a base."""
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
+    address = unsqueezable(tmp_path / "one.tar", b"one")
+    if kind == "folder":
+        (tmp_path / "tree/etc").mkdir(parents=True)
+        (tmp_path / "tree/data").write_bytes(random.Random(1).randbytes(12 << 20))
+        address = f"rootfs:{tmp_path}/tree"
+    if kind == "from the cache":
+        kept = run(address, "-o", tmp_path / "a.sqsh", "--profile", "fast")
+        assert kept.returncode == 0, kept.stderr
+        address = unsqueezable(tmp_path / "two.tar", b"two")
+    done = run(address, "-o", small_disk / "a.sqsh", "--profile", "fast")
+    assert done.returncode == 3, done.stderr
+    assert re.search(
+        r"error: No space left on device while packing a\.sqsh: "
+        r"it may take up to 12,\d{3},\d{3} bytes \(12\.\d MB\), 8,\d{3},\d{3} are free",
+        done.stderr,
+    )
+    assert f"where: {small_disk}\n" in done.stderr and "mend:  free " in done.stderr
     assert visible(small_disk) == set()
-    assert working_containers(image) == []
+
+
+def test_a_folder_of_temporary_files_that_is_full(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that is full is named, not the output's."""
+    monkeypatch.setattr(squash, "pack_whole", lambda *anything: fill(small_disk))
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    (tmp_path / "tree/etc").mkdir(parents=True)
+    with pytest.raises(MissingError, match="No space left on device") as caught:
+        squash.pack(Rootfs(tmp_path / "tree"), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+    assert caught.value.where == str(small_disk)
+
+
+def fill(folder: Path) -> None:
+    with (folder / "rest").open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 20)):
+            pass
 
 
 def test_an_engine_whose_stream_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
