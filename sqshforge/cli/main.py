@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import sys
 from types import FrameType
@@ -12,7 +13,7 @@ import click
 from sqshforge import __version__
 from sqshforge.cli import inspect, squash, start, status, targets
 from sqshforge.cli.group import Commands
-from sqshforge.errors import SqshforgeError
+from sqshforge.errors import MissingError, SqshforgeError
 
 # They import what they use when they are called: `sqshforge run`, which stands between Slurm and
 # a training process, starts fast.
@@ -24,6 +25,7 @@ COMMANDS = (
     *status.COMMANDS,
 )
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
@@ -64,7 +66,7 @@ def main() -> NoReturn:
             sys.exit(theirs.exit_code)
         place = f"\n  where: {error.filename}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
-        code = 1
+        code = MissingError.exit_code if error.errno in FULL else 1
     sys.exit(code)
 
 

@@ -187,3 +187,14 @@ def test_quickstart_the_second_time_does_nothing_twice(packed_image: Path) -> No
     assert "passed: 16 of 16 checks" in again.out
     following = again.out.splitlines()[-1]
     assert following.startswith("next: ") and following.endswith("run build/cpu-mamba.sqsh -- bash")
+
+
+@pytest.mark.root
+def test_a_full_disk_is_exit_code_3_in_every_command(tmp_path: Path) -> None:
+    Programs().capture(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", tmp_path])
+    try:
+        done = sqshforge("render", "cpu-mamba", "--output", tmp_path / "context")
+    finally:
+        Programs().capture(["umount", "--lazy", tmp_path])
+    assert done.code == 3, done.err
+    assert "error: No space left on device\n" in done.err
