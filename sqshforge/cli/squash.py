@@ -232,9 +232,12 @@ def cache_ls() -> None:
 def cache_prune(keep: str) -> None:
     """Remove bases, the least recently used first, until SIZE holds the rest.
 
-    What failed or killed packers left there goes too, whatever SIZE is.
+    What failed or killed packers left there goes too, whatever SIZE is; what killed commands left
+    elsewhere is named, with the command that removes it.
     """
+    from sqshforge.doctor import leftovers
     from sqshforge.host import suggest
+    from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import human, size
     from sqshforge.squash.cache import Cache
 
@@ -245,6 +248,9 @@ def cache_prune(keep: str) -> None:
     if left:
         what = f"{len(left)} files that failed or killed packers left"
         click.echo(f"removed {what}, {human(sum(left))}")
+    for found in leftovers.findings(Programs()):
+        if not found.ok:
+            click.echo(f"{found.what}: {found.detail}\n  to remove it: {found.mend}")
     click.echo(f"next: {suggest.sqshforge('cache', 'ls')}")
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqshforge.doctor import engines, mksquashfs, user
+from sqshforge.doctor import engines, leftovers, mksquashfs, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
 from sqshforge.host import network, suggest
@@ -34,6 +34,7 @@ def examine(host: Host) -> list[Finding]:
         _room(host.project.build),
         _certificates(host),
         *_owners(host),
+        *leftovers.findings(host.programs),
     ]
 
 

@@ -1,0 +1,56 @@
+"""What killed commands left on this machine: folders, what is mounted in them, containers.
+
+The next command of the same kind removes its own; this names all of it, with what removes it now.
+"""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from sqshforge.doctor.finding import Finding
+from sqshforge.host import rootless, suggest, temporary
+from sqshforge.host.programs import Programs
+from sqshforge.project import cache_home
+
+WHAT = "left by a command that was killed"
+PATIENCE = 20.0  # seconds in which an engine is to answer
+
+
+def findings(programs: Programs) -> list[Finding]:
+    """A finding for each thing that was left; one that is fine where there is nothing."""
+    found = [*_folders(), *_containers(programs)]
+    return found or [Finding(WHAT, True, "nothing")]
+
+
+def _folders() -> Iterator[Finding]:
+    pulled = cache_home() / "pulled"  # from registries, as image/registry.py does
+    names = [path.name for path in pulled.iterdir()] if pulled.is_dir() else []
+    for place in (
+        *temporary.abandoned_folders(Path(tempfile.gettempdir())),
+        *(pulled / name for name in temporary.abandoned(names)),
+    ):
+        sudo = suggest.sudo()  # with it, as files of an ordinary user's may have other owners
+        removal = f"{sudo}rm -rf {shlex.quote(str(place))}"
+        mounts = temporary.mounts(place)
+        if mounts:
+            removal = f"{sudo}umount --lazy {shlex.join(map(str, mounts))} && {removal}"
+        detail = f"{place}" + (f", with {len(mounts)} mounts in it" if mounts else "")
+        yield Finding(WHAT, False, detail, removal, needed=False)
+
+
+def _containers(programs: Programs) -> Iterator[Finding]:
+    for engine, words, removal in (
+        ("docker", ["ps", "--all", "--format", "{{.Names}}"], "docker rm --force"),
+        ("buildah", ["containers", "--format", "{{.ContainerName}}"], "buildah rm"),
+    ):
+        program = programs.which(engine)
+        if program is None:
+            continue
+        if engine == "buildah":
+            rootless.choose_buildah_storage(program, programs)
+        listed = programs.attempt([program, *words], timeout=PATIENCE).out.splitlines()
+        for name in temporary.abandoned(listed):
+            yield Finding(WHAT, False, f"{name} of {engine}", f"{removal} {name}", needed=False)

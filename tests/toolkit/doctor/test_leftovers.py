@@ -1,0 +1,125 @@
+"""What killed commands left is named, by `doctor` and by `cache prune`, with what removes it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sqshforge.host import temporary
+from sqshforge.host.programs import Programs
+from tests.support.command_line import sqshforge
+from tests.support.engines import CLIENT
+from tests.support.engines import docker_fixture as docker_fixture
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+from tests.support.engines import storage_fixture as storage_fixture
+
+pytestmark = pytest.mark.processes
+
+COMMANDS = [["doctor"], ["cache", "prune"]]
+WHAT = "left by a command that was killed"
+
+
+def ended(kind: str) -> str:
+    """A name that a process gave which is no more."""
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    return temporary.name(kind).replace(f".{os.getpid()}.", f".{process.pid}.")
+
+
+@pytest.fixture
+def above(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where temporary files go; the cache is another one too."""
+    place = tmp_path / "a b"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
+    return place
+
+
+def said(command: list[str]) -> list[str]:
+    """What a command tells of leftovers, each line followed by what removes that."""
+    done = sqshforge(*command, env={"COLUMNS": "1000"})
+    assert done.code in (0, 3) and "Traceback" not in done.err, done.err
+    lines = done.out.splitlines()
+    assert lines[-1].startswith("next: ") or done.code == 3
+    found = [index for index, line in enumerate(lines) if WHAT in line]
+    return [line.strip() for index in found for line in lines[index : index + 2]]
+
+
+def carry_out(mend: str) -> None:
+    subprocess.run(["sh", "-c", mend.partition(": ")[2]], check=True)
+
+
+@pytest.mark.usefixtures("no_docker")
+def test_where_nothing_is_left_the_doctor_says_so(above: Path, storage: None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(above))
+        with temporary.folder("apt"):  # in use
+            assert said(["doctor"])[0] == f"ok      {WHAT}: nothing"
+            assert said(["cache", "prune"]) == []
+
+
+@pytest.mark.usefixtures("no_docker")
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("where", ["a b", "cache/pulled"])
+def test_a_folder_is_named(
+    where: str, command: list[str], above: Path, tmp_path: Path, storage: None
+) -> None:
+    place = tmp_path / where / ended("apt")
+    (place / "lists").mkdir(parents=True)
+    line, mend = said(command)
+    assert line.endswith(f"{WHAT}: {place}")
+    if os.geteuid() == 0:
+        carry_out(mend)
+        assert not place.exists()
+
+
+@pytest.mark.root
+@pytest.mark.usefixtures("no_docker")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_mounted_is_named(command: list[str], above: Path, storage: None) -> None:
+    place = above / ended("bootstrap")
+    for name in ("proc", "dev"):
+        (place / name).mkdir(parents=True)
+        Programs().capture(["mount", "-t", "tmpfs", "tmpfs", place / name])
+    try:
+        line, mend = said(command)
+        assert line.endswith(f"{WHAT}: {place}, with 2 mounts in it")
+        carry_out(mend)
+        assert not place.exists()
+    finally:
+        for mount in temporary.mounts(place):
+            Programs().attempt(["umount", "--lazy", mount])
+
+
+@pytest.mark.usefixtures("no_docker")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_container_of_buildah_is_named(command: list[str], above: Path, storage: None) -> None:
+    name, running = ended("pack"), temporary.name("pack")
+    for one in (name, running, f"other-{name}"):
+        Programs().capture(["buildah", "from", "--name", one, "scratch"])
+    try:
+        line, mend = said(command)
+        assert line.endswith(f"{WHAT}: {name} of buildah")
+        carry_out(mend)
+        assert name not in Programs().capture(["buildah", "containers"]).split()
+    finally:
+        Programs().attempt(["buildah", "rm", "--all"])
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_container_of_docker_is_named(
+    command: list[str], above: Path, storage: None, docker: str
+) -> None:
+    name = ended("pack")
+    tar = subprocess.run(["tar", "-c", "-T", "/dev/null"], check=True, stdout=subprocess.PIPE)
+    Programs().capture([CLIENT, "import", "-", "sqshforge-test-empty"], stdin=tar.stdout)
+    Programs().capture([CLIENT, "create", "--name", name, "sqshforge-test-empty", "/none"])
+    line, mend = said(command)
+    assert line.endswith(f"{WHAT}: {name} of docker")
+    carry_out(mend)
+    assert Programs().capture([CLIENT, "ps", "--all", "--quiet"]) == ""
