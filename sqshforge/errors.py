@@ -6,6 +6,21 @@ wrong, 3 something that is needed is missing.
 
 from __future__ import annotations
 
+LONGEST = 2000  # characters of a line that is printed
+MOST_LINES = 40  # of a message
+
+
+def shown(text: str | bytes, most: int = LONGEST) -> str:
+    """Text of whatever origin as it is printed: in one line, nothing that a terminal obeys, cut.
+
+    What is longer than `most` characters loses its middle.
+    """
+    if isinstance(text, bytes):
+        text = text.decode(errors="backslashreplace")
+    if len(text) > most:
+        text = f"{text[: most // 2]}...{text[-(most // 3) :]}"
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
 
 class SqshforgeError(Exception):
     """Base of all errors that a user is told about without a traceback."""
@@ -25,7 +40,16 @@ class SqshforgeError(Exception):
             lines.append(f"  where: {self.where}")
         if self.mend:
             lines.append(f"  mend:  {self.mend}")
-        return lines
+        return [line for one in lines for line in _printed(one)]
+
+
+def _printed(part: str) -> list[str]:
+    """A part of a message; its lines but for the first are set in: none passes for a part."""
+    first, *more = part.split("\n")
+    if len(more) > MOST_LINES:
+        more = [*more[: MOST_LINES // 2], "...", *more[-(MOST_LINES // 2) :]]
+    inner = (line if line.startswith("    ") else f"    {line.strip()}" for line in more)
+    return [shown(first), *map(shown, inner)]
 
 
 class WorkError(SqshforgeError):

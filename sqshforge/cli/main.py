@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import signal
 import sys
 from types import FrameType
@@ -13,7 +14,7 @@ import click
 from sqshforge import __version__
 from sqshforge.cli import inspect, squash, start, status, targets
 from sqshforge.cli.group import Commands
-from sqshforge.errors import MissingError, SqshforgeError
+from sqshforge.errors import MissingError, SqshforgeError, shown
 
 # They import what they use when they are called: `sqshforge run`, which stands between Slurm and
 # a training process, starts fast.
@@ -47,6 +48,8 @@ def main() -> NoReturn:
     for number in ENDING:
         if signal.getsignal(number) != signal.SIG_IGN:  # as nohup leaves SIGHUP
             signal.signal(number, _terminated)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # whatever letters the terminal has
     try:
         code = cli.main(standalone_mode=False)
     except SqshforgeError as error:
@@ -64,7 +67,7 @@ def main() -> NoReturn:
         if theirs is not None:
             click.echo("\n".join(theirs.lines()), err=True)
             sys.exit(theirs.exit_code)
-        place = f"\n  where: {error.filename}" if error.filename else ""
+        place = f"\n  where: {shown(str(error.filename))}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
         code = MissingError.exit_code if error.errno in FULL else 1
     sys.exit(code)
