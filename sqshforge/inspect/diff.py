@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqshforge.errors import shown
 from sqshforge.host.terminal import Reporter, human
 from sqshforge.inspect import packages, shares
 from sqshforge.inspect.inspect import environment
 from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment
-from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE, FOLDER, NONE, Entry
 

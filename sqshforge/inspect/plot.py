@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sqshforge.errors import MissingError, RequestError
+from sqshforge.errors import MissingError, RequestError, shown
 from sqshforge.host.terminal import human
 from sqshforge.inspect.inspect import Inspection
-from sqshforge.squashfs.faults import shown
 
 BARS = 15  # of each kind
 LONG = 48  # letters of a name
@@ -33,7 +32,9 @@ def draw(found: Inspection, picture: Path) -> None:
             "matplotlib is not installed (it draws)", mend="pip install 'sqshforge[plot]'"
         ) from None
     parts = [(f"/{shown(path)}", share.stored) for path, share in found.parts.items()][:BARS]
-    packages = [(f"{one.name} {one.version}", one.share.stored) for one in found.python][:BARS]
+    packages = [(shown(f"{one.name} {one.version}"), one.share.stored) for one in found.python][
+        :BARS
+    ]
     figure = Figure(figsize=(14, 6), layout="constrained")
     figure.suptitle(f"{found.file.name}: {human(found.size)}, {human(found.unpacked)} unpacked")
     for axes, title, bars in zip(

@@ -70,15 +70,18 @@ def largest_parts(shares: Mapping[bytes, Share]) -> dict[bytes, Share]:
 
     Together they hold everything: what is left of FOLDER without its own parts is `FOLDER/*`.
     """
-    whole, left = defaultdict[bytes, Share](Share), defaultdict[bytes, Share](Share)
+    whole, left = {b"": Share()}, defaultdict[bytes, Share](Share)
     for path, share in shares.items():
         whole[path] = left[path] = share
-        while path:
-            path = path.rpartition(b"/")[0]
-            whole[path] += share
+        while path and (path := path.rpartition(b"/")[0]) not in whole:
+            whole[path] = Share()
+    paths = sorted(whole, key=_depth, reverse=True)
+    for path in paths:  # the deepest first: each folder then has all that is in it
+        if path:
+            whole[path.rpartition(b"/")[0]] += whole[path]
     small = SMALL * whole[b""].stored
     found = {}
-    for path in sorted(whole, key=_depth, reverse=True):
+    for path in paths:
         if path and left[path].stored <= small:
             left[path.rpartition(b"/")[0]] += left[path]
         else:

@@ -83,9 +83,11 @@ def run(
 
 def require_sqsh(image: Path) -> None:
     """Raise `RequestError` for what is not a whole squash file."""
+    head = b""
     try:
-        with image.open("rb") as file:
-            head = file.read(SIZE_AT + 8)
+        if not image.is_fifo():  # it would wait for its writer
+            with image.open("rb") as file:
+                head = file.read(SIZE_AT + 8)
     except OSError as error:
         raise RequestError(
             f"the file cannot be read: {error.strerror}",

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sqshforge.squashfs.faults import BrokenError, shown
+from sqshforge.errors import shown
+from sqshforge.squashfs.faults import BrokenError
 from sqshforge.squashfs.image import Image
 from sqshforge.squashfs.inode import FILE, NONE, Entry
 

@@ -14,9 +14,3 @@ class BrokenError(WorkError):
             where=where,
             mend="copy it again from where it was whole, or pack it anew",
         )
-
-
-def shown(name: bytes) -> str:
-    """A name as it is told: in one line, whatever bytes it has."""
-    text = name.decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from sqshforge.errors import RequestError, WorkError
+from sqshforge.errors import RequestError, WorkError, shown
 from sqshforge.squashfs import codec, inode, superblock
-from sqshforge.squashfs.faults import BrokenError, shown
+from sqshforge.squashfs.faults import BrokenError
 from sqshforge.squashfs.inode import FOLDER, LINK, Entry, Inode, Inodes
 from sqshforge.squashfs.superblock import NOWHERE, Superblock
 from sqshforge.squashfs.tables import Reader, Table
@@ -27,6 +27,11 @@ RUN = struct.Struct("<3I")  # of names in a listing: how many less one, their in
 NAME = struct.Struct("<HhHH")  # place of the inode in that block, number, kind, length less one
 FRAGMENT = struct.Struct("<Q2I")  # place, length, nothing
 LINKS = 40  # that are followed for one path, as Linux does
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes, as Linux has them
+# Memory for all entries: a small file can name many, and long paths to them. A large one has room
+# for as much as it has itself. ENTRY is what an entry takes beside its path and target, measured.
+TREE = 1 << 30
+ENTRY = 800
 UNSEEN = 3  # bytes that a folder's size counts for . and .., which are not in the listing
 
 
@@ -96,7 +101,7 @@ class Image:
         todo = [(b"", inodes.at(self.superblock.root >> 16, self.superblock.root & 0xFFFF))]
         if todo[0][1].kind != FOLDER:
             raise BrokenError("its top is no folder")
-        listed = 0
+        listed = memory = 0
         while todo:
             path, one = todo.pop()
             found[path] = self._entry(path, one)
@@ -107,11 +112,16 @@ class Image:
                 raise BrokenError(f"the folder /{shown(path)} is in it twice")
             seen.add(one.number)
             above = path + b"/" if path else b""
-            names = list(self._listing(one))
-            # The last one is taken first.
-            todo += [
-                (above + name, inodes.at(block, offset)) for name, block, offset in reversed(names)
-            ]
+            within = []
+            for name, block, offset in self._listing(one):
+                below = (above + name, inodes.at(block, offset))
+                if len(below[0]) > LONGEST_PATH:
+                    raise BrokenError(f"a path is longer than Linux can hold: /{shown(below[0])}")
+                memory += ENTRY + len(below[0]) + len(below[1].target)
+                if memory > max(TREE, self.reader.size):
+                    raise BrokenError("its entries and their paths take too much memory")
+                within.append(below)
+            todo += reversed(within)  # the last one is taken first
         return found
 
     def find(self, path: bytes) -> Entry | None:
@@ -203,6 +213,8 @@ class Image:
             for _ in range(count + 1):
                 offset, _, _, length = NAME.unpack(table.cut(place, NAME.size))
                 place += NAME.size
+                if length >= LONGEST_NAME:
+                    raise BrokenError("it has an entry with a name that is too long")
                 name = table.cut(place, length + 1)
                 place += length + 1
                 if name in (b".", b"..") or b"/" in name or b"\0" in name:
@@ -217,9 +229,11 @@ class Image:
 def open_image(path: Path) -> Iterator[Image]:
     """Open a squash file; a fault that is found while it is open says which one has it.
 
-    Raises `RequestError` for one that is not there, `WorkError` for one that cannot be read.
+    Raises `RequestError` for what is no squash file, `WorkError` for one that cannot be read.
     """
     try:
+        if path.is_fifo():  # it would wait for its writer
+            raise superblock.none(path)
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):
         raise RequestError(

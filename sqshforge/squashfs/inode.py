@@ -14,7 +14,7 @@ HEADER = struct.Struct("<4H2I")
 KINDS = ("", "folder", "file", "link", "block device", "character device", "FIFO", "socket")
 FOLDER, FILE, LINK = KINDS[1:4]
 EXTENDED = 7  # added to a kind's number where the inode has more fields
-LONGEST = 65535  # bytes that a link's target may have
+LONGEST = 4096  # bytes that a link's target may have, as Linux reads them
 
 BASIC_FOLDER = struct.Struct("<2I2HI")  # block, links, size, offset, parent
 MORE_FOLDER = struct.Struct("<4I2HI")  # links, size, block, parent, index, offset, xattrs

@@ -10,7 +10,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.errors import WorkError
+from sqshforge.errors import RequestError, WorkError
 
 MAGIC = 0x73717368
 LAYOUT = struct.Struct("<5I6H8Q")
@@ -85,15 +85,23 @@ def set_duplicates(path: Path, on: bool) -> None:
 
 
 def read(path: Path) -> Superblock:
-    """Read a file's superblock; `WorkError` where it is no squash file."""
+    """Read a file's superblock; raises as `parse`."""
     with path.open("rb") as file:
         return parse(file.read(LAYOUT.size), path)
 
 
+def none(path: Path) -> RequestError:
+    """What is said of what is no squash file."""
+    return RequestError("the file is not a squash file", where=str(path), mend="name a .sqsh file")
+
+
 def parse(start: bytes, path: Path) -> Superblock:
-    """The superblock at the start of a file; `WorkError` where there is none."""
+    """The superblock at the start of a file.
+
+    Raises `RequestError` where there is none, `WorkError` for one of another version.
+    """
     if len(start) < LAYOUT.size or (fields := LAYOUT.unpack(start))[0] != MAGIC:
-        raise WorkError("this is no squash file", where=str(path))
+        raise none(path)
     if fields[9:11] != VERSION or fields[6] not in BLOCKS or fields[3] != 1 << fields[6]:
         raise WorkError("this squash file is of another version, or broken", where=str(path))
     return Superblock(

@@ -13,7 +13,8 @@ from sqshforge.squashfs.faults import BrokenError
 
 METADATA = 8192  # bytes that a block of a table has, unpacked; only the last has fewer
 PLAIN = 0x8000  # of such a block's length: it is not packed
-MOST = 1 << 30  # bytes that a table may have, unpacked
+# Bytes that a table may have, unpacked: any, and one with so many bytes for each of the file's.
+MOST, SMALL, RATIO = 1 << 30, 64 << 20, 64
 
 
 @dataclass(frozen=True)
@@ -77,8 +78,9 @@ class Table:
     def of(cls, reader: Reader, start: int, end: int) -> Table:
         """The table between two places."""
         pieces, starts, size, place = [], dict[int, int](), 0, start
+        most = min(MOST, max(SMALL, RATIO * (end - start)))
         while place < end:
-            if size % METADATA or size > MOST:
+            if size % METADATA or size > most:
                 raise BrokenError("a table is larger than it may be, or has a gap")
             starts[place - start] = size
             data, place = reader.metadata(place)

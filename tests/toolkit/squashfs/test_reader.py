@@ -18,7 +18,8 @@ from sqshforge.squashfs import content
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.superblock import LAYOUT, Superblock, read, set_duplicates
-from tests.support import odd_root
+from tests.support import odd_root, squash_files
+from tests.support.command_line import SCRIPT, sqshforge
 
 BLOCK = 1 << 17  # mksquashfs's own choice
 KINDS = {
@@ -166,7 +167,7 @@ def test_what_is_no_squash_file(tmp_path: Path) -> None:
         pass
     for content_of_it in (b"", b"hsqs", b"text " * 1000):
         (tmp_path / "x").write_bytes(content_of_it)
-        with pytest.raises(WorkError, match="no squash file"), open_image(tmp_path / "x"):
+        with pytest.raises(RequestError, match="not a squash"), open_image(tmp_path / "x"):
             pass
 
 
@@ -217,7 +218,7 @@ def test_damage_is_told_in_one_error(whole: bytes, tmp_path: Path) -> None:
 def test_a_file_cut_short_is_told_wherever_it_ends(whole: bytes, tmp_path: Path) -> None:
     used = read(written(tmp_path / "x.sqsh", whole)).used
     for size in [*range(0, 200, 7), *range(200, used, 499), used - 1]:
-        with pytest.raises(WorkError):
+        with pytest.raises(WorkError if size >= LAYOUT.size else RequestError):
             look_through(written(tmp_path / "x.sqsh", whole[:size]))
 
 
@@ -266,3 +267,39 @@ def test_a_superblock_that_lies(whole: bytes, tmp_path: Path, damage: Damage) ->
     path.write_bytes(with_fields(whole, **damage(read(path))))
     with pytest.raises(SqshforgeError):
         look_through(path)
+
+
+SECONDS = 60  # in which each of these is told, on a slow machine
+MEMORY = 1500 << 20  # bytes of address space for it: as for an archive
+
+
+def few(count: int) -> list[bytes]:
+    return [b"%07d" % number for number in range(count)]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "depth", "names"),
+    [(b"a", 3000, 0), (b"n" * 255, 3000, 0), (b"n" * 255, 8000, 0), (b"n" * 255, 15, 400_000)],
+    ids=["deep", "long", "deep and long", "wide"],
+)
+def test_a_small_file_takes_little_memory_and_time(
+    tmp_path: Path, name: bytes, depth: int, names: int
+) -> None:
+    path = written(tmp_path / "x.sqsh", squash_files.chain(name, depth, few(names)))
+    for command in ("inspect", "verify"):
+        done = Programs().attempt(
+            ["prlimit", f"--as={MEMORY}", SCRIPT, command, path], timeout=SECONDS
+        )
+        assert "Traceback" not in done.err
+        assert done.code == (0 if depth * (len(name) + 1) < 4096 and not names else 1), done.err
+
+
+@pytest.mark.processes
+def test_the_longest_path_that_linux_has(tmp_path: Path) -> None:
+    for name, depth in ((b"a", 2048), (b"n" * 255, 16)):
+        file = written(tmp_path / "x.sqsh", squash_files.chain(name, depth))
+        assert sqshforge("inspect", file).code == 0
+        done = sqshforge("inspect", written(file, squash_files.chain(name, depth + 1)))
+        assert done.code == 1
+        assert "longer than Linux can hold" in done.err and str(file) in done.err
