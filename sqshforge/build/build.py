@@ -231,8 +231,9 @@ def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
         trust = shlex.join(["git", "config", "--global", "--add", "safe.directory", str(root)])
         reporter.say(
             f"warning: the image is not told its commit: {root} belongs to another user, and git "
-            f"does not read it\n  mend:  {trust}"
+            "does not read it"
         )
+        reporter.say(f"  mend:  {trust}")
     return "unknown"
 
 

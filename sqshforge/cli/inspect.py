@@ -21,7 +21,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print it for
 def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
     from sqshforge.host import suggest
-    from sqshforge.host.terminal import show_table
+    from sqshforge.host.terminal import show_lines, show_table
     from sqshforge.inspect import inspect as inspection
 
     found = inspection.inspect(file)
@@ -32,13 +32,13 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     if as_json:
         click.echo(found.json())
         return
-    click.echo("\n".join(found.lines()))
+    show_lines(*found.lines())
     for table in found.tables():
-        click.echo()
+        show_lines("")
         show_table(table)
     if plot is not None:
-        click.echo(f"\n{plot}: drawn")
-    click.echo(f"\nnext: {suggest.sqshforge('verify', file)}")
+        show_lines("", f"{plot}: drawn")
+    show_lines("", f"next: {suggest.sqshforge('verify', file)}")
 
 
 @click.command()
@@ -49,15 +49,14 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
 def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     """Show what is added, removed and changed from A.sqsh to B.sqsh."""
     from sqshforge.host import suggest
-    from sqshforge.host.terminal import Reporter
+    from sqshforge.host.terminal import Reporter, show_lines
     from sqshforge.inspect import diff as changes
 
     found = changes.compare(before, after, Reporter())
     if as_json:
         click.echo(found.json())
     else:
-        click.echo("\n".join(found.lines()))
-        click.echo(f"\nnext: {suggest.sqshforge('inspect', after)}")
+        show_lines(*found.lines(), "", f"next: {suggest.sqshforge('inspect', after)}")
     sys.exit(1 if exit_code and not found.equal else 0)
 
 
@@ -75,7 +74,7 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
-    from sqshforge.host.terminal import Reporter, show_table
+    from sqshforge.host.terminal import Reporter, show_lines, show_table
     from sqshforge.inspect import verify as verdict
 
     found = verdict.verify(file, signers, processors(), Programs(), Reporter())
@@ -84,9 +83,9 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
         click.echo(json.dumps({"file": str(file), "ok": found.ok, "checks": checks}, indent=2))
     else:
         show_table(found.table())
-        click.echo(f"\n{file}: {'verified' if found.ok else 'FAILED'}")
+        show_lines("", f"{file}: {'verified' if found.ok else 'FAILED'}")
         if found.ok:
-            click.echo(f"next: {suggest.sqshforge('smoke-test', file)}")
+            show_lines(f"next: {suggest.sqshforge('smoke-test', file)}")
     sys.exit(0 if found.ok else 1)
 
 
@@ -99,7 +98,7 @@ def sign(file: Path, key: Path) -> None:
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
-    from sqshforge.host.terminal import Reporter
+    from sqshforge.host.terminal import Reporter, show_lines
     from sqshforge.inspect import signature
     from sqshforge.inspect import verify as verdict
 
@@ -114,7 +113,7 @@ def sign(file: Path, key: Path) -> None:
             mend="pack it anew",
         )
     place = using.sign(file, signature.statement(file, found.digest), programs)
-    click.echo(f"{place}: signed\nnext: {suggest.sqshforge('verify', file)}")
+    show_lines(f"{place}: signed", f"next: {suggest.sqshforge('verify', file)}")
 
 
 COMMANDS = (inspect, diff, verify, sign)

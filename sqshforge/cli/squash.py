@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -51,7 +52,7 @@ def pack(
     from sqshforge.cli import workflow as steps
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
-    from sqshforge.host.terminal import Reporter, duration, human
+    from sqshforge.host.terminal import Reporter, duration, human, show_lines
     from sqshforge.image import address as sources
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
@@ -71,8 +72,10 @@ def pack(
         place = output or ours.project.sqsh(source)
         packed = ours.pack(ours.build(source), place, options, cache, way)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
-    click.echo(f"{packed.path}: {state}, {human(packed.size)}")
-    click.echo(f"next: {suggest.sqshforge('smoke-test', packed.path)}")
+    show_lines(
+        f"{packed.path}: {state}, {human(packed.size)}",
+        f"next: {suggest.sqshforge('smoke-test', packed.path)}",
+    )
 
 
 def _refuse_settings(settings: tuple[str, ...], subject: str) -> None:
@@ -99,7 +102,7 @@ def smoke_test(
 
     from sqshforge.cli import workflow
     from sqshforge.host.programs import Programs
-    from sqshforge.host.terminal import Reporter, show_table
+    from sqshforge.host.terminal import Reporter, show_lines, show_table
     from sqshforge.run import smoke_test as smoke
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
@@ -117,9 +120,9 @@ def smoke_test(
         click.echo(json.dumps(asdict(outcome), indent=2))
     else:
         show_table(outcome.table())
-        click.echo(f"\n{image}: {'passed' if outcome.ok else 'FAILED'}")
+        show_lines("", f"{image}: {'passed' if outcome.ok else 'FAILED'}")
         if outcome.ok:
-            click.echo(f"next: {workflow.launch_command(image, Programs())}")
+            show_lines(f"next: {workflow.launch_command(image, Programs())}")
     sys.exit(0 if outcome.ok else 1)
 
 
@@ -200,7 +203,7 @@ def stage(
         place = staging.stage_everywhere(file, folder, limit, Programs(), Reporter(), tree=tree)
     else:
         place = staging.stage(file, folder, most, Reporter(), arrived)
-    click.echo(place)
+    click.echo(os.fsencode(place))  # exact, whatever bytes it has
 
 
 @click.group(cls=Commands)
@@ -214,17 +217,19 @@ def cache_ls() -> None:
     from datetime import datetime
 
     from sqshforge.host import suggest
-    from sqshforge.host.terminal import human
+    from sqshforge.host.terminal import human, show_lines
     from sqshforge.squash.cache import Cache
 
     ours = Cache.of_user()
     bases = ours.bases()
     for base in bases:
         used = datetime.fromtimestamp(base.used).strftime("%Y-%m-%d %H:%M")
-        click.echo(f"{base.path.stem[:12]}  {human(base.size):>9}  {used}  {base.source}")
+        show_lines(f"{base.path.stem[:12]}  {human(base.size):>9}  {used}  {base.source}")
     total = sum(base.size for base in bases)
-    click.echo(f"{ours.folder}: {len(bases)} bases, {human(total)} of {human(ours.limit)}")
-    click.echo(f"next: {suggest.sqshforge('cache', 'prune', '--keep', '20G')}")
+    show_lines(
+        f"{ours.folder}: {len(bases)} bases, {human(total)} of {human(ours.limit)}",
+        f"next: {suggest.sqshforge('cache', 'prune', '--keep', '20G')}",
+    )
 
 
 @cache.command("prune")
@@ -238,20 +243,20 @@ def cache_prune(keep: str) -> None:
     from sqshforge.doctor import leftovers
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
-    from sqshforge.host.terminal import human, size
+    from sqshforge.host.terminal import human, show_lines, size
     from sqshforge.squash.cache import Cache
 
     ours = Cache.of_user()
     gone = ours.prune(size(keep))
-    click.echo(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
+    show_lines(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
     left = ours.remove_orphans()
     if left:
         what = f"{len(left)} files that failed or killed packers left"
-        click.echo(f"removed {what}, {human(sum(left))}")
+        show_lines(f"removed {what}, {human(sum(left))}")
     for found in leftovers.findings(Programs()):
         if not found.ok:
-            click.echo(f"{found.what}: {found.detail}\n  to remove it: {found.mend}")
-    click.echo(f"next: {suggest.sqshforge('cache', 'ls')}")
+            show_lines(f"{found.what}: {found.detail}", f"  to remove it: {found.mend}")
+    show_lines(f"next: {suggest.sqshforge('cache', 'ls')}")
 
 
 COMMANDS = (pack, smoke_test, run, stage, cache)

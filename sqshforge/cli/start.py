@@ -28,7 +28,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
     """Build, pack and smoke-test a target; end with a table of the steps."""
     from sqshforge import doctor as examination
     from sqshforge.cli import workflow as whole
-    from sqshforge.host.terminal import show_table
+    from sqshforge.host.terminal import show_lines, show_table
 
     steps = steps_of(engine)
     host = examination.Host(
@@ -37,7 +37,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
     examination.require(host, steps.project.sqsh(target))
     report = whole.quickstart(steps, target, since)
     show_table(report.table())
-    click.echo(f"\nnext: {report.next_command}")
+    show_lines("", f"next: {report.next_command}")
     sys.exit(0 if report.ok else 1)
 
 

@@ -78,17 +78,17 @@ def status(
         documents = [one.document() for one in told]
         click.echo(json.dumps(documents[0] if found else {"runs": documents}, indent=2))
         return
+    from sqshforge.host.terminal import show_lines, show_table
     from sqshforge.status.report import lines, table
 
     if found:
-        click.echo("\n".join(lines(told[0], job)))
+        show_lines(*lines(told[0], job))
         return
     from sqshforge.host import suggest
-    from sqshforge.host.terminal import show_table
 
     newest = sorted(told, key=lambda one: one.facts.quiet)[0]
     show_table(table(told))
-    click.echo(f"\nnext: {suggest.sqshforge('status', newest.folder)}")
+    show_lines("", f"next: {suggest.sqshforge('status', newest.folder)}")
 
 
 COMMANDS = (status,)

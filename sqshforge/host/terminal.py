@@ -2,8 +2,9 @@
 
 Long work is a live line on a terminal, a line now and then elsewhere: without a terminal, on one
 that cannot move its cursor (TERM=dumb), and where plain text is asked for (NO_COLOR). All of it
-goes to standard error, so that standard output stays the command's own result. rich, which takes
-its time to load, is imported where something is drawn.
+goes to standard error, so that standard output stays the command's own result. Names and texts in
+both may be those of an image: nothing is printed but by `errors.shown`. rich, which takes its time
+to load, is imported where something is drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
 
-from sqshforge.errors import RequestError
+from sqshforge.errors import RequestError, shown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
 WIDE = 400  # columns of a table there
+CELL = 300  # characters of one of its cells
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -140,8 +142,10 @@ class Reporter:
         return Console(file=self._stream, highlight=False)
 
     def say(self, text: str) -> None:
+        """Say one line."""
         if self.quiet:
             return
+        text = shown(text)
         if self._terminal is None:
             print(text, file=self._stream, flush=True)
         else:
@@ -166,11 +170,11 @@ class _Live(Tracker):
     def __init__(self, name: str, total: float | None, unit: str, bar: Progress) -> None:
         super().__init__(name, total, unit)
         self._bar = bar
-        self._task = bar.add_task(name, total=total, state="")
+        self._task = bar.add_task(shown(name), total=total, state="")
 
     def redraw(self) -> None:
-        state = (self.figures() or self.doing).replace("[", r"\[")
-        self._bar.update(self._task, completed=self.done, total=self.total, state=state[:100])
+        state = shown(self.figures() or self.doing)[:100]
+        self._bar.update(self._task, completed=self.done, total=self.total, state=state)
 
 
 @contextmanager
@@ -183,17 +187,28 @@ def live(console: Console, name: str, total: float | None, unit: str) -> Iterato
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[state]}"),
+        TextColumn("{task.fields[state]}", markup=False),
     )
     with Progress(*columns, console=console, transient=True) as bar:
         yield _Live(name, total, unit, bar)
 
 
+def show_lines(*lines: str) -> None:
+    """Print lines of a result."""
+    for line in lines:
+        print(shown(line))
+
+
 def show_table(table: Table) -> None:
     """Print a result's table: as wide as the terminal, and never cut where there is none."""
     from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
+    drawn = Table(*(one.copy() for one in table.columns), box=None, pad_edge=False)
+    for cells in zip(*(one.cells for one in table.columns), strict=True):
+        drawn.add_row(*(Text(shown(str(cell), CELL)) for cell in cells))
     console = Console(highlight=False, color_system=None if is_plain() else "auto")
     if not console.is_terminal:
         console.width = WIDE
-    console.print(table)
+    console.print(drawn)
