@@ -10,7 +10,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from sqshforge.errors import WorkError
-from sqshforge.image.enroot import ImageConfig
+from sqshforge.image.enroot import ImageConfig, has_control
+from sqshforge.project import NEWEST_EPOCH
 
 # Steps that do not change what is outside of /sqshforge, as histories show them (docker's two
 # builders, buildah; the one without an instruction is buildah's, of a FROM alone).
@@ -42,7 +43,7 @@ def parse_config(
 ) -> ImageConfig:
     """An image's config in docker's or OCI's shape; keys that are absent or null are empty.
 
-    Raises `WorkError` for a shape that is neither.
+    Raises `WorkError` for a shape that is neither, and for a volume with a control character.
     """
     with understanding(reference):
         return ImageConfig(
@@ -63,7 +64,7 @@ def parse_config(
             entrypoint=_words(config.get("Entrypoint")),
             cmd=_words(config.get("Cmd")),
             workdir=str(config.get("WorkingDir") or ""),
-            volumes=tuple(sorted(config.get("Volumes") or {})),
+            volumes=_volumes(config.get("Volumes") or {}, reference),
             labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
         )
 
@@ -80,12 +81,16 @@ def understanding(reference: str) -> Iterator[None]:
 
 
 def parse_time(text: str) -> int:
-    """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none."""
+    """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none.
+
+    One that is later than a squash file can hold is the last that it can, as for files in layers.
+    """
     if not text:
         return 0
     # Python 3.10 knows neither Z nor more decimals than six.
     whole = re.sub(r"\.\d+", "", text).replace("Z", "+00:00")
-    return max(0, int((datetime.fromisoformat(whole) - EPOCH).total_seconds()))
+    seconds = int((datetime.fromisoformat(whole) - EPOCH).total_seconds())
+    return min(max(0, seconds), NEWEST_EPOCH)
 
 
 def _words(value: Any) -> tuple[str, ...]:
@@ -94,6 +99,20 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(value, list):
         raise TypeError(f"a list of words was expected, not {value!r}")
     return tuple(str(word) for word in value)
+
+
+def _volumes(found: Any, reference: str) -> tuple[str, ...]:
+    if not isinstance(found, dict):
+        raise TypeError(f"volumes as the keys of an object were expected, not {found!r}")
+    for volume in found:
+        # Each becomes a line of /etc/fstab, whose readers differ in what ends a line.
+        if has_control(volume):
+            raise WorkError(
+                f"the image is refused: its volume {volume!r} has a control character",
+                where=reference,
+                mend="build the image anew with another VOLUME",
+            )
+    return tuple(sorted(found))
 
 
 def steps(history: Any) -> list[Step]:

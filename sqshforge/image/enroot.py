@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import shlex
+import unicodedata
 from dataclasses import dataclass, field
+
+from sqshforge.project import NEWEST_EPOCH
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +25,31 @@ class ImageConfig:
     workdir: str = ""
     volumes: tuple[str, ...] = ()
     labels: tuple[tuple[str, str], ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Raise `TypeError` for values of other types, `ValueError` for ones no image can have."""
+        lists = (self.layers, self.env, self.entrypoint, self.cmd, self.volumes, *self.labels)
+        if not all(isinstance(one, tuple) for one in lists) or any(
+            len(pair) != 2 for pair in self.labels
+        ):
+            raise TypeError("it has something else where lists of texts belong")
+        texts = [
+            self.reference,
+            self.digest or "",
+            self.workdir,
+            *(one for all_ in lists for one in all_),
+        ]
+        if not all(isinstance(one, str) for one in texts):
+            raise TypeError("it has something else where a text belongs")
+        if not all(type(one) is int for one in (self.created, self.base_created or 0, self.size)):
+            raise TypeError("it has something else where a number belongs")
+        times = (self.created, self.base_created or 0)
+        if not all(0 <= one <= NEWEST_EPOCH for one in times):
+            raise ValueError("it has a time that no squash file can hold")
+        if any("\0" in one for one in texts):
+            raise ValueError("it has a text with a NUL in it")
+        for one in texts:
+            one.encode(errors="surrogateescape")  # what follows writes it so
 
 
 # What an image of ours carries beyond its packages: one top folder that no base image has.
@@ -51,17 +79,31 @@ def files(config: ImageConfig) -> dict[str, bytes]:
 
 
 def environment(config: ImageConfig) -> str:
-    """One NAME=VALUE a line, unquoted: enroot reads it so. A newline would start a new name."""
-    return "".join(f"{one}\n" for one in config.env if "\n" not in one)
+    """One NAME=VALUE a line, unquoted: enroot reads it so.
+
+    What a reader takes for the end of a line would start a new name.
+    """
+    return "".join(f"{one}\n" for one in config.env if not has_control(one, but="\t"))
 
 
 def left_out(config: ImageConfig) -> list[str]:
     """The variables that no /etc/environment can hold."""
-    return [one.partition("=")[0] for one in config.env if "\n" in one]
+    return [one.partition("=")[0] for one in config.env if has_control(one, but="\t")]
+
+
+def has_control(text: str, but: str = "") -> bool:
+    """Whether a text has a control character, or another one that ends a line."""
+    return any(unicodedata.category(one) in _CONTROLS and one not in but for one in text)
+
+
+_CONTROLS = ("Cc", "Zl", "Zp")
 
 
 def fstab(config: ImageConfig) -> str:
-    r"""Write a bind mount, made at start, for each volume; a space is \040 in an fstab."""
+    r"""Write a bind mount, made at start, for each volume; a space is \040 in an fstab.
+
+    Volumes with control characters are refused before; of an old record they are escaped too.
+    """
     lines = []
     for volume in sorted(config.volumes):
         path = "".join(_ESCAPES.get(letter, letter) for letter in volume)

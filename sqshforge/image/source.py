@@ -14,6 +14,7 @@ from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.image import overlay
 from sqshforge.image.enroot import ImageConfig
+from sqshforge.project import NEWEST_EPOCH
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ class Rootfs:
         found = [self.folder.lstat(), *(path.lstat() for path in self.folder.rglob("*"))]
         return ImageConfig(
             reference=f"rootfs:{self.folder}",
-            created=max(0, *(int(one.st_mtime) for one in found)),
+            created=min(max(0, *(int(one.st_mtime) for one in found)), NEWEST_EPOCH),
             size=sum({one.st_ino: one.st_size for one in found if S_ISREG(one.st_mode)}.values()),
         )
 

@@ -229,7 +229,7 @@ def pack(
             # Compressed it takes a third or so; what it takes is not known before.
             require_space(output.parent, max(config.size // 2, 1 << 20), f"packing {output.name}")
             for name in enroot.left_out(config):
-                reporter.say(f"the variable {name} is left out: its value has a newline")
+                reporter.say(f"the variable {name} is left out: it has a control character")
             _Pack(source, request, output, programs, reporter, cache).run()
     return Packed(
         path=output,

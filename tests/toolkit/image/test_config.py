@@ -5,10 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sqshforge.errors import WorkError
 from sqshforge.image import address as source
-from sqshforge.image.config import Step
+from sqshforge.image import enroot
+from sqshforge.image.config import Step, steps, understanding
+from sqshforge.squash.mksquashfs import Options
+from sqshforge.squash.request import PackRequest
 
 
 def parsed(config: dict[str, Any], created: str = "") -> Any:
@@ -52,11 +57,87 @@ def test_absent_and_null_keys_are_empty(config: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"Cmd": "ls -l"}, {"Env": {"A": "b"}}, {"Labels": ["a=b"]}, {"Volumes": 7}]
+    "config",
+    [
+        {"Cmd": "ls -l"},
+        {"Env": {"A": "b"}},
+        {"Labels": ["a=b"]},
+        {"Volumes": 7},
+        {"Volumes": ["/a"]},
+        {"Volumes": "/a"},
+        {"Env": ["A=half a character \ud800"]},
+        {"Env": ["A=\0"]},
+        {"Entrypoint": ["a\0"]},
+        {"Cmd": ["a\0"]},
+        {"WorkingDir": "/a\0"},
+        {"Volumes": {"/a\0": {}}},
+        {"Labels": {"a": "\0"}},
+    ],
 )
 def test_a_config_of_another_shape_is_an_error(config: dict[str, Any]) -> None:
-    with pytest.raises(WorkError, match="cannot be understood"):
+    with pytest.raises(WorkError, match=r"cannot be understood|refused"):
         parsed(config)
+
+
+@pytest.mark.parametrize("letter", [*"\t\n\r\x0b\x0c\x1b\x1e\x7f\x85\u2028\u2029"])
+def test_a_volume_with_a_control_character_is_refused(letter: str) -> None:
+    """Some reader of /etc/fstab takes each of them for the end of a line or of a field."""
+    with pytest.raises(WorkError, match="refused") as caught:
+        parsed({"Volumes": {f"/a{letter}/x none bind": {}}})
+    assert all(line.isprintable() for line in caught.value.lines())
+
+
+def test_volumes_of_other_letters_are_taken() -> None:
+    assert parsed({"Volumes": {"/data disk": {}, "/größe": {}}}).volumes == ("/data disk", "/größe")
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(st.text(), below, max_size=3),
+    max_leaves=6,
+)
+WORDS = st.none() | st.lists(st.text(), max_size=4)
+CONFIGS: st.SearchStrategy[Any] = st.fixed_dictionaries(
+    {},
+    optional={
+        "Env": WORDS | VALUES,
+        "Entrypoint": WORDS | VALUES,
+        "Cmd": WORDS | VALUES,
+        "WorkingDir": st.text() | VALUES,
+        "Volumes": st.dictionaries(st.text(), st.builds(dict), max_size=3) | VALUES,
+        "Labels": st.dictionaries(st.text(), st.text() | VALUES, max_size=3) | VALUES,
+    },
+)
+TIMES = st.sampled_from(["", "1970-01-01T00:00:10Z"]) | st.datetimes().map(str) | st.text()
+HISTORY = st.lists(
+    st.fixed_dictionaries({}, optional={"created": TIMES, "created_by": st.text()}), max_size=3
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(config=CONFIGS, created=TIMES | VALUES, history=HISTORY | VALUES)
+def test_any_config_gives_files_or_one_error(config: Any, created: Any, history: Any) -> None:
+    try:
+        with understanding("x"):
+            found = source.parse_config(
+                config,
+                reference="x",
+                digest=None,
+                created=created,
+                size=1,
+                history=steps(history),
+            )
+    except WorkError as error:
+        assert all(line.isprintable() for line in error.lines())
+        return
+    files = enroot.files(found)
+    assert files["etc/environment"].decode().splitlines() == [
+        one for one in found.env if one.partition("=")[0] not in enroot.left_out(found)
+    ]
+    assert len(files["etc/fstab"].decode().splitlines()) == len(found.volumes)
+    request = PackRequest.of(found, Options.of("shared"), "mksquashfs")
+    assert request.key.startswith("sha256:")
+    assert request.base_key(["sha256:0"]) != request.key
 
 
 @pytest.mark.parametrize(
@@ -69,6 +150,9 @@ def test_a_config_of_another_shape_is_an_error(config: dict[str, Any]) -> None:
         ("2024-02-29T14:00:00.1+02:00", 1709208000),
         ("2024-02-29T07:00:00-05:00", 1709208000),
         ("0001-01-01T00:00:00Z", 0),
+        ("2106-02-07T06:28:15Z", 2**32 - 1),  # the last that a squash file can hold
+        ("2106-02-07T06:28:16Z", 2**32 - 1),
+        ("9999-12-31T23:59:59-23:59", 2**32 - 1),
     ],
 )
 def test_times_with_any_decimals_and_zone(text: str, seconds: int) -> None:

@@ -86,6 +86,14 @@ def test_a_variable_with_a_newline_does_not_become_another_variable() -> None:
     assert enroot.environment(config) == "B=2\n"
 
 
+@pytest.mark.parametrize("letter", [*"\n\r\x0b\x0c\x1b\x1e\x7f\x85\u2028\u2029"])
+def test_a_variable_with_a_control_character_is_left_out(letter: str) -> None:
+    """Some reader takes it for the end of a line: a carriage return made two variables of one."""
+    config = ImageConfig(reference="x", env=(f"A=1{letter}B=2", f"C{letter}=1", "D=tab\tä"))
+    assert enroot.environment(config) == "D=tab\tä\n"
+    assert enroot.left_out(config) == ["A", f"C{letter}"]
+
+
 def test_bytes_that_are_no_text_pass_through() -> None:
     config = ImageConfig(reference="x", env=("A=caf\udce9",))
     assert enroot.files(config)["etc/environment"] == b"A=caf\xe9\n"
