@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import glob
 import hashlib
+import json
 import mmap
 import os
 import shutil
@@ -16,6 +17,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from sqshforge.host.syscalls import allocate
 from sqshforge.host.terminal import Reporter
@@ -27,6 +29,9 @@ THREADS = 3  # one reads while another writes
 PAGE = 4096  # bytes: what a direct read or write begins at and is a multiple of
 
 CopyMethod = Callable[[int, int], None]  # copies what lies between two places
+
+OBJECT = 16 << 20  # bytes of a file of JSON that we read
+NESTING = 50  # values within each other in it
 
 PIECE = 16 << 20  # bytes
 PART = 1 << 20  # bytes that are read at once
@@ -56,6 +61,34 @@ def publish(content: bytes, place: Path) -> None:
         written.chmod(0o644)
         sync(written)
         written.rename(place)
+
+
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object of JSON in a small file; None where there is none, whatever else there is."""
+    try:
+        # Another kind of file may have no end, or no beginning: a FIFO waits for its writer.
+        if not path.is_file() or path.stat().st_size > OBJECT:
+            return None
+        return parse_object(path.read_bytes())
+    except OSError:
+        return None
+
+
+def parse_object(data: bytes | str) -> dict[str, Any] | None:
+    """The object that a text of JSON is; None for another, and for one that is nested deep."""
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    level: list[Any] = [found]
+    for _ in range(NESTING):
+        lists = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [below for one in lists for below in one if isinstance(below, (dict, list))]
+        if not level:
+            return found
+    return None
 
 
 def sync(path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 from rich.table import Table
 
-from sqshforge.errors import WorkError
+from sqshforge.errors import WorkError, shown
+from sqshforge.host.files import parse_object
 from sqshforge.host.terminal import human
 from sqshforge.image.enroot import CARRIED
 from sqshforge.inspect import packages, shares
@@ -23,14 +24,13 @@ from sqshforge.inspect.shares import Share
 from sqshforge.inspect.signature import beside as signature_beside
 from sqshforge.squash import request as record
 from sqshforge.squashfs.content import Content
-from sqshforge.squashfs.faults import shown
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
 
 LARGEST = 10  # files that are shown
 MOST = 1 << 20  # bytes of one text that we read: enroot's files, the provenance
 LAUNCHER = re.compile(rf"{CARRIED}/launch/(?P<name>[^/]+)\.sbatch")
-START = re.compile(r"^\s*exec (?P<words>.*)$", re.MULTILINE)  # of /etc/rc, ours and enroot's own
+START = re.compile(r"^[ \t]*exec (?P<words>.*)$", re.MULTILINE)  # of /etc/rc, ours and enroot's own
 
 
 @dataclass(frozen=True)
@@ -121,8 +121,9 @@ class Inspection:
         if self.provenance is not None:
             builder = self.provenance.get("builder", "unknown")
             facts.append(("target", f"{self.provenance.get('target')}, by {builder}"))
-            for entry in self.provenance.get("unlocked", []):
-                facts.append(("not locked", str(entry)))
+            unlocked = self.provenance.get("unlocked")
+            if isinstance(unlocked, list):
+                facts += [("not locked", str(entry)) for entry in unlocked]
         return facts
 
     def tables(self) -> list[Table]:
@@ -208,8 +209,4 @@ def environment(image: Image, content: Content) -> dict[str, str]:
 
 
 def _provenance(image: Image, content: Content) -> dict[str, Any] | None:
-    try:
-        facts = json.loads(text(image, content, f"{CARRIED}/meta/provenance.json"))
-    except ValueError:
-        return None
-    return facts if isinstance(facts, dict) else None
+    return parse_object(text(image, content, f"{CARRIED}/meta/provenance.json"))

@@ -7,6 +7,7 @@ the egg-info of setuptools. Debian: the Policy Manual, chapter 5 (control files)
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import posixpath
@@ -127,10 +128,11 @@ def _files(
 
 def _listed(folder: bytes, record: str) -> Iterator[bytes]:
     """The paths in a RECORD, which are relative to its package's folder, or absolute."""
-    for row in csv.reader(record.splitlines()):
-        if row:
-            path = posixpath.normpath(posixpath.join(b"/", folder, os.fsencode(row[0])))
-            yield path.lstrip(b"/")
+    with contextlib.suppress(csv.Error):  # what follows is no list of files
+        for row in csv.reader(record.splitlines()):
+            if row:
+                path = posixpath.normpath(posixpath.join(b"/", folder, os.fsencode(row[0])))
+                yield path.lstrip(b"/")
 
 
 def _compiled(below: _Below, listed: Iterable[bytes]) -> Iterator[bytes]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import temporary
-from sqshforge.host.files import publish
+from sqshforge.host.files import parse_object, publish
 from sqshforge.host.programs import Programs
 from sqshforge.squash import request
 from sqshforge.squash.request import ARMOR, SIGNATURE_LIMIT
@@ -47,14 +47,15 @@ class Signature:
 def read(file: Path) -> Signature | None:
     """The signature beside a squash file; None without one, `WorkError` for one that is none."""
     path = beside(file)
-    try:
+    if not path.exists():
+        return None
+    data = b""
+    if path.is_file():  # a FIFO would wait for its writer
         with path.open("rb") as opened:
             data = opened.read(SIGNATURE_LIMIT)
-    except FileNotFoundError:
-        return None
     signed, armor, rest = data.partition(ARMOR)
     try:
-        facts = json.loads(signed)
+        facts = parse_object(signed) or {}
         statement = Statement(facts["size"], facts["digest"], facts["key"])
         if facts["sqshforge"] != FORMAT or statement.text() != signed or not armor:
             raise ValueError

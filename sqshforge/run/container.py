@@ -175,7 +175,11 @@ def main(words: str) -> NoReturn:
     plan = Plan(**json.loads(words))
     try:
         _become_command(plan)
-    except (OSError, SqshforgeError) as error:
+    except (
+        OSError,
+        ValueError,
+        SqshforgeError,
+    ) as error:  # ValueError: a NUL in a path, a variable
         told = error if isinstance(error, MissingError) else _failure(error, plan)
         print("\n".join(told.lines()), file=sys.stderr)
         sys.exit(told.exit_code)
@@ -191,7 +195,7 @@ def _handed_on(environment: Mapping[str, str]) -> set[int]:
     return {0, 1, 2, int(number) if re.fullmatch("[0-9]{1,9}", number) else 0}
 
 
-def _failure(error: OSError | SqshforgeError, plan: Plan) -> WorkError:
+def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> WorkError:
     reason = error.what if isinstance(error, SqshforgeError) else str(error)
     return WorkError(f"the container cannot be set up: {reason}", where=plan.image)
 

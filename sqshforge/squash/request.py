@@ -111,11 +111,10 @@ def write_record(
 
 def read_record(output: Path) -> dict[str, Any] | None:
     """What is noted beside a squash file; None where there is nothing of ours."""
-    try:
-        facts = json.loads(record_path(output).read_text())
-    except (OSError, ValueError):
+    facts = files.read_object(record_path(output))
+    if facts is None or not isinstance(facts.get("key"), str):
         return None
-    return facts if isinstance(facts, dict) and facts.keys() >= {"key", "size"} else None
+    return facts if isinstance(facts.get("size"), int) else None
 
 
 def record_key(facts: Mapping[str, Any]) -> str:
@@ -132,7 +131,7 @@ def record_image(facts: Mapping[str, Any]) -> ImageConfig:
     try:
         words = {name: _frozen(value) for name, value in facts["image"].items() if name in names}
         return ImageConfig(**words)
-    except (AttributeError, KeyError, TypeError):
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise _broken() from None
 
 

@@ -28,6 +28,8 @@ IN_USE = 900
 """Seconds after its last use in which a copy is not removed: a job may be about to start it."""
 
 
+LONGEST_KEY = 128  # digits
+
 LACKING = 1
 """Exit code of a look at a folder that lacks the copy."""
 
@@ -45,8 +47,8 @@ class Identity:
         """Identify a file by its record; one without is read. `RequestError` for no sqsh."""
         require_sqsh(file)
         size, facts = file.stat().st_size, request.read_record(file)
-        if facts is not None and facts["size"] == size and "digest" in facts:
-            return cls(_plain(facts["key"]), size, str(facts["digest"]))
+        if facts is not None and facts["size"] == size and isinstance(facts.get("digest"), str):
+            return cls(_plain(facts["key"]), size, facts["digest"])
         found = files.digest(file, processors())
         return cls(_plain(found), size, found)
 
@@ -173,6 +175,6 @@ def _make_room(folder: Path, needed: int, limit: int) -> None:
 def _plain(name: str) -> str:
     """The digits of a key or digest, without what it was made by."""
     plain = name.rpartition(":")[2]
-    if not plain.isalnum():
+    if not (plain.isascii() and plain.isalnum() and len(plain) <= LONGEST_KEY):
         raise RequestError(f"the record's key {name!r} is none", mend="pack the file anew")
     return plain

@@ -22,7 +22,7 @@ from tests.support.archives import (
     symlink,
     write,
 )
-from tests.support.command_line import sqshforge
+from tests.support.command_line import SCRIPT, sqshforge
 
 pytestmark = pytest.mark.processes
 
@@ -221,5 +221,33 @@ def test_no_squash_file(tmp_path: Path) -> None:
     assert (done.code, done.out) == (2, "")
     assert "no such squash file" in done.err
     done = sqshforge("inspect", sys.executable)
-    assert (done.code, done.out) == (1, "")
-    assert "no squash file" in done.err
+    assert (done.code, done.out) == (2, "")
+    assert "not a squash file" in done.err
+
+
+HOSTILE: dict[str, bytes] = {
+    f"{SITE}/a-1.0.dist-info/RECORD": b"torch/a.py,,\n" + b"x" * 200_000 + b"\n\0,,\n",
+    f"{SITE}/b-1.0.dist-info/RECORD": b'"' * 300_001,
+    f"{SITE}/c-1.0.dist-info/top_level.txt": b"\0\xff " * 1000,
+    "etc/environment": b"A=1\0B=2\n\xff=\xff\n",
+    "etc/rc": b"\n" * 1_000_000,
+    "var/lib/dpkg/status": b"\0\n" * 100_000 + b"Package: x\nVersion: \x1b[31m\n" + b"\n" * 100_000,
+    "sqshforge/meta/provenance.json": b'{"unlocked": 5, "target": [[1]], "builder": {}}',
+}
+
+
+@pytest.mark.parametrize("provenance", [b"[" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900, b""])
+def test_files_in_it_that_are_not_what_they_should_be(provenance: bytes, tmp_path: Path) -> None:
+    tree, output = tmp_path / "tree", tmp_path / "x.sqsh"
+    for path, content in HOSTILE.items():
+        (tree / path).parent.mkdir(parents=True, exist_ok=True)
+        (tree / path).write_bytes(content)
+    for name in "abc":
+        (tree / f"{SITE}/{name}-1.0.dist-info/METADATA").touch()
+    if provenance:
+        (tree / "sqshforge/meta/provenance.json").write_bytes(provenance)
+    Programs().capture(["mksquashfs", tree, output, "-quiet"])
+    for words in (("inspect", output), ("inspect", output, "--json"), ("diff", output, output)):
+        done = Programs().attempt([SCRIPT, *words], timeout=60)
+        assert done.code == 0, done.err
+        assert all(line.isprintable() for line in done.out.split("\n"))

@@ -339,3 +339,19 @@ def test_a_volume_of_what_is_the_host_s_stays_as_restricted(started: Way) -> Non
 
     done = started.start(change, "mkdir", "/again/evil-folder")
     assert done.code != 0 and "Read-only file system" in done.said, done
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("etc/environment", b"A=1\0B=2\n"),
+        ("etc/fstab", b"${ENROOT_ROOTFS}/a\0b /a none bind,rw\n"),
+        ("etc/fstab", rb"${ENROOT_ROOTFS}/a\000b /a none bind,rw"),
+    ],
+)
+def test_a_nul_is_told_in_two_lines(file: str, content: bytes, started: Way) -> None:
+    done = started.start(lambda root: (root / file).write_bytes(content), "true")
+    assert done.code == 1, done
+    assert "the container cannot be set up: embedded null byte" in done.said
+    if started.command == "run":
+        assert len(done.said.splitlines()) == 2
