@@ -17,6 +17,7 @@ from typing import IO, Any
 from rich.table import Table
 
 from sqshforge.errors import WorkError
+from sqshforge.host.files import parse_object, read_object
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration
 from sqshforge.run.start import require_sqsh
@@ -24,7 +25,7 @@ from sqshforge.run.start import require_sqsh
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 LAST = 12  # lines of a failed test that its error shows
 # What comes of JSON that is not what it should be, or none.
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 LINE = 1 << 12  # bytes; what the image says may have no end
 LONGEST = 1 << 24  # bytes of findings
 
@@ -100,8 +101,8 @@ def _read(stream: IO[bytes], into: bytearray) -> None:
 
 def _findings(output: bytes) -> tuple[bool, tuple[Check, ...]] | None:
     """What an image's test printed, if it is what one prints."""
+    found = parse_object(output) or {}
     try:
-        found = json.loads(output)
         ok, checks = found["ok"], tuple(_check(dict(one)) for one in found["checks"])
     except UNREADABLE:
         return None
@@ -119,14 +120,13 @@ def _check(found: dict[str, Any]) -> Check:
 
 def recall(image: Path, key: str) -> Outcome | None:
     """The outcome of an earlier test that this very file passed, if there is one."""
-    path = _record(image)
+    record = read_object(_record(image))
     try:
-        record = json.loads(path.read_bytes()) if path.is_file() else {}
-        if record["key"] != key:
+        if record is None or record["key"] != key:
             return None
         checks = [_check({**one.pop("figures"), **one}) for one in record["checks"]]
         return Outcome(record["ok"] is True, float(record["seconds"]), tuple(checks), True)
-    except (OSError, *UNREADABLE):
+    except UNREADABLE:
         return None
 
 
