@@ -114,8 +114,8 @@ def write_flat(
             wanted[node.layer].append(node.entry)
     with ExitStack() as closing:
         files = open_all(dict(enumerate(layers)), wanted)
-        for one in files.values():
-            closing.enter_context(one)
+        for opened in files.values():
+            closing.enter_context(opened)
         told = 0
         for name in order:
             node = names.get(name)
