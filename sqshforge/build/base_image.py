@@ -58,13 +58,16 @@ class BaseImageProvider:
         )
 
 
-def prepare(what: Recipe, lock: Lock, provider: BaseImageProvider) -> dict[str, str]:
+def prepare(
+    what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequence[str]
+) -> dict[str, str]:
     """Make sure that the engine has base and compiler image: build arguments and their names there.
 
-    Raises `MissingError` where no registry answers and the recipe has no other way; `RequestError`
-    and `WorkError` where AWS's registry says what is wrong.
+    `archive` is what `deb_lines` gives, to make the base from where no registry answers. Raises
+    `MissingError` where none does and the recipe has no other way; `RequestError` and `WorkError`
+    where AWS's registry says what is wrong.
     """
-    base = _base(what, lock, provider)
+    base = _base(what, lock, provider, archive)
     if lock.compiler is None:
         return {"BASE": base, "COMPILER": base}
     reference = base_reference(what, lock.compiler)
@@ -87,16 +90,15 @@ def file_of(name: str) -> str:
     return f"base/{name.rpartition(':')[2]}.tar"
 
 
-def _base(what: Recipe, lock: Lock, provider: BaseImageProvider) -> str:
+def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequence[str]) -> str:
     engine, reporter = provider.engine, provider.reporter
     reference = base_reference(what, lock.base)
     bootstrap = what.base.bootstrap
-    sources = deb_lines(bootstrap, provider.programs) if bootstrap else []
     made_at = source_date_epoch()
     bootstrapped = ""
     if bootstrap is not None:
         times = [] if made_at is None else [made_at]
-        made_of = (bootstrap.model_dump(mode="json"), sources, *times)
+        made_of = (bootstrap.model_dump(mode="json"), list(archive), *times)
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
         pulled_before = engine.image(_name(provider.mirrors.image(reference))) is not None
         if not pulled_before and engine.image(bootstrapped) is not None:
@@ -109,7 +111,7 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider) -> str:
     reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
     tar = provider.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
-        make(bootstrap, sources, tar, provider)
+        make(bootstrap, archive, tar, provider)
     engine.load(tar, bootstrapped, made_at)
     return bootstrapped
 
@@ -152,11 +154,13 @@ def _nowhere(kind: str, reference: str, said: str, what: Recipe) -> MissingError
     )
 
 
-def deb_lines(bootstrap: Bootstrap, programs: Programs) -> list[str]:
+def deb_lines(bootstrap: Bootstrap | None, programs: Programs) -> list[str]:
     """The archive to bootstrap from: the recipe's, else this machine's own for the suite.
 
     An empty list leaves the choice to mmdebstrap, which knows each suite's public archive.
     """
+    if bootstrap is None:
+        return []
     if bootstrap.mirror is None:
         return apt_sources(bootstrap.suite, programs)
     if bootstrap.snapshot is None:

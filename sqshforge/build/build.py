@@ -10,6 +10,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -117,7 +118,11 @@ def _build(
 ) -> None:
     """The build itself, of an image that is not there as it should be."""
     offline = inputs.offline()
-    pip = network.pip(programs)
+    with ThreadPoolExecutor() as side:  # each asks a program, which takes its time to start
+        asked = side.submit(_revision, project.root, programs, reporter)
+        archive = side.submit(base_image.deb_lines, what.base.bootstrap, programs)
+        pip = network.pip(programs)
+    revision = asked.result()
     mirrors = read_mirrors(project.root)
     bundle = project.bundle(what.target)
     environment = BuildEnvironment(
@@ -130,13 +135,13 @@ def _build(
     else:
         with inputs.gathering(environment):
             supplies = [*inputs.fetched(what, locked, environment), installer(locked, environment)]
-        wheels = network.local_wheels(pip, locked.sums())
-        supplies += [inputs.of(path, f"wheels/{path.name}") for path in wheels]
-        started_from = base_image.prepare(
-            what, locked, base_image.BaseImageProvider.of(project, engine, environment)
-        )
+        supplies += [
+            BuildInput(place=f"wheels/{path.name}", path=path, sha256=total)
+            for path, total in network.local_wheels(pip, locked.sums())
+        ]
+        provider = base_image.BaseImageProvider.of(project, engine, environment)
+        started_from = base_image.prepare(what, locked, provider, archive.result())
     made_at = source_date_epoch()
-    revision = _revision(project.root, programs, reporter)
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
         "commit": revision,

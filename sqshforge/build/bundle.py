@@ -59,9 +59,9 @@ def gather(
             build.installer(locked, environment),
         ]
         supplies += _wheels(what, locked, environment)
-        images = base_image.prepare(
-            what, locked, base_image.BaseImageProvider.of(project, engine, environment)
-        )
+        archive = base_image.deb_lines(what.base.bootstrap, programs)
+        provider = base_image.BaseImageProvider.of(project, engine, environment)
+        images = base_image.prepare(what, locked, provider, archive)
         supplies += _images(images, engine, environment)
         supplies += _apt(what, images, supplies, engine, project, environment)
         bundle = Bundle(supplies=tuple(supplies), images=images)

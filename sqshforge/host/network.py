@@ -139,16 +139,17 @@ def apt_sources(suite: str, programs: Programs) -> list[str]:
     ]
 
 
-def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterator[Path]:
-    """The files of this machine's own package folders that a lock names.
+def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterator[tuple[Path, str]]:
+    """The files of this machine's own package folders that a lock names, and their sums.
 
     `wanted` maps normalized package names to the allowed sha256 sums. A build cannot see these
     folders, so the files travel with its context.
     """
     for name, sums in sorted(wanted.items()):
         for path in _local_files(settings, name):
-            if sha256(path) in sums:
-                yield path
+            total = sha256(path)
+            if total in sums:
+                yield path, total
                 break
 
 

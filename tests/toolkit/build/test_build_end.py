@@ -201,6 +201,7 @@ def test_no_registry_and_no_bootstrap_is_something_missing(buildah: Engine, tmp_
                 programs=PROGRAMS,
                 reporter=Reporter(quiet=True),
             ),
+            [],
         )
 
 

@@ -58,7 +58,9 @@ def test_local_wheels_are_found_by_their_sums_in_folders_and_local_indexes(tmp_p
         "some-thing": frozenset({hashlib.sha256(b"linked").hexdigest()}),
         "absent": frozenset({"0" * 64}),
     }
-    assert list(network.local_wheels(settings, wanted)) == [linked, right]
+    assert list(network.local_wheels(settings, wanted)) == [
+        (path, *wanted[name]) for path, name in ((linked, "some-thing"), (right, "torch"))
+    ]
 
 
 def test_the_ca_bundle_is_pips_own_first_then_the_variables(tmp_path: Path) -> None:
