@@ -28,7 +28,6 @@ from sqshforge.errors import RequestError
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
 @click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
-@click.option("--export", is_flag=True, help="Read docker's image by docker export: mount nothing.")
 @set_option
 @engine_option
 def pack(
@@ -39,7 +38,6 @@ def pack(
     force: bool,
     xattrs: bool,
     no_cache: bool,
-    export: bool,
     settings: tuple[str, ...],
     engine: str | None,
 ) -> None:
@@ -59,18 +57,15 @@ def pack(
 
     options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
     cache = None if no_cache else Cache.of_user()
-    # Extended attributes are not what they are in the namespace that comes with what is lent.
-    mode = sources.ReadMode
-    way = mode.EXPORTED if export else mode.OWN if xattrs else mode.LENT
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
         _refuse_settings(settings, source)
-        packed = steps.pack(source, output, options, Programs(), Reporter(), cache, way)
+        packed = steps.pack(source, output, options, Programs(), Reporter(), cache)
     else:
         ours = steps_of(engine, settings)
         place = output or ours.project.sqsh(source)
-        packed = ours.pack(ours.build(source), place, options, cache, way)
+        packed = ours.pack(ours.build(source), place, options, cache)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     show_lines(
         f"{packed.path}: {state}, {human(packed.size)}",

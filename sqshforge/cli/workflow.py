@@ -72,10 +72,9 @@ class Steps:
         output: Path,
         options: squash.Options,
         cache: Cache | None,
-        way: source.ReadMode = source.ReadMode.LENT,
     ) -> squash.Packed:
-        """Pack a target's image; `way` is how docker's are read."""
-        return pack(built.source, output, options, self.programs, self.reporter, cache, way)
+        """Pack a target's image."""
+        return pack(built.source, output, options, self.programs, self.reporter, cache)
 
     def prove(self, packed: squash.Packed) -> smoke_test.Outcome:
         """The smoke test's outcome for a sqsh: remembered where it passed, else run now."""
@@ -95,7 +94,6 @@ def pack(
     programs: Programs,
     reporter: Reporter,
     cache: Cache | None,
-    way: source.ReadMode = source.ReadMode.LENT,
 ) -> squash.Packed:
     """Pack the image at an address, as root or as an ordinary user.
 
@@ -103,7 +101,7 @@ def pack(
     """
 
     def work() -> squash.Packed:
-        image = source.parse(address, programs, reporter, way)
+        image = source.parse(address, programs, reporter)
         return squash.pack(image, output, options, programs, reporter, cache)
 
     return rootless.call_as_root(work, address, programs)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
+from sqshforge.engine.daemon import Daemon
 from sqshforge.engine.types import Build, Image
-from sqshforge.errors import MissingError, WorkError
+from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.host import suggest
-from sqshforge.host.programs import Programs
+from sqshforge.host.programs import Programs, failed
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
 BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own
@@ -23,7 +25,10 @@ started just after another one was ended."""
 
 @dataclass(frozen=True)
 class Docker:
-    """A docker client that can use BuildKit, and the daemon it talks to."""
+    """A docker client that can use BuildKit, and the daemon it talks to.
+
+    The client builds; all else is asked of the daemon itself.
+    """
 
     client: Path
     programs: Programs
@@ -35,8 +40,12 @@ class Docker:
         client = client_with_buildkit(programs)
         if client is None:
             return None
-        asked = programs.attempt([client, "version", "--format", "{{.Server.Version}}"], timeout=20)
-        return cls(client, programs) if asked.code == 0 else None
+        found = cls(client, programs)
+        try:
+            _ = found.daemon
+        except SqshforgeError:
+            return None
+        return found
 
     @classmethod
     def connect(cls, programs: Programs) -> Docker:
@@ -46,35 +55,36 @@ class Docker:
                 "docker is not installed",
                 mend=f"{suggest.install(programs.which, 'docker')}, or ENGINE=buildah",
             )
-        if client_with_buildkit(programs) is None:
+        client = client_with_buildkit(programs)
+        if client is None:
             raise MissingError(
                 "the docker client has no BuildKit: its buildx plugin is not installed",
                 where=str(programs.which("docker")),
                 mend="install the package docker-buildx (or docker-buildx-plugin)",
             )
-        docker = cls.reachable(programs)
-        if docker is None:
-            host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-            raise MissingError(
-                "no docker daemon answers",
-                where=host,
-                mend="start it (systemctl start docker), or ENGINE=buildah, which needs none",
-            )
+        docker = cls(client, programs)
+        try:
+            _ = docker.daemon
+        except MissingError as error:
+            mend = f"{error.mend}; or ENGINE=buildah, which needs none"
+            raise MissingError(error.what, where=error.where, mend=mend) from None
         return docker
+
+    @cached_property
+    def daemon(self) -> Daemon:
+        return Daemon.connect(self.programs)
 
     def check(self, dockerfile: str) -> list[str]:
         return []
 
     def storage(self) -> Path:
-        root = self.programs.capture([self.client, "info", "--format", "{{.DockerRootDir}}"])
-        return Path(root.strip())
+        return self.daemon.storage()
 
     def image(self, name: str) -> Image | None:
-        asked = self.programs.attempt([self.client, "image", "inspect", name])
-        if asked.code != 0:
+        facts = self.daemon.image(name)
+        if facts is None:
             return None
-        facts = json.loads(asked.out)[0]
-        labels = facts.get("Config", {}).get("Labels") or {}
+        labels = (facts.get("Config") or {}).get("Labels") or {}
         return Image(id=facts["Id"], labels=labels, size=facts["Size"])
 
     @property
@@ -82,31 +92,44 @@ class Docker:
         return self.client
 
     def pull(self, reference: str, name: str) -> str | None:
-        asked = self.programs.attempt([self.client, "pull", "--quiet", reference])
-        if asked.code != 0:
-            return asked.err.strip() or "it says nothing"
+        try:
+            self.daemon.pull(reference)
+        except WorkError as error:
+            return error.what
         self.tag(reference, name)
         return None
 
     def tag(self, reference: str, name: str) -> None:
-        self.programs.capture([self.client, "tag", reference, name])
+        self.daemon.tag(reference, name)
 
     def save(self, name: str, tar: Path) -> None:
-        self.programs.capture([self.client, "save", "--output", tar, name])
+        with tar.open("wb") as file:
+            self.daemon.save(name, file.write)
 
     def restore(self, tar: Path) -> None:
-        self.programs.capture([self.client, "load", "--input", tar])
+        self.daemon.load(tar)
 
     def copy_out(self, name: str, folder: str, place: Path) -> None:
-        container = self.programs.capture([self.client, "create", name, "nothing"]).strip()
-        try:
-            self.programs.capture([self.client, "cp", f"{container}:{folder}/.", place])
-        finally:
-            self.programs.attempt([self.client, "rm", container])
+        tar = self.programs.require("tar", "it unpacks what docker gives")
+        argv: list[str | Path] = [tar, "--extract", "--no-same-owner", "--preserve-permissions"]
+        argv += ["--directory", place]
+        pipe = subprocess.PIPE
+        with (
+            self.daemon.container(name) as container,
+            self.programs.start(argv, stdin=pipe, stderr=pipe) as process,
+        ):
+            assert process.stdin is not None and process.stderr is not None
+            with suppress(BrokenPipeError):  # tar says why it has ended
+                if not self.daemon.copy(container, f"{folder}/.", process.stdin.write):
+                    raise WorkError(f"the image {name} has no {folder}")
+                process.stdin.close()
+            said, code = process.stderr.read().decode(errors="replace"), process.wait()
+        if code != 0:
+            raise failed([str(one) for one in argv], code, said.splitlines())
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
         # An import is made now and cannot be told otherwise: `epoch` is for other engines.
-        self.programs.capture([self.client, "import", tar, name])
+        self.daemon.import_tar(tar, name)
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         argv: list[str | Path] = [

@@ -1,6 +1,6 @@
 """Where an image is read from when it is packed.
 
-A source has a config and a content; the content is either a folder, where the layers can be
+A source has a config and a content; the content is either folders, where the layers can be
 mounted (nothing is copied), or tar streams.
 """
 
@@ -14,17 +14,17 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.image.archive.source import Archived
 from sqshforge.image.buildah import Storage
 from sqshforge.image.config import parse_config
-from sqshforge.image.docker import Dockerd, ReadMode
+from sqshforge.image.docker import Dockerd
 from sqshforge.image.registry import Registry
-from sqshforge.image.source import Content, Folder, Rootfs, Source, Stream
+from sqshforge.image.source import Content, Folder, Remote, Rootfs, Source, Stream
 
 __all__ = [
     "Archived",
     "Content",
     "Dockerd",
     "Folder",
-    "ReadMode",
     "Registry",
+    "Remote",
     "Rootfs",
     "Source",
     "Storage",
@@ -50,20 +50,11 @@ def is_address(text: str) -> bool:
     return ":" in text or "/" in text
 
 
-def parse(
-    text: str, programs: Programs, reporter: Reporter | None = None, way: ReadMode = ReadMode.OWN
-) -> Source:
-    """The source behind an address; `RequestError` for one of an unknown kind.
-
-    `way` is how docker's images are read; others cannot be exported.
-    """
-    if way is ReadMode.EXPORTED and not text.startswith("dockerd://"):
-        raise RequestError(
-            "--export is for images in a docker daemon", where=text, mend="leave it out"
-        )
+def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> Source:
+    """The source behind an address; `RequestError` for one of an unknown kind."""
     reporter = reporter or Reporter(quiet=True)
     if text.startswith("dockerd://"):
-        return Dockerd(text.removeprefix("dockerd://"), programs, reporter, way)
+        return Dockerd(text.removeprefix("dockerd://"), programs, reporter)
     if text.startswith("buildah://"):
         return Storage(text.removeprefix("buildah://"), programs)
     if text.startswith("docker://"):

@@ -20,6 +20,16 @@ ELSEWHERE = re.compile(
     r"|(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
     r"|SHELL|STOPSIGNAL|USER|VOLUME)\b|.* /sqshforge(/|\s|$)"
 )
+# Steps that make no layer, and those that change nothing outside of /sqshforge whatever they do: a
+# RUN that speaks of it may do more.
+WITHOUT_LAYER = re.compile(
+    r"(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
+    r"|SHELL|STOPSIGNAL|USER|VOLUME)\b"
+)
+WITHIN = re.compile(
+    r"(/bin/sh -c #\(nop\) +)?(WORKDIR|(ADD|COPY)\s(.*\s)?)\s*/sqshforge(/\S*)?(\s+# buildkit)?\s*",
+    re.DOTALL,
+)
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -67,6 +77,20 @@ def parse_config(
             volumes=_volumes(config.get("Volumes") or {}, reference),
             labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
         )
+
+
+def layers_below(history: Sequence[Step], count: int) -> int:
+    """How many of an image's `count` layers may touch more than /sqshforge, as its history has it.
+
+    A history does not say which of its steps made a layer: all that can have made one are taken to
+    have done so, but for those on top, whose layers are what is left then. It may lie, or lack
+    steps. 0 where nothing can be said.
+    """
+    makers = [one.instruction for one in history if not WITHOUT_LAYER.match(one.instruction)]
+    below = len(makers)
+    while below and WITHIN.fullmatch(makers[below - 1]) and "/.." not in makers[below - 1]:
+        below -= 1
+    return below if 0 < below < count <= len(makers) else 0
 
 
 @contextmanager

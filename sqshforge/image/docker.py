@@ -1,35 +1,26 @@
-"""An image of a docker daemon: its layers mounted where that can be had, else exported."""
+"""An image of a docker daemon: its layers mounted by root of its machine, else saved and read."""
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
-from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.programs import Programs, failed
+from sqshforge.engine.daemon import Daemon
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.host.programs import Programs
+from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
-from sqshforge.image import docker_export, docker_mount, temporary
-from sqshforge.image.config import Step, parse_config, understanding
+from sqshforge.image import temporary
+from sqshforge.image.archive.source import Archived, Layered
+from sqshforge.image.config import Step, layers_below, parse_config, understanding
 from sqshforge.image.enroot import CARRIED, ImageConfig
-from sqshforge.image.source import Content, Folder
-
-
-class ReadMode(Enum):
-    """How the content of an image is read."""
-
-    EXPORTED = auto()  # as a stream, although the layers may be there to be mounted
-    OWN = auto()  # mounted where this process may mount, else exported
-    LENT = auto()  # mounted by docker where this process may not, which changes what it is
+from sqshforge.image.source import Content, Folder, Stream
 
 
 @dataclass(frozen=True)
@@ -39,7 +30,6 @@ class Dockerd:
     name: str
     programs: Programs
     reporter: Reporter = field(default_factory=lambda: Reporter(quiet=True))
-    way: ReadMode = ReadMode.OWN
 
     def config(self) -> ImageConfig:
         reference = f"dockerd://{self.name}"
@@ -51,81 +41,115 @@ class Dockerd:
                 digest=facts["Id"],
                 created=facts.get("Created") or "",
                 size=int(facts.get("Size") or 0),
-                layers=(facts.get("RootFS") or {}).get("Layers") or [],
-                history=self._history(facts["Id"]),
+                layers=_layers(facts),
+                history=_history(self._daemon, facts["Id"]),
             )
-
-    @cached_property
-    def _facts(self) -> dict[str, Any]:
-        """What docker says of the image, asked once: a name may come to mean another one."""
-        asked = self.programs.attempt([self._client, "image", "inspect", "--", self.name])
-        if asked.code != 0:
-            said = asked.err.strip().splitlines()
-            if said and "no such image" in said[-1].lower():
-                raise RequestError(
-                    f"docker has no image {self.name!r}", mend="docker images lists what it has"
-                )
-            raise MissingError(
-                f"docker does not answer: {said[-1] if said else 'no reason given'}",
-                mend="start its daemon, or set DOCKER_HOST",
-            )
-        facts: dict[str, Any] = json.loads(asked.out)[0]
-        return facts
-
-    def _history(self, digest: str) -> list[Step]:
-        argv: list[str | Path] = [self._client, "history", "--no-trunc", "--human=false"]
-        argv += ["--format", "{{json .}}", digest]
-        asked = self.programs.attempt(argv)
-        found = [json.loads(line) for line in asked.out.splitlines() if asked.code == 0]
-        return [Step(one["CreatedAt"], one["CreatedBy"]) for one in found]
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Content]:
         with understanding(f"dockerd://{self.name}"):
             facts = self._facts
-            folders = _folders(facts) if self.way is not ReadMode.EXPORTED else ()
-        with ExitStack() as held:
-            content = self._folder(facts, folders, held) if folders else None
-            if content is None:
-                yield Exported(digest or self.name, self._client, self.programs)
-                return
-            yield content
-            # Docker may remove the folders of an image that no container uses.
-            asked = self.programs.attempt(
-                [self._client, "image", "inspect", "--format", "{{json .GraphDriver}}", facts["Id"]]
+            folders = _folders(facts)
+        if not folders or os.geteuid() != 0 or not all(one.is_dir() for one in folders):
+            yield Saved(self.name, facts, self._daemon, self.reporter)
+            return
+        yield Folder(folders, folders)
+        # Docker may remove the folders of an image that no container uses.
+        found = self._daemon.image(facts["Id"])
+        if found is None or found.get("GraphDriver") != facts["GraphDriver"]:
+            raise WorkError(
+                f"{self.name} was removed from docker while it was read", mend="pack it again"
             )
-            if asked.code != 0 or json.loads(asked.out) != facts["GraphDriver"]:
-                raise WorkError(
-                    f"{self.name} was removed from docker while it was read", mend="pack it again"
-                )
 
-    def _folder(
-        self, facts: dict[str, Any], folders: tuple[Path, ...], held: ExitStack
-    ) -> Folder | None:
-        """The layers as folders that this process can read; None where it cannot come to that."""
-        if os.geteuid() == 0:
-            return Folder(folders, folders) if all(one.is_dir() for one in folders) else None
-        if self.way is not ReadMode.LENT:
-            return None
-        try:
-            volumes = list(_settings(facts).get("Volumes") or ())
-            lent = held.enter_context(
-                docker_mount.mounted(facts["Id"], folders, volumes, self._client, self.programs)
+    @cached_property
+    def _daemon(self) -> Daemon:
+        return Daemon.connect(self.programs)
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What docker says of the image, asked once: a name may come to mean another one."""
+        found = self._daemon.image(self.name)
+        if found is None:
+            raise RequestError(
+                f"docker has no image {self.name!r}", mend="docker images lists what it has"
             )
-        except MissingError as error:
-            self.reporter.say(f"docker does not mount the image for us: {error.what}")
-            return None
-        return Folder(folders, folders, lent)
+        return found
+
+
+@dataclass(frozen=True)
+class Saved:
+    """An image whose layers this process cannot read: docker saves it, and that is read.
+
+    Its /sqshforge alone is copied from a container of it that is never started.
+    """
+
+    name: str
+    facts: dict[str, Any]
+    daemon: Daemon
+    reporter: Reporter
+
+    def claimed_base(self) -> tuple[str, ...]:
+        with understanding(f"dockerd://{self.name}"):
+            layers = _layers(self.facts)
+            return tuple(layers[: layers_below(_history(self.daemon, self._id), len(layers))])
+
+    def write_payload(self, out: IO[bytes]) -> None:
+        for abandoned in temporary.abandoned(self.daemon.containers()):
+            self.daemon.remove(abandoned)
+        volumes = list(_settings(self.facts).get("Volumes") or ())
+        with self.daemon.container(self._id, temporary.name(), volumes) as container:
+            self.daemon.copy(container, f"/{CARRIED}", out.write)
+
+    @contextmanager
+    def fetched(self, folder: Path) -> Iterator[Stream]:
+        size = int(self.facts.get("Size") or 0)
+        # The packed file lies beside it, and takes a third or so.
+        require_space(folder, size + size // 2, f"saving {self.name}")
+        tar = folder / "image.tar"
+        try:
+            with (
+                self.reporter.track(f"docker save {self.name}", total=size or None) as tracker,
+                tar.open("xb") as file,
+            ):
+
+                def write(piece: bytes) -> None:
+                    file.write(piece)
+                    tracker.advance(len(piece))
+
+                self.daemon.save(self._id, write)
+            with Archived(f"docker-archive:{tar}").open() as content:
+                assert isinstance(content, Layered)
+                if list(content.image.diff_ids) != _layers(self.facts):
+                    raise WorkError(f"docker saved {self.name} with other layers than it has")
+                yield content
+        finally:
+            tar.unlink(missing_ok=True)
 
     @property
-    def _client(self) -> Path:
-        return self.programs.require("docker", "the source is in its daemon")
+    def _id(self) -> str:
+        return str(self.facts["Id"])
 
 
 def _settings(facts: dict[str, Any]) -> dict[str, Any]:
     """How an image is to be run; docker has had two names for it."""
     found: dict[str, Any] = facts.get("Config") or facts.get("ContainerConfig") or {}
     return found
+
+
+def _layers(facts: dict[str, Any]) -> list[str]:
+    """The digests of an image's layers, the lowest first."""
+    return list((facts.get("RootFS") or {}).get("Layers") or ())
+
+
+def _history(daemon: Daemon, image: str) -> list[Step]:
+    """The steps that an image was made by, the first one first."""
+    return [
+        Step(
+            datetime.fromtimestamp(max(0, one["Created"]), timezone.utc).isoformat(),
+            one.get("CreatedBy") or "",
+        )
+        for one in reversed(daemon.history(image))
+    ]
 
 
 def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:
@@ -139,77 +163,4 @@ def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:
         return ()
     stack = [data["UpperDir"], *(data.get("LowerDir") or "").split(":")]
     found = tuple(Path(one) for one in reversed(stack) if one)
-    count = len((facts.get("RootFS") or {}).get("Layers") or [])
-    return found if len(found) == count else ()
-
-
-@dataclass(frozen=True)
-class Exported:
-    """What docker gives of a container of an image: flat, and no layer is seen."""
-
-    image: str
-    client: Path
-    programs: Programs
-
-    def top_names(self, index: int) -> frozenset[bytes] | None:
-        return None
-
-    def write_base(
-        self,
-        out: IO[bytes],
-        files: Mapping[str, bytes],
-        epoch: int,
-        advance: Callable[[float], None],
-        *,
-        split: bool,
-        xattrs: bool,
-    ) -> None:
-        with self._container() as container, self._reading("export", container) as tar:
-            docker_export.copy(tar, out, files, epoch, advance, split=split, xattrs=xattrs)
-
-    def write_payload(self, out: IO[bytes]) -> None:
-        # In a container of its own: a copy makes folders of the image's volumes in it.
-        try:
-            with (
-                self._container() as container,
-                self._reading("cp", f"{container}:/{CARRIED}", "-") as tar,
-            ):
-                shutil.copyfileobj(tar, out, 1 << 20)
-        except WorkError as error:
-            if not re.search(
-                "could not find|no such (file|container:path)", error.what, re.IGNORECASE
-            ):
-                raise
-
-    @contextmanager
-    def _container(self) -> Iterator[str]:
-        """A container of the image that is never started."""
-        client = self.client
-        listed = self.programs.capture([client, "ps", "--all", "--format", "{{.Names}}"])
-        for abandoned in temporary.abandoned(listed.splitlines()):
-            self._remove(abandoned)
-        container = temporary.name()
-        try:
-            # An image without a command cannot be "created" unless one is named.
-            self.programs.capture([client, "create", "--name", container, "--", self.image, "true"])
-            yield container
-        finally:
-            self._remove(container)
-
-    def _remove(self, container: str) -> None:
-        """With its volumes: docker makes one for each VOLUME, and keeps it unless told so."""
-        self.programs.attempt([self.client, "rm", "--force", "--volumes", container])
-
-    @contextmanager
-    def _reading(self, *words: str) -> Iterator[IO[bytes]]:
-        """What a docker command writes; `WorkError` where it fails at its end."""
-        argv: list[str | Path] = [self.client, *words]
-        with self.programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None and process.stderr is not None
-            yield process.stdout
-            while process.stdout.read(1 << 20):
-                pass  # a reader that had enough must not leave the command waiting for it
-            code = process.wait()
-            if code != 0:
-                said = process.stderr.read().decode(errors="replace").splitlines()
-                raise failed(["docker", *words], code, said)
+    return found if len(found) == len(_layers(facts)) else ()

@@ -78,6 +78,11 @@ def files(config: ImageConfig) -> dict[str, bytes]:
     }
 
 
+def is_left_out(name: bytes) -> bool:
+    """Whether an entry of an image, by its path without a slash in front, is not taken over."""
+    return name.startswith(b"dev/") or name == b".dockerenv"
+
+
 def environment(config: ImageConfig) -> str:
     """One NAME=VALUE a line, unquoted: enroot reads it so.
 

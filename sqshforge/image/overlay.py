@@ -84,16 +84,10 @@ class Stack:
 
     def await_mount(self) -> None:
         """Wait until the holder has mounted; `WorkError` with its words where it cannot."""
-        said = self.refusal()
-        if said is not None:
-            raise WorkError(f"the image's layers cannot be mounted: {said}", where=str(self.place))
-
-    def refusal(self) -> str | None:
-        """Wait until the holder has mounted: what it says where it cannot, else None."""
         assert self.holder.stdout is not None and self.holder.stderr is not None
-        if self.holder.stdout.readline() == b"mounted\n":
-            return None
-        return self.holder.stderr.read().decode(errors="replace").strip()
+        if self.holder.stdout.readline() != b"mounted\n":
+            said = self.holder.stderr.read().decode(errors="replace").strip()
+            raise WorkError(f"the image's layers cannot be mounted: {said}", where=str(self.place))
 
 
 @contextmanager
@@ -108,15 +102,10 @@ def mounted(folders: Sequence[Path], work: Path, programs: Programs) -> Iterator
     argv: list[str | Path] = [unshare, "--mount", "--propagation", "private"]
     if os.geteuid() != 0:
         argv += ["--user", "--map-root-user"]
-    argv += shell(folders, work.absolute())
+    argv += ["sh", "-c", SCRIPT, "sqshforge", work.absolute(), *reversed(folders)]
     pipe = subprocess.PIPE
     with programs.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as holder:
         stack = Stack(Path(f"/proc/{holder.pid}/root{work.absolute()}"), holder)
         stack.await_mount()
         yield stack
         stack.close()
-
-
-def shell(folders: Sequence[Path], work: Path) -> list[str | Path]:
-    """The words that merge folders, the lowest first, on `work`: what they start is the holder."""
-    return ["sh", "-c", SCRIPT, "sqshforge", work, *reversed(folders)]

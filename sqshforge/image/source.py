@@ -1,4 +1,4 @@
-"""What a source is: an image's config, and its content as a folder or as tar streams."""
+"""What a source is: an image's config, and its content as folders or as tar streams."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from stat import S_ISREG
-from typing import IO, Protocol
+from typing import IO, Protocol, runtime_checkable
 
 from sqshforge.errors import RequestError
-from sqshforge.host.programs import Programs
-from sqshforge.image import overlay
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.project import NEWEST_EPOCH
 
@@ -22,22 +20,11 @@ class Folder:
     """An image's root file system as folders, mounted or lying somewhere; they are only read.
 
     `stack` is merged to become the root file system, `layers` are the image's own; both have the
-    lowest first. `layers` is empty where they cannot be seen. `lent` is the stack, merged already
-    by one who may do it.
+    lowest first. `layers` is empty where they cannot be seen.
     """
 
     stack: tuple[Path, ...]
     layers: tuple[Path, ...] = ()
-    lent: overlay.Stack | None = None
-
-    @contextmanager
-    def mounted(self, work: Path, programs: Programs) -> Iterator[overlay.Stack]:
-        """Merge the stack for the length of a block, on `work` where that is still to be done."""
-        if self.lent is not None:
-            yield self.lent
-        else:
-            with overlay.mounted(self.stack, work, programs) as stack:
-                yield stack
 
     def top_names(self, index: int) -> frozenset[bytes] | None:
         """The names in `/` that a layer brings or hides; None where that cannot be seen."""
@@ -68,7 +55,24 @@ class Stream(Protocol):
         """Write /sqshforge alone; nothing where the image has no such folder."""
 
 
-Content = Folder | Stream
+@runtime_checkable
+class Remote(Protocol):
+    """An image whose layers have to be fetched to be seen; its /sqshforge can be had alone."""
+
+    def claimed_base(self) -> tuple[str, ...]:
+        """The layers without those on top that touch nothing but /sqshforge; empty where unknown.
+
+        The image's history says so, and that may be wrong.
+        """
+
+    def write_payload(self, out: IO[bytes]) -> None:
+        """Write /sqshforge alone; nothing where the image has no such folder."""
+
+    def fetched(self, folder: Path) -> AbstractContextManager[Stream]:
+        """Fetch the layers into a folder for the length of a block, and leave nothing there."""
+
+
+Content = Folder | Stream | Remote
 
 
 class Source(Protocol):

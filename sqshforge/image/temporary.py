@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from sqshforge.host import temporary
@@ -21,6 +20,3 @@ def abandoned(names: Iterable[str]) -> list[str]:
     return temporary.abandoned(names, KIND)
 
 
-def folder() -> AbstractContextManager[Path]:
-    """An empty folder to mount on, for the length of a block, where temporary files go."""
-    return temporary.folder(KIND)

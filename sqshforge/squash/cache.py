@@ -63,6 +63,10 @@ class Cache:
         """
         return cls(cache_home() / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
 
+    def has(self, key: str) -> bool:
+        """Whether there is a base of a key, at this moment."""
+        return self._read(self._place(key)) is not None
+
     def take(self, key: str, target: Path, jobs: int) -> Base | None:
         """Write the base of a key to a new file; None where there is no such base.
 

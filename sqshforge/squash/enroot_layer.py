@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqshforge.host.rootpath import inside
 from sqshforge.image import enroot
-from sqshforge.image.docker_export import is_left_out
+from sqshforge.image.enroot import is_left_out
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int) -> None:

@@ -1,7 +1,7 @@
 """Write an image as a squash file: flat, with enroot's files, atomic, and only once.
 
 Two ways lead to the same tree: folders are squashed where they are mounted, a tar stream goes
-through a filter into the squash tool. Neither puts a root file system on the disk.
+into the squash tool. Neither puts a root file system on the disk.
 
 A file is written in two steps: all but /sqshforge, then /sqshforge. The first step takes the
 time. What it gives depends on nothing in /sqshforge, and the cache of bases has it for the next
@@ -34,7 +34,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import enroot, overlay
-from sqshforge.image.address import Content, Folder, Source
+from sqshforge.image.address import Content, Folder, Remote, Source, Stream
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import enroot_layer, mksquashfs, payload
 from sqshforge.squash.cache import Base, Cache
@@ -58,7 +58,7 @@ class Opened:
     `payload` is its /sqshforge where that can be appended, else None.
     """
 
-    content: Content
+    content: Folder | Stream
     stack: overlay.Stack | None
     payload: Path | None
 
@@ -77,7 +77,7 @@ class Written:
 
 @contextmanager
 def open_content(
-    content: Content, request: PackRequest, work: Path, programs: Programs
+    content: Folder | Stream, request: PackRequest, work: Path, programs: Programs
 ) -> Iterator[Opened]:
     """Mount an image's content, or unpack the little of it that has to be, below `work`.
 
@@ -88,7 +88,7 @@ def open_content(
     mount.mkdir()
     files.mkdir()
     if isinstance(content, Folder):
-        with content.mounted(mount, programs) as stack:
+        with overlay.mounted(content.stack, mount, programs) as stack:
             folder = stack.image / CARRIED
             found = folder if folder.is_dir() and not folder.is_symlink() else None
             yield Opened(content, stack, None if request.options.xattrs else found)
@@ -97,7 +97,7 @@ def open_content(
         yield Opened(content, None, unpacked)
 
 
-def base_layers(request: PackRequest, content: Content) -> tuple[str, ...] | None:
+def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ...] | None:
     """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
     layers = request.config.layers
     count = len(layers)
@@ -134,7 +134,7 @@ def pack_whole(
 
 
 def pack_edited(
-    image: Opened,
+    unpacked: Path,
     request: PackRequest,
     squasher: Squasher,
     target: Path,
@@ -142,11 +142,11 @@ def pack_edited(
     key: str,
     cache: Cache,
 ) -> Written | None:
-    """Write an image whose base the cache has; None where it has not."""
+    """Write an image by its /sqshforge and the base that the cache has; None where it has not."""
     base: Base | None = cache.take(key, target, request.options.jobs)
-    if base is None or image.payload is None:
+    if base is None:
         return None
-    squasher.append(image.payload, target, request.epoch)
+    squasher.append(unpacked, target, request.epoch)
     known = {index: base.pieces[index] for index in _kept(base.start)}
     return Written(side.submit(_settle, target, request.options.jobs, known))
 
@@ -270,14 +270,57 @@ class _Pack:
     def _make(self, written: Path, work: Path) -> None:
         work.mkdir()
         with ThreadPoolExecutor(1) as side, ExitStack() as held:
-            with (
-                self.source.open(self.request.config.digest) as content,
-                open_content(content, self.request, work, self.programs) as image,
-            ):
-                base = self._base(image, held)
-                made = self._write(image, written, base, side)
+            with self.source.open(self.request.config.digest) as content:
+                made, base = self._made(content, work, written, side, held)
             # Only now: at its end a source tells that the image went away meanwhile.
             self._publish(written, made, base)
+
+    def _made(
+        self, content: Content, work: Path, written: Path, side: Executor, held: ExitStack
+    ) -> tuple[Written, str | None]:
+        """Write the file; what came of it, and the key of its base, whose lock is `held`."""
+        if isinstance(content, Remote):
+            found = self._unfetched(content, work, written, side, held)
+            if found is not None:
+                return found
+            with content.fetched(work) as stream:
+                return self._made(stream, work, written, side, held)
+        with open_content(content, self.request, work, self.programs) as image:
+            base = self._base(image, held)
+            return self._write(image, written, base, side), base
+
+    def _unfetched(
+        self, content: Remote, work: Path, written: Path, side: Executor, held: ExitStack
+    ) -> tuple[Written, str] | None:
+        """Write the file without a look at the layers, where the cache has the base; else None.
+
+        Which base it is only the history tells. So it is looked up and never added: one that is
+        not what its key says would spoil other images.
+        """
+        layers = content.claimed_base()
+        if self.cache is None or self.request.options.xattrs or not layers:
+            return None
+        key = self.request.base_key(layers)
+        if not self.cache.has(key):
+            return None
+        folder = work / "alone"
+        folder.mkdir()
+        try:
+            unpacked = payload.unpack(content, folder)
+        except WorkError as error:
+            self.reporter.say(f"/{CARRIED} alone cannot be had: {error.what}")
+            return None
+        if unpacked is None:
+            return None
+        with ExitStack() as locked:
+            if not self._lock(key, locked):
+                return None
+            with self._tracked() as squasher:
+                made = self._edited(unpacked, written, side, key, squasher)
+            if made is None:
+                return None
+            held.enter_context(locked.pop_all())
+        return made, key
 
     def _base(self, image: Opened, held: ExitStack) -> str | None:
         """The key of the image's base, whose lock is `held`; None where none is kept."""
@@ -288,25 +331,32 @@ class _Pack:
             self.reporter.say("the image's layers cannot be seen: no base is kept of it")
             return None
         key = self.request.base_key(layers)
+        return key if self._lock(key, held) else None
+
+    def _lock(self, key: str, held: ExitStack) -> bool:
+        assert self.cache is not None
         try:
             held.enter_context(self.cache.alone(key, self.reporter))
         except OSError as error:
             self._without_base(error)
-            return None
-        return key
+            return False
+        return True
 
     def _without_base(self, error: OSError) -> None:
         where = error.filename or (self.cache and self.cache.folder)
         self.reporter.say(f"no base is kept for the next pack: {where}: {error.strerror}")
 
-    def _write(self, image: Opened, written: Path, base: str | None, side: Executor) -> Written:
+    @contextmanager
+    def _tracked(self) -> Iterator[Squasher]:
         total = self.request.config.size or None
         with self.reporter.track(f"pack {self.output.name}", total=total) as tracker:
-            squasher = Squasher(self.request.options, self.programs, tracker)
-            if base is not None and self.cache is not None:
-                made = pack_edited(image, self.request, squasher, written, side, base, self.cache)
+            yield Squasher(self.request.options, self.programs, tracker)
+
+    def _write(self, image: Opened, written: Path, base: str | None, side: Executor) -> Written:
+        with self._tracked() as squasher:
+            if base is not None and image.payload is not None:
+                made = self._edited(image.payload, written, side, base, squasher)
                 if made is not None:
-                    self.reporter.say("all but /sqshforge comes from the cache of bases")
                     return made
                 before = read_record(self.output)
                 if before is not None and before.get("base") not in (None, base):
@@ -314,6 +364,15 @@ class _Pack:
                         "the image has changed outside of /sqshforge: all is packed anew"
                     )
             return pack_whole(image, self.request, squasher, written, side)
+
+    def _edited(
+        self, unpacked: Path, written: Path, side: Executor, base: str, squasher: Squasher
+    ) -> Written | None:
+        assert self.cache is not None
+        made = pack_edited(unpacked, self.request, squasher, written, side, base, self.cache)
+        if made is not None:
+            self.reporter.say("all but /sqshforge comes from the cache of bases")
+        return made
 
     def _publish(self, written: Path, made: Written, base: str | None) -> None:
         request, output = self.request, self.output

@@ -1,4 +1,4 @@
-"""/sqshforge of an image that is read as a stream: small, and unpacked for a moment.
+"""/sqshforge of an image that is not mounted: small, and unpacked for a moment.
 
 Mksquashfs appends folders only, and no tar.
 """
@@ -11,13 +11,13 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from sqshforge.errors import WorkError
-from sqshforge.image.address import Stream
+from sqshforge.image.address import Remote, Stream
 from sqshforge.image.enroot import CARRIED
 
 MOST = 32 << 20  # bytes; a larger one is written with all the rest, and nothing is unpacked
 
 
-def unpack(content: Stream, work: Path) -> Path | None:
+def unpack(content: Stream | Remote, work: Path) -> Path | None:
     """Unpack /sqshforge into a folder below `work`; None where it cannot be split off.
 
     That is where the image has none, or it is no folder, too large, or holds devices.

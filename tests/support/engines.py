@@ -16,6 +16,7 @@ import pytest
 from sqshforge import engine
 from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs, stop
+from sqshforge.image.docker import Dockerd, Saved
 
 PATIENCE = 300.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.
@@ -82,6 +83,14 @@ def docker_fixture(docker_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The private daemon is the one that everything in the test talks to."""
     monkeypatch.setenv("DOCKER_HOST", docker_host)
     return docker_host
+
+
+class Unmounted(Dockerd):
+    """An image of docker's as one finds it who may not read its layers' folders."""
+
+    @contextmanager
+    def open(self, digest: str | None = None) -> Iterator[Saved]:
+        yield Saved(self.name, self._facts, self._daemon, self.reporter)
 
 
 @contextmanager

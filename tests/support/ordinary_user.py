@@ -55,11 +55,15 @@ class User:
 
     place: Path
     ranges: bool = True  # whether it has ranges of uids and gids besides its own
-    apart: bool = False  # whether it sees no process but its own, under other numbers
+    own_cache: Path | None = None  # another one than in the home
 
     @property
     def home(self) -> Path:
         return self.place / "home"
+
+    @property
+    def cache(self) -> Path:
+        return self.own_cache or self.home / "cache"
 
     def set_up(self) -> None:
         for name in ("home", "home/tmp", "home/run", "home/.config/containers"):
@@ -86,8 +90,7 @@ class User:
         return folder
 
     def argv(self, *words: str | Path) -> list[str]:
-        hidden = ["unshare", "--pid", "--fork", "--mount-proc"] if self.apart else []
-        argv: list[str | Path] = [*self.enter(), *hidden, *AS_USER, *words]
+        argv: list[str | Path] = [*self.enter(), *AS_USER, *words]
         return [str(word) for word in argv]
 
     def enter(self) -> list[str]:
@@ -100,7 +103,7 @@ class User:
             "HOME": str(self.home),
             "TMPDIR": str(self.home / "tmp"),
             "XDG_RUNTIME_DIR": str(self.home / "run"),
-            "SQSHFORGE_CACHE": str(self.home / "cache"),
+            "SQSHFORGE_CACHE": str(self.cache),
             "PYTHONPATH": str(ROOT),
             "COLUMNS": "1000",
             **variables,
@@ -123,7 +126,7 @@ class User:
     def left(self) -> list[str]:
         """What is in the home that should not be there after a pack."""
         found = [*self.home.glob(".*.tmp*"), *self.home.glob(".*.lock")]
-        found += [*(self.home / "tmp").iterdir(), *(self.home / "cache").rglob("*.tmp*")]
+        found += [*(self.home / "tmp").iterdir(), *self.cache.rglob("*.tmp*")]
         return [str(path) for path in found]
 
 

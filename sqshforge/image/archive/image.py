@@ -15,8 +15,7 @@ from sqshforge.image.archive.blobs import Directory, Tarred
 from sqshforge.image.archive.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
 from sqshforge.image.archive.layer_tree import Budget, Tree
 from sqshforge.image.archive.oci_layout import Image, mismatch
-from sqshforge.image.docker_export import is_left_out
-from sqshforge.image.enroot import CARRIED
+from sqshforge.image.enroot import CARRIED, is_left_out
 from sqshforge.tar.reader import entries
 from sqshforge.tar.stream import TarStream
 

@@ -46,7 +46,6 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (["pack", "cpu-mamba", "--profile", "small"], "unknown profile 'small'", "fast, shared"),
         (["pack", "ftp://x", "-o", "x.sqsh"], "unknown kind of source", "dockerd://NAME"),
         (["pack", "buildah://x"], "needs an output", "-o FILE.sqsh"),
-        (["pack", "rootfs:/none", "-o", "x.sqsh", "--export"], "--export", "leave it out"),
         (["pack", "buildah://no-such-image", "-o", "/tmp/x.sqsh"], "no image", "buildah images"),
         (["run", "no-such.sqsh", "--", "true"], "cannot be read", "make sqsh"),
         (["run", __file__, "--", "true"], "not a squash file", ".sqsh"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import socket
 import stat
 import subprocess
@@ -20,8 +21,8 @@ from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.image import address as source
 from sqshforge.image import overlay
-from sqshforge.image.docker import Exported
-from tests.support import engines, odd_root
+from tests.conftest import ROOT
+from tests.support import docker_api, engines, odd_root
 from tests.support.containers import until
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
@@ -54,15 +55,13 @@ def in_docker(context: Path, docker: str) -> str:
 @pytest.fixture
 def image(request: pytest.FixtureRequest) -> source.Source:
     """The smallest image, in the engine that the test is run for."""
-    if request.param == "exported":
+    if request.param == "unmounted":
         address = request.getfixturevalue("in_docker")
-        return source.Dockerd(
-            address.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
-        )
+        return engines.Unmounted(address.removeprefix("dockerd://"), Programs())
     return source.parse(request.getfixturevalue(request.param), Programs())
 
 
-IN_DOCKER = [pytest.param(name, marks=pytest.mark.root) for name in ("in_docker", "exported")]
+IN_DOCKER = [pytest.param(name, marks=pytest.mark.root) for name in ("in_docker", "unmounted")]
 each = pytest.mark.parametrize("image", ["in_buildah", *IN_DOCKER], indirect=True)
 
 
@@ -86,14 +85,6 @@ def test_an_image_says_what_it_is(image: source.Source) -> None:
     assert config.volumes == config.entrypoint == config.cmd == ()
 
 
-def base(content: source.Content) -> bytes:
-    """The tar of a stream."""
-    assert not isinstance(content, source.Folder)
-    out = io.BytesIO()
-    content.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False)
-    return out.getvalue()
-
-
 @pytest.mark.processes
 @pytest.mark.root
 def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
@@ -107,17 +98,23 @@ def test_a_working_container_is_gone_after_use(in_buildah: str) -> None:
 @pytest.mark.processes
 @pytest.mark.root
 @each
-def test_what_is_opened_is_the_image(image: source.Source) -> None:
+def test_what_is_opened_is_the_image(image: source.Source, tmp_path: Path) -> None:
     with image.open() as content:
-        assert issue(content) == "tiny"
+        assert issue(content, tmp_path) == "tiny"
     assert containers(image) == []
 
 
-def issue(content: source.Content) -> str:
-    """What a file of the image says."""
+def issue(content: source.Content, folder: Path) -> str:
+    """What a file of the image says; `folder` is for what has to be fetched of it."""
     if isinstance(content, source.Folder):
         return (content.stack[0] / "etc/issue").read_text()
-    with tarfile.open(fileobj=io.BytesIO(base(content))) as tar:
+    out = io.BytesIO()
+    assert isinstance(content, source.Remote)
+    with content.fetched(folder) as stream:
+        stream.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False)
+    assert list(folder.iterdir()) == []
+    out.seek(0)
+    with tarfile.open(fileobj=out) as tar:
         file = tar.extractfile("etc/issue")
         assert file is not None
         return file.read().decode()
@@ -126,10 +123,13 @@ def issue(content: source.Content) -> str:
 @pytest.mark.processes
 @pytest.mark.root
 @each
-def test_the_layers_are_seen_where_they_are_mounted(image: source.Source) -> None:
+def test_the_layers_are_seen(image: source.Source, tmp_path: Path) -> None:
     with image.open() as content:
-        seen = isinstance(content, source.Folder)
-        assert content.top_names(0) == (frozenset({b"etc", b"more"}) if seen else None)
+        if isinstance(content, source.Remote):
+            with content.fetched(tmp_path) as stream:  # and no more than is needed
+                assert stream.top_names(0) == {b"etc"}
+        else:
+            assert content.top_names(0) == {b"etc", b"more"}
     assert len(image.config().layers) == 1
 
 
@@ -142,23 +142,42 @@ def test_what_was_opened_is_gone_after_a_failure_too(image: source.Source) -> No
     assert containers(image) == []
 
 
+class Full(io.RawIOBase):
+    def write(self, data: object) -> int:
+        raise BrokenPipeError
+
+
 @pytest.mark.processes
-@pytest.mark.timeout(30)
-def test_a_reader_may_leave_before_the_end(in_docker: str) -> None:
-    image = source.Dockerd(
-        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
-    )
+@pytest.mark.timeout(60)
+def test_a_reader_may_leave_before_the_end(in_carrying: source.Source) -> None:
+    """The daemon waits in the middle of the copy then, and locks its container."""
+    with in_carrying.open() as content, pytest.raises(BrokenPipeError):
+        assert isinstance(content, source.Remote)
+        content.write_payload(cast(IO[bytes], Full()))
+    assert containers(in_carrying) == []
 
-    class Full(io.RawIOBase):
-        def write(self, data: object) -> int:
-            raise BrokenPipeError
 
-    with image.open() as content, pytest.raises(BrokenPipeError):
-        assert isinstance(content, Exported)
-        content.write_base(
-            cast(IO[bytes], Full()), {}, 0, lambda amount: None, split=True, xattrs=False
-        )
-    assert containers(image) == []
+@pytest.fixture
+def in_carrying(docker: str, tmp_path: Path) -> source.Source:
+    """An image with a /sqshforge that no pipe and no socket holds."""
+    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY large /sqshforge/\n")
+    (tmp_path / "large").write_bytes(bytes(16 << 20))
+    return engines.Unmounted(odd_root.in_docker(tmp_path, docker), Programs())
+
+
+@pytest.mark.processes
+def test_an_image_that_is_to_be_saved_takes_room(
+    in_docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = engines.Unmounted(in_docker.removeprefix("dockerd://"), Programs())
+    full = shutil.disk_usage(tmp_path)._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full)
+    with image.open() as content, pytest.raises(MissingError, match="saving") as caught:
+        assert isinstance(content, source.Remote)
+        with content.fetched(tmp_path):
+            pass
+    assert str(tmp_path) in caught.value.where
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.processes
@@ -180,26 +199,23 @@ def test_what_a_killed_packer_left_open_goes_with_the_next(in_buildah: str) -> N
 
 
 @pytest.mark.processes
-def test_what_a_killed_packer_had_exported_goes_with_the_next(in_docker: str) -> None:
-    image = source.Dockerd(
-        in_docker.removeprefix("dockerd://"), Programs(), way=source.ReadMode.EXPORTED
-    )
+def test_the_container_of_a_killed_packer_goes_with_the_next(in_carrying: source.Source) -> None:
+    name = in_carrying.config().reference.removeprefix("dockerd://")
     code = (
-        "import io, os, signal; from sqshforge.host import programs\n"
-        "from sqshforge.image.docker import Dockerd\n"
-        "from sqshforge.image.docker import ReadMode\n"
-        f"image = Dockerd({image.name!r}, programs.Programs(), way=ReadMode.EXPORTED)\n"
+        "import io, os, signal; from sqshforge.host.programs import Programs\n"
+        "from tests.support.engines import Unmounted\n"
         "class Killer(io.RawIOBase):\n"
         "    def write(self, data): os.kill(os.getpid(), signal.SIGKILL)\n"
-        "with image.open() as content:\n"
-        "    content.write_base(Killer(), {}, 0, print, split=True, xattrs=False)\n"
+        f"with Unmounted({name!r}, Programs()).open() as content:\n"
+        "    content.write_payload(Killer())\n"
     )
-    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    killed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False)
     assert killed.returncode == -9
-    assert len(containers(image)) == 1
-    with image.open() as content:
-        assert issue(content) == "tiny"
-    assert containers(image) == []
+    assert len(containers(in_carrying)) == 1
+    with in_carrying.open() as content:
+        assert isinstance(content, source.Remote)
+        content.write_payload(io.BytesIO())
+    assert containers(in_carrying) == []
 
 
 @pytest.mark.processes
@@ -238,11 +254,11 @@ def test_layers_that_cannot_be_mounted_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.processes
 @pytest.mark.root
 @each
-def test_what_another_packer_has_open_stays(image: source.Source) -> None:
+def test_what_another_packer_has_open_stays(image: source.Source, tmp_path: Path) -> None:
     with image.open() as content:
         with image.open():
             pass
-        assert issue(content) == "tiny"
+        assert issue(content, tmp_path) == "tiny"
 
 
 @pytest.mark.parametrize("text", ["s3://debian", "ocifolder:x", "a/b", "http://x", "rootfs"])
@@ -263,28 +279,35 @@ def test_an_image_that_is_not_there(scheme: str, name: str, docker: str) -> None
         source.parse(f"{scheme}://{name}", Programs()).config()
 
 
-@pytest.mark.processes
-def test_a_daemon_that_is_not_there(no_docker: None) -> None:
-    with pytest.raises(MissingError, match="docker does not answer") as caught:
+NONSENSE = ["", "no json", "[]", "[null]", "{}", "7", '{"Id": "x", "Size": "big"}']
+
+
+@pytest.mark.parametrize("printed", NONSENSE)
+def test_a_daemon_that_answers_nonsense(printed: str) -> None:
+    with (
+        docker_api.answering({"/x/json": printed.encode(), "/history": b"[]"}),
+        pytest.raises(WorkError, match="cannot be understood"),
+    ):
         source.parse("dockerd://x", Programs()).config()
-    assert "DOCKER_HOST" in caught.value.mend
+
+
+def test_a_daemon_that_fails() -> None:
+    with docker_api.answering({}) as host, pytest.raises(WorkError, match="out of order") as caught:
+        source.parse("dockerd://x", Programs()).config()
+    assert caught.value.where == host
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(
-    "printed", ["", "no json", "[]", "[{}]", "[null]", "{}", "7", '[{"Id": "x", "Size": "big"}]']
-)
-@pytest.mark.parametrize(("scheme", "program"), [("dockerd", "docker"), ("buildah", "buildah")])
+@pytest.mark.parametrize("printed", [*NONSENSE[:6], '[{"Id": "x", "Size": "big"}]', "[{}]"])
 def test_an_engine_that_answers_nonsense(
-    scheme: str, program: str, printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    stand_in = tmp_path / program
-    version = "case $1 in --version) echo 'Docker version 20.10.24, build x'; exit ;; esac"
-    stand_in.write_text(f"#!/bin/sh\n{version}\necho '{printed}'\n")
+    stand_in = tmp_path / "buildah"
+    stand_in.write_text(f"#!/bin/sh\necho '{printed}'\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(WorkError, match="cannot be understood"):
-        source.parse(f"{scheme}://x", Programs()).config()
+        source.parse("buildah://x", Programs()).config()
 
 
 @pytest.mark.processes
@@ -311,10 +334,9 @@ class Nothing(Programs):
         return []
 
 
-@pytest.mark.parametrize("address", ["buildah://x", "dockerd://x"])
-def test_an_engine_that_is_not_installed(address: str) -> None:
+def test_an_engine_that_is_not_installed() -> None:
     with pytest.raises(MissingError, match="not installed") as caught:
-        source.parse(address, Nothing()).config()
+        source.parse("buildah://x", Nothing()).config()
     assert "apt-get install" in caught.value.mend
 
 

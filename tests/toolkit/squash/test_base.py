@@ -23,7 +23,7 @@ from sqshforge.squash.cache import Cache
 from sqshforge.squashfs.superblock import Tables
 from tests.support import odd_root
 from tests.support.command_line import sqshforge
-from tests.support.engines import CLIENT
+from tests.support.engines import CLIENT, Unmounted
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import storage_fixture as storage_fixture
@@ -74,6 +74,8 @@ class Desk:
             argv = ["buildah", "build", "--isolation", "chroot", "--layers"]
         name = f"localhost/sqshforge-base:{tag}"
         Programs().capture([*argv, "--tag", name, self.context], env={"DOCKER_BUILDKIT": "1"})
+        if self.engine == "unmounted":
+            return Unmounted(name, Programs())
         scheme = "buildah" if self.engine == "buildah" else "dockerd"
         return address.parse(f"{scheme}://{name}", Programs())
 
@@ -99,7 +101,7 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-@pytest.fixture(params=["docker", "buildah"])
+@pytest.fixture(params=["docker", "unmounted", "buildah"])
 def desk(
     request: pytest.FixtureRequest, docker: str, storage: None, tmp_path: Path
 ) -> Iterator[Desk]:

@@ -27,7 +27,7 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import pack as squash
-from tests.support import archives, containers, odd_root, processes
+from tests.support import archives, containers, docker_api, odd_root, processes
 
 pytestmark = pytest.mark.processes
 
@@ -407,26 +407,13 @@ def fill(folder: Path) -> None:
             pass
 
 
-def test_an_engine_whose_stream_breaks_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A docker client whose daemon dies in the middle of an export."""
-    whole = tmp_path / "whole.tar"
-    (tmp_path / "tree").mkdir()
-    (tmp_path / "tree/file").write_bytes(bytes(4 << 20))
-    odd_root.tar(tmp_path / "tree", whole)
-    client = tmp_path / "docker"
-    client.write_text(
-        "#!/bin/sh\n"
-        'case "$1" in\n'
-        "--version) echo 'Docker version 20.10.24, build x' ;;\n"
-        """image) echo '[{"Id": "sha256:1", "Size": 1, "Config": {}}]' ;;\n"""
-        f"export) head -c 3000000 {whole}; echo 'unexpected EOF' >&2; exit 1 ;;\n"
-        "esac\n"
-    )
-    client.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+def test_an_engine_whose_stream_breaks_off(tmp_path: Path) -> None:
+    """A docker daemon that dies while it saves an image."""
+    image = b'{"Id": "sha256:1", "Size": 1, "Config": {}}'
+    answers = {"/x/json": image, "/history": b"[]", "/get": bytes(3_000_000)}
     folder = tmp_path / "output"
     folder.mkdir()
-    with pytest.raises(WorkError, match="broken"):
+    with docker_api.answering(answers, cut=True), pytest.raises(WorkError, match="broke off"):
         pack("dockerd://x", folder / "a.sqsh")
     assert visible(folder) == set()
 

@@ -20,7 +20,7 @@ from sqshforge.image import enroot
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request
 from tests.support import odd_root
-from tests.support.engines import CLIENT
+from tests.support.engines import CLIENT, Unmounted
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 
@@ -57,7 +57,7 @@ def odd(docker_host: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             addresses={
                 "buildah": f"buildah://{buildah}",
                 "docker": f"dockerd://{(docker := odd_root.in_docker(context, docker_host))}",
-                "exported": f"exported:{docker}",
+                "unmounted": f"unmounted:{docker}",
                 "rootfs": f"rootfs:{tree}",
                 **archived(buildah, folder),
                 "saved": saved(docker, folder),
@@ -89,10 +89,10 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
 
 
 def parse(address: str) -> source.Source:
-    """The source of an address; `exported:` is docker's for those who cannot see its layers."""
+    """The source of an address; `unmounted:` is docker's for those who may not mount it."""
     kind, _, name = address.partition(":")
-    if kind == "exported":
-        return source.Dockerd(name, Programs(), way=source.ReadMode.EXPORTED)
+    if kind == "unmounted":
+        return Unmounted(name, Programs())
     return source.parse(address, Programs())
 
 
@@ -126,7 +126,7 @@ def found(packed: dict[str, Path]) -> dict[str, dict[str, odd_root.Entry]]:
 
 Found = dict[str, dict[str, odd_root.Entry]]
 every = pytest.mark.parametrize(
-    "name", ["buildah", "docker", "exported", "rootfs", *ARCHIVES, "saved"]
+    "name", ["buildah", "docker", "unmounted", "rootfs", *ARCHIVES, "saved"]
 )
 
 
@@ -161,8 +161,8 @@ def test_the_expected_oddities_are_really_there(name: str, found: Found) -> None
     assert ".dockerenv" not in entries and "data/.dockerenv" in entries
 
 
-def test_mounted_or_exported_the_tree_is_the_same(found: Found) -> None:
-    assert found["docker"] == found["exported"]
+def test_mounted_or_saved_by_docker_the_tree_is_the_same(found: Found) -> None:
+    assert found["docker"] == found["unmounted"] == found["saved"]
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
@@ -170,12 +170,9 @@ def test_mounted_or_archived_the_tree_is_the_same(name: str, found: Found) -> No
     assert found[name] == found["buildah"]
 
 
-def test_saved_by_docker_the_tree_is_the_same(found: Found) -> None:
-    assert found["saved"] == found["docker"]
-
-
 @pytest.mark.parametrize(
-    ("mounted", "name"), [*(("buildah", name) for name in ARCHIVES), ("docker", "saved")]
+    ("mounted", "name"),
+    [*(("buildah", name) for name in ARCHIVES), ("docker", "saved"), ("docker", "unmounted")],
 )
 def test_mounted_or_archived_the_bytes_are_the_same(
     mounted: str, name: str, packed: dict[str, Path]
@@ -299,7 +296,7 @@ def test_packing_leaves_no_volumes_in_docker(odd: Odd, packed: dict[str, Path]) 
 def test_a_docker_image_is_packed_as_it_was_described(
     docker: str, another: Path, tmp_path: Path
 ) -> None:
-    """Its name comes to mean another image between the look at its config and its export."""
+    """Its name comes to mean another image between the look at its config and at its layers."""
     context = tmp_path / "context"
     context.mkdir()
     odd_root.tar(odd_root.make(tmp_path / "tree"), context / "rootfs.tar")

@@ -1,39 +1,35 @@
-"""Packing as an ordinary user who may talk to docker: its layers are lent to them, or exported."""
+"""Packing from docker where its layers cannot be read: as an ordinary user, or from elsewhere."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sqshforge.host.programs import Programs
-from sqshforge.image.docker_mount import exchanged
 from tests.support import containers, engines, odd_root, ordinary_user
 from tests.support.archives import Image, file, folder, layer, write
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
-from tests.support.ordinary_user import (
-    DOCKERS,
-    UID,
-    User,
-    by_root,
-    command,
-    incompressible,
-    struck,
-    without_namespaces,
-)
+from tests.support.ordinary_user import DOCKERS, UID, User, by_root, command, incompressible, struck
 from tests.support.ordinary_user import context_fixture as context_fixture
 from tests.support.ordinary_user import nothing_stays_fixture as nothing_stays_fixture
 from tests.support.ordinary_user import user_fixture as user_fixture
 
 pytestmark = pytest.mark.processes
 
-NOT_LENT = "docker does not mount the image for us: "
 CACHED = "all but /sqshforge comes from the cache of bases"
+FAST = ("--profile", "fast")
 
 
 @pytest.fixture
@@ -51,6 +47,53 @@ def odd(context: Path, docker: str, in_group: None) -> str:
     return f"dockerd://{odd_root.in_docker(context, docker)}"
 
 
+@pytest.fixture
+def fresh(user: User) -> User:
+    """The user with a cache of the test's own."""
+    cache = user.home / f"cache-{time.monotonic_ns()}"
+    cache.mkdir()
+    user.take(cache)
+    return replace(user, own_cache=cache)
+
+
+def listed(*words: str) -> list[str]:
+    return Programs().capture([engines.CLIENT, *words]).split()
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """What the daemon did in the block, such as `container create`; filled at its end."""
+    done: list[str] = []
+    since = time.time()
+    yield done
+    argv: list[str | Path] = [engines.CLIENT, "events", "--format", "{{.Type}} {{.Action}}"]
+    argv += ["--since", f"{since:.9f}", "--until", f"{time.time():.9f}"]
+    done += Programs().capture(argv).splitlines()
+
+
+def build(context: Path, name: str) -> str:
+    argv: list[str | Path] = [engines.CLIENT, "build", "--network", "host", "--tag", name, context]
+    Programs().capture(argv, env={"DOCKER_BUILDKIT": "1"})
+    return f"dockerd://{name}"
+
+
+def edit(context: Path, text: str) -> None:
+    (context / "code/train.py").write_text(text)
+
+
+def load(image: Image, place: Path) -> str:
+    """Bring an image made byte by byte to the daemon."""
+    write(image, "docker-archive", place)
+    said = Programs().capture([engines.CLIENT, "load", "--input", place])
+    return f"dockerd://{said.split()[-1]}"
+
+
+def with_history(*instructions: str) -> Any:
+    """A change of an image's config: it says that its layers were made so."""
+    steps = [{"created_by": one, "created": "2024-02-29T12:00:00Z"} for one in instructions]
+    return lambda config: {**config, "history": steps}
+
+
 def test_a_user_in_the_docker_group_builds_and_packs_a_target_by_one_command(
     user: User, docker: str, in_group: None
 ) -> None:
@@ -60,89 +103,132 @@ def test_a_user_in_the_docker_group_builds_and_packs_a_target_by_one_command(
         done = ordinary_user.pack_target(user, checkout, ENGINE="docker", PATH=tools)
         assert done.returncode == 0, done.stderr
         assert state in done.stdout
-        assert NOT_LENT not in done.stderr
-
-
-def listed(*words: str) -> list[str]:
-    return Programs().capture([engines.CLIENT, *words]).split()
-
-
-def build(context: Path, name: str) -> str:
-    argv: list[str | Path] = [engines.CLIENT, "build", "--network", "host", "--tag", name, context]
-    Programs().capture(argv, env={"DOCKER_BUILDKIT": "1"})
-    return f"dockerd://{name}"
 
 
 def test_a_user_in_the_docker_group_gets_the_bytes_that_root_gets(
-    user: User, odd: str, tmp_path: Path
+    fresh: User, odd: str, tmp_path: Path
 ) -> None:
-    before = listed("volume", "ls", "--quiet")
-    done = user.pack(odd, "-o", "docker.sqsh", "--profile", "fast")
-    assert done.returncode == 0, done.stderr
-    assert "docker.sqsh: packed in" in done.stdout
-    assert NOT_LENT not in done.stderr
-    again = user.pack(odd, "-o", "docker.sqsh", "--profile", "fast")
-    assert (again.returncode, "docker.sqsh: up to date" in again.stdout) == (0, True), again.stderr
-    assert containers.until(lambda: listed("ps", "--all", "--quiet") == [])
-    assert listed("volume", "ls", "--quiet") == before
+    volumes = listed("volume", "ls", "--quiet")
+    with watched() as done_by_docker:
+        done = fresh.pack(odd, "-o", "docker.sqsh", *FAST)
+        assert done.returncode == 0, done.stderr
+        assert "docker.sqsh: packed in" in done.stdout
+        again = fresh.pack(odd, "-o", "docker.sqsh", *FAST)
+        assert "docker.sqsh: up to date" in again.stdout, again.stderr
+    assert done_by_docker == ["image save"]
+    assert listed("ps", "--all", "--quiet") == []
+    assert listed("volume", "ls", "--quiet") == volumes
 
-    output = user.home / "docker.sqsh"
+    output = fresh.home / "docker.sqsh"
     assert output.read_bytes() == by_root(odd, tmp_path / "a.sqsh").read_bytes()
+    found = odd_root.unpacked(output, tmp_path / "found")
+    assert "data/one" in found and "sqshforge/train.py" in found
     assert (output.stat().st_uid, output.stat().st_mode & 0o777) == (UID, 0o644)
-
-
-def test_the_base_of_what_is_lent_is_kept_and_the_user_s_own(user: User, odd: str) -> None:
-    assert user.pack(odd, "-o", "a.sqsh", "--profile", "fast").returncode == 0
-    again = user.pack(odd, "-o", "b.sqsh", "--profile", "fast")
-    assert (again.returncode, CACHED in again.stderr) == (0, True), again.stderr
-    kept = list((user.home / "cache").rglob("*"))
+    kept = list(fresh.cache.rglob("*"))
     assert kept and {path.stat().st_uid for path in kept} == {UID}
 
 
-def test_opaque_folders_of_what_is_lent_are_seen(
-    user: User, in_group: None, tmp_path: Path
+def test_after_an_edit_a_user_gets_no_more_than_sqshforge_from_docker(
+    fresh: User, odd: str, context: Path, docker: str, tmp_path: Path
 ) -> None:
-    """Docker marks them in a way that only a mount of root's own knows."""
+    """And no volume is filled: the image has two."""
+    assert fresh.pack(odd, "-o", "edit.sqsh", *FAST).returncode == 0
+    edit(context, "print('edited')\n")
+    odd_root.in_docker(context, docker)
+    with watched() as done_by_docker:
+        done = fresh.pack(odd, "-o", "edit.sqsh", *FAST)
+    assert (done.returncode, CACHED in done.stderr) == (0, True), done.stderr
+    assert set(done_by_docker) == {
+        "container create",
+        "container archive-path",
+        "container destroy",
+    }
+    cold = fresh.pack(odd, "-o", "cold.sqsh", *FAST, "--no-cache")
+    assert cold.returncode == 0, cold.stderr
+    output = fresh.home / "edit.sqsh"
+    assert output.read_bytes() == (fresh.home / "cold.sqsh").read_bytes()
+    shown = Programs().capture(["unsquashfs", "-cat", output, "sqshforge/train.py"])
+    assert shown == "print('edited')\n"
+
+
+def test_after_an_edit_that_docker_does_not_let_a_user_copy_the_image_is_saved(
+    fresh: User, odd: str, context: Path, docker: str
+) -> None:
+    """As where /sqshforge has become too large to be unpacked for a moment."""
+    assert fresh.pack(odd, "-o", "large.sqsh", *FAST).returncode == 0
+    (context / "code/large").write_bytes(bytes(40 << 20))
+    try:
+        odd_root.in_docker(context, docker)
+        with watched() as done_by_docker:
+            done = fresh.pack(odd, "-o", "large.sqsh", *FAST)
+    finally:
+        (context / "code/large").unlink()
+    assert (done.returncode, CACHED in done.stderr) == (0, False), done.stderr
+    assert "image save" in done_by_docker and "container start" not in done_by_docker
+    assert listed("ps", "--all", "--quiet") == []
+
+
+BASE = layer(folder("etc"), file("etc/passwd", b"base"), folder("sqshforge"), file("sqshforge/a"))
+CODE = layer(folder("sqshforge"), file("sqshforge/b", b"code"))
+MORE_THAN_CODE = layer(file("etc/passwd", b"other"), folder("sqshforge"), file("sqshforge/b"))
+HONEST = with_history("ADD rootfs.tar / # buildkit", "COPY code /sqshforge/ # buildkit")
+
+
+@pytest.mark.parametrize("liar_first", [True, False])
+def test_a_history_that_lies_spoils_no_base(
+    liar_first: bool, fresh: User, in_group: None, tmp_path: Path
+) -> None:
+    liar = load(Image([BASE, MORE_THAN_CODE], tag="liar", config=HONEST), tmp_path / "liar.tar")
+    honest = load(Image([BASE, CODE], tag="honest", config=HONEST), tmp_path / "honest.tar")
+    order = [liar, honest] if liar_first else [honest, liar]
+    for address in order:
+        done = fresh.pack(address, "-o", "x.sqsh", *FAST, "--force")
+        assert done.returncode == 0, done.stderr
+        if address == order[0] or liar_first:
+            assert CACHED not in done.stderr
+    done = fresh.pack(honest, "-o", "honest.sqsh", *FAST, "--force")
+    assert (done.returncode, CACHED in done.stderr) == (0, True), done.stderr
+    cold = fresh.pack(honest, "-o", "cold.sqsh", *FAST, "--no-cache")
+    assert cold.returncode == 0, cold.stderr
+    output = fresh.home / "honest.sqsh"
+    assert output.read_bytes() == (fresh.home / "cold.sqsh").read_bytes()
+    assert Programs().capture(["unsquashfs", "-cat", output, "etc/passwd"]) == "base"
+
+
+def test_a_run_that_speaks_of_sqshforge_is_not_taken_to_change_nothing_else(
+    fresh: User, in_group: None, tmp_path: Path
+) -> None:
+    """Its layer is looked at, and it is right that it was."""
+    does_more = with_history("ADD rootfs.tar / # buildkit", "RUN cp -r /x /sqshforge && useradd b")
+    base = load(Image([BASE, CODE], tag="base", config=HONEST), tmp_path / "base.tar")
+    more = load(Image([BASE, MORE_THAN_CODE], tag="more", config=does_more), tmp_path / "more.tar")
+    for address in (base, more):
+        done = fresh.pack(address, "-o", "run.sqsh", *FAST)
+        assert (done.returncode, CACHED in done.stderr) == (0, False), done.stderr
+    shown = Programs().capture(["unsquashfs", "-cat", fresh.home / "run.sqsh", "etc/passwd"])
+    assert shown == "other"
+
+
+def test_opaque_folders_are_seen(user: User, in_group: None, tmp_path: Path) -> None:
     layers = [
         layer(folder("d"), file("d/old"), folder("etc")),
         layer(folder("d"), file("d/.wh..wh..opq"), file("d/new"), file("etc/.wh..wh..opq")),
     ]
-    write(Image(layers), "docker-archive", tmp_path / "image.tar")
-    Programs().capture([engines.CLIENT, "load", "--input", tmp_path / "image.tar"])
-    done = user.pack("dockerd://test:latest", "-o", "opaque.sqsh", "--profile", "fast")
-    assert (done.returncode, NOT_LENT in done.stderr) == (0, False), done.stderr
+    address = load(Image(layers), tmp_path / "image.tar")
+    done = user.pack(address, "-o", "opaque.sqsh", *FAST)
+    assert done.returncode == 0, done.stderr
     found = odd_root.unpacked(user.home / "opaque.sqsh", tmp_path / "found")
     assert "d/new" in found and "d/old" not in found
 
 
-@pytest.mark.parametrize("client", ["/usr/bin", "/usr/local/bin"])
-def test_an_exported_image_has_the_same_tree(
-    client: str, user: User, odd: str, tmp_path: Path
-) -> None:
-    """With every client that is there: they word their answers differently."""
-    path = f"{client}:{os.environ['PATH']}"
-    done = user.pack(odd, "-o", "x.sqsh", "--profile", "fast", "--export", "--force", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert "the image's layers cannot be seen: no base is kept of it" in done.stderr
-    assert (user.home / "x.sqsh").stat().st_uid == UID
-    expected = odd_root.unpacked(by_root(odd, tmp_path / "a.sqsh"), tmp_path / "expected")
-    assert odd_root.unpacked(user.home / "x.sqsh", tmp_path / "found") == expected
-    assert "data/one" in expected and "sqshforge/train.py" in expected
-
-
-@pytest.mark.parametrize("client", ["/usr/bin", "/usr/local/bin"])
-def test_an_image_without_sqshforge_can_be_exported(
-    client: str, user: User, in_group: None
-) -> None:
-    address = build(incompressible(user, Path(client).parent.name), "sqshforge-test-without:1")
-    path = f"{client}:{os.environ['PATH']}"
-    done = user.pack(address, "-o", "y.sqsh", "--profile", "fast", "--export", "--force", PATH=path)
+def test_an_image_without_sqshforge_is_packed_too(user: User, in_group: None) -> None:
+    address = build(incompressible(user, "without"), "sqshforge-test-without:1")
+    done = user.pack(address, "-o", "y.sqsh", *FAST)
     assert done.returncode == 0, done.stderr
 
 
-def test_with_extended_attributes_nothing_is_lent(user: User, odd: str) -> None:
-    """In a namespace the kernel shows file capabilities as that namespace's own."""
-    done = user.pack(odd, "-o", "xattrs.sqsh", "--profile", "fast", "--xattrs")
+def test_extended_attributes_are_kept_on_request(user: User, odd: str) -> None:
+    done = user.pack(odd, "-o", "xattrs.sqsh", *FAST, "--xattrs")
     assert done.returncode == 0, done.stderr
     shown = Programs().capture(["unsquashfs", "-d", user.place / "caps", user.home / "xattrs.sqsh"])
     assert "created" in shown
@@ -150,93 +236,123 @@ def test_with_extended_attributes_nothing_is_lent(user: User, odd: str) -> None:
     assert found == odd_root.CAPABILITY
 
 
-def test_a_daemon_on_another_machine_lends_nothing(user: User, odd: str) -> None:
-    """As from a container: its processes have other numbers than the daemon sees."""
-    done = replace(user, apart=True).pack(odd, "-o", "apart.sqsh", "--profile", "fast")
-    assert done.returncode == 0, done.stderr
-    assert f"{NOT_LENT}its daemon runs elsewhere" in done.stderr
-
-
-def test_a_machine_without_user_namespaces_exports(user: User, odd: str) -> None:
-    words = command(odd, "-o", "without.sqsh", "--profile", "fast")
-    with without_namespaces(user, *words) as process:
-        out, err = process.communicate("\n", timeout=300)
-    assert (process.returncode, "without.sqsh: packed in" in out) == (0, True), err
-    assert f"{NOT_LENT}unshare cannot make a user namespace" in err
-
-
-def test_a_daemon_that_refuses_exports(user: User, odd: str) -> None:
-    """As one with an authorization plugin does."""
-    tools = user.home / "refusing"
-    tools.mkdir()
-    client = Programs().require("docker")
-    (tools / "docker").write_text(
-        f'#!/bin/sh\n[ "$1" != run ] || {{ echo "denied by plugin" >&2; exit 125; }}\n'
-        f'exec {client} "$@"\n'
-    )
-    (tools / "docker").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    done = user.pack(odd, "-o", "refused.sqsh", "--profile", "fast", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert NOT_LENT in done.stderr and "denied by plugin" in done.stderr
-
-
-def test_a_client_without_contexts_exports(user: User, odd: str) -> None:
-    """As another engine's that goes by docker's name."""
-    tools = user.home / "other"
-    tools.mkdir()
-    client = Programs().require("docker")
-    (tools / "docker").write_text(f'#!/bin/sh\n[ "$1" != context ] && exec {client} "$@"\n')
-    (tools / "docker").chmod(0o755)
-    path = f"{tools}:{os.environ['PATH']}"
-    done = user.pack(odd, "-o", "other.sqsh", "--profile", "fast", PATH=path)
-    assert done.returncode == 0, done.stderr
-    assert f"{NOT_LENT}its daemon runs elsewhere" in done.stderr
-
-
-def test_what_an_image_has_in_its_volumes_is_not_copied(
-    user: User, in_group: None, docker: str
+def test_root_packs_from_a_daemon_whose_layers_it_does_not_see(
+    odd: str, docker: str, tmp_path: Path
 ) -> None:
-    """Docker fills a volume for each new container, which may be gigabytes."""
-    context = incompressible(user, "volume")
-    (context / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /data/\nVOLUME /data\n")
-    address = build(context, "sqshforge-test-volume:1")
-    argv = command(address, "-o", "volume.sqsh", "--profile", "archive", "--jobs", "1")
-    with subprocess.Popen(
-        user.argv(*argv), env=user.environment({}), cwd=user.home, stderr=subprocess.PIPE
-    ) as process:
-        assert containers.until(lambda: list(user.home.glob(".volume.sqsh*.tmp")))
-        during = listed("volume", "ls", "--quiet")
-        _, err = process.communicate(timeout=300)
-    assert (process.returncode, NOT_LENT in err.decode(), during) == (0, False, [])
+    """As where the daemon is on another machine."""
+    layers = Path(docker.removeprefix("unix://")).parent / "d/overlay2"
+    hiding = f'mount -t tmpfs none {layers} && exec "$@"'
+    argv = ["unshare", "--mount", "sh", "-c", hiding, "sh"]
+    argv += command(odd, "-o", tmp_path / "apart.sqsh", *FAST, "--no-cache")
+    with watched() as done_by_docker:
+        Programs().capture(argv)
+    assert done_by_docker == ["image save"]
+    expected = by_root(odd, tmp_path / "a.sqsh").read_bytes()
+    assert (tmp_path / "apart.sqsh").read_bytes() == expected
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_a_packer_of_what_is_lent_that_gets_a_signal(
-    how: signal.Signals, user: User, in_group: None
-) -> None:
+def test_a_packer_that_gets_a_signal(how: signal.Signals, user: User, in_group: None) -> None:
     address = build(incompressible(user, how.name), "sqshforge-test-slow:1")
     struck(user, address, how)
-    assert containers.until(lambda: listed("ps", "--all", "--quiet") == [])
+    assert listed("ps", "--all", "--quiet") == []
 
 
-def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str) -> None:
-    Path(os.environ["DOCKER_HOST"].removeprefix("unix://")).chmod(0o600)
-    done = user.pack(odd, "-o", "x.sqsh")
-    assert (done.returncode, done.stdout) == (3, "")
-    assert "docker does not answer" in done.stderr and "ermission denied" in done.stderr
+def test_a_packer_that_is_killed_while_docker_saves(fresh: User, in_group: None) -> None:
+    """What it had of the image goes with the next pack of the file."""
+    address = build(incompressible(fresh, "saving"), "sqshforge-test-saving:1")
+    place = fresh.home / "killed"
+    place.mkdir()
+    fresh.take(place)
+    argv = fresh.argv(*command(address, "-o", place / "a.sqsh", *FAST))
+    with subprocess.Popen(argv, env=fresh.environment({}), stderr=subprocess.DEVNULL) as process:
+        assert containers.until(lambda: list(place.glob(".*.work/image.tar")))
+        process.kill()
+    assert not (place / "a.sqsh").exists()
+    done = fresh.pack(address, "-o", place / "a.sqsh", *FAST)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in place.iterdir()} == {"a.sqsh", "a.sqsh.json"}
 
 
-@pytest.mark.parametrize("own", [1, 1000, 2_000_000_000])
-def test_in_the_namespace_of_a_loan_every_id_has_a_place(own: int) -> None:
-    """Root's and the user's own are exchanged, all others stay."""
-    ranges = [tuple(map(int, line.split())) for line in exchanged(own).splitlines()]
+def failed(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
+    """The exit code and the error of a pack that wrote nothing."""
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4, done.stderr
+    return done.returncode, done.stderr
 
-    def outside(inside: int) -> int:
-        (found,) = (out + inside - first for first, out, n in ranges if first <= inside < first + n)
-        return found
 
-    assert (outside(0), outside(own)) == (own, 0)
-    for other in {2, 999, 65534, own + 1, 0xFFFFFFFE} - {own}:
-        assert outside(other) == other
-    assert sum(count for _, _, count in ranges) == 0xFFFFFFFF
+def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str, docker: str) -> None:
+    Path(docker.removeprefix("unix://")).chmod(0o600)
+    code, said = failed(user.pack(odd, "-o", "x.sqsh"))
+    assert code == 3
+    assert "no docker daemon answers: permission denied" in said and docker in said
+    assert "usermod --append --groups docker" in said
+
+
+@pytest.mark.parametrize(
+    ("host", "code", "told"),
+    [
+        ("unix:///nowhere/docker.sock", 3, "no docker daemon answers: no such file or directory"),
+        ("tcp://127.0.0.1:1", 3, "no docker daemon answers: connection refused"),
+        ("unix://SOCKET", 3, "no docker daemon answers: connection refused"),
+        ("http//wrong", 2, "docker's daemon cannot be at that address"),
+        ("tcp://host:port", 2, "docker's daemon cannot be at that address"),
+        ("ftp://host:1", 2, "docker's daemon cannot be at that address"),
+    ],
+)
+def test_a_daemon_that_is_not_there_is_one_clear_error(
+    host: str, code: int, told: str, user: User, tmp_path: Path
+) -> None:
+    if "SOCKET" in host:  # of a daemon that has ended
+        script = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
+        host = f"unix://{user.home}/s"
+        assert user.run(sys.executable, "-c", script, user.home / "s").returncode == 0
+    found, said = failed(user.pack("dockerd://x", "-o", "x.sqsh", DOCKER_HOST=host))
+    assert (found, told in said) == (code, True), said
+    assert host in said and "DOCKER_HOST" in said
+
+
+@pytest.fixture
+def settings(user: User, docker: str, in_group: None) -> Iterator[Path]:
+    """A folder of the docker client's settings, with a context that leads to the daemon."""
+    place = user.home / "settings"
+    place.mkdir(exist_ok=True)
+    user.take(place)
+    words = ["context", "create", "private", "--docker", f"host={docker}"]
+    made = user.run(engines.CLIENT, *words, DOCKER_CONFIG=str(place))
+    assert made.returncode == 0 or "already exists" in made.stderr, made.stderr
+    yield place
+    (place / "config.json").unlink(missing_ok=True)
+
+
+def test_the_daemon_is_that_of_the_client_s_context(user: User, odd: str, settings: Path) -> None:
+    of_nobody = {"DOCKER_HOST": "", "DOCKER_CONFIG": str(settings)}
+    done = user.pack(odd, "-o", "named.sqsh", *FAST, **of_nobody, DOCKER_CONTEXT="private")
+    assert done.returncode == 0, done.stderr
+    (settings / "config.json").write_text(json.dumps({"currentContext": "private"}))
+    done = user.pack(odd, "-o", "current.sqsh", *FAST, **of_nobody)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_context_that_there_is_none_of(user: User, settings: Path) -> None:
+    of_nobody = {"DOCKER_HOST": "", "DOCKER_CONFIG": str(settings), "DOCKER_CONTEXT": "none"}
+    code, said = failed(user.pack("dockerd://x", "-o", "x.sqsh", **of_nobody))
+    assert (code, "docker has no context 'none'" in said) == (2, True), said
+
+
+def test_a_daemon_is_reached_by_ssh_as_the_client_does_it(
+    user: User, odd: str, docker: str
+) -> None:
+    """Through a stand-in for the program ssh, whose other machine is this one."""
+    tools = user.home / "tools"
+    tools.mkdir()
+    (tools / "ssh").write_text(
+        f'#!/bin/sh\necho "$@" > {tools}/asked\nwhile [ "$1" != -- ]; do shift; done\nshift 2\n'
+        f"DOCKER_HOST={docker} exec {engines.CLIENT.parent}/$*\n"
+    )
+    (tools / "ssh").chmod(0o755)
+    user.take(tools)
+    path = f"{tools}:{os.environ['PATH']}"
+    done = user.pack(odd, "-o", "s.sqsh", *FAST, DOCKER_HOST="ssh://me@there", PATH=path)
+    assert done.returncode == 0, done.stderr
+    assert (tools / "asked").read_text().startswith("-l me")
