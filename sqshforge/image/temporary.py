@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from sqshforge.host import temporary
 
@@ -18,5 +17,3 @@ def name() -> str:
 def abandoned(names: Iterable[str]) -> list[str]:
     """The names, among all, that are of packers of this machine that are no more."""
     return temporary.abandoned(names, KIND)
-
-

@@ -33,11 +33,12 @@ from sqshforge.host.files import (
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
-from sqshforge.image import enroot, overlay
-from sqshforge.image.address import Content, Folder, Remote, Source, Stream
+from sqshforge.image import enroot
+from sqshforge.image.address import Content, Folder, Remote, Source
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import enroot_layer, mksquashfs, payload
 from sqshforge.squash.cache import Base, Cache
+from sqshforge.squash.content import Opened, base_layers, open_content
 from sqshforge.squash.mksquashfs import Options, Squasher
 from sqshforge.squash.request import (
     PackRequest,
@@ -52,18 +53,6 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """An image's content while it is open: mounted (`stack`), or streams.
-
-    `payload` is its /sqshforge where that can be appended, else None.
-    """
-
-    content: Folder | Stream
-    stack: overlay.Stack | None
-    payload: Path | None
-
-
-@dataclass(frozen=True)
 class Written:
     """A file that was written, and the tables of its base where that is new.
 
@@ -73,42 +62,6 @@ class Written:
 
     settled: Future[list[str]]
     base: Tables | None = None
-
-
-@contextmanager
-def open_content(
-    content: Folder | Stream, request: PackRequest, work: Path, programs: Programs
-) -> Iterator[Opened]:
-    """Mount an image's content, or unpack the little of it that has to be, below `work`.
-
-    Extended attributes cannot be carried over by an ordinary user: with them, nothing is
-    appended.
-    """
-    mount, files = work / "mount", work / "files"
-    mount.mkdir()
-    files.mkdir()
-    if isinstance(content, Folder):
-        with overlay.mounted(content.stack, mount, programs) as stack:
-            folder = stack.image / CARRIED
-            found = folder if folder.is_dir() and not folder.is_symlink() else None
-            yield Opened(content, stack, None if request.options.xattrs else found)
-    else:
-        unpacked = None if request.options.xattrs else payload.unpack(content, files)
-        yield Opened(content, None, unpacked)
-
-
-def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ...] | None:
-    """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
-    layers = request.config.layers
-    count = len(layers)
-    while count:
-        names = content.top_names(count - 1)
-        if names is None:
-            return None
-        if not names <= {os.fsencode(CARRIED)}:
-            break
-        count -= 1
-    return layers[:count] or None
 
 
 def pack_whole(

@@ -1,0 +1,64 @@
+"""An image's content while it is packed: layers merged, or streams, and /sqshforge apart."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.host.programs import Programs
+from sqshforge.image import overlay
+from sqshforge.image.address import Folder, Stream
+from sqshforge.image.enroot import CARRIED
+from sqshforge.squash import payload
+from sqshforge.squash.request import PackRequest
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An image's content while it is open: mounted (`stack`), or streams.
+
+    `payload` is its /sqshforge where that can be appended, else None.
+    """
+
+    content: Folder | Stream
+    stack: overlay.Stack | None
+    payload: Path | None
+
+
+@contextmanager
+def open_content(
+    content: Folder | Stream, request: PackRequest, work: Path, programs: Programs
+) -> Iterator[Opened]:
+    """Mount an image's content, or unpack the little of it that has to be, below `work`.
+
+    Extended attributes cannot be carried over by an ordinary user: with them, nothing is
+    appended.
+    """
+    mount, files = work / "mount", work / "files"
+    mount.mkdir()
+    files.mkdir()
+    if isinstance(content, Folder):
+        with overlay.mounted(content.stack, mount, programs) as stack:
+            folder = stack.image / CARRIED
+            found = folder if folder.is_dir() and not folder.is_symlink() else None
+            yield Opened(content, stack, None if request.options.xattrs else found)
+    else:
+        unpacked = None if request.options.xattrs else payload.unpack(content, files)
+        yield Opened(content, None, unpacked)
+
+
+def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ...] | None:
+    """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
+    layers = request.config.layers
+    count = len(layers)
+    while count:
+        names = content.top_names(count - 1)
+        if names is None:
+            return None
+        if not names <= {os.fsencode(CARRIED)}:
+            break
+        count -= 1
+    return layers[:count] or None
