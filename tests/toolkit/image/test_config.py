@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sqshforge.errors import WorkError
 from sqshforge.image import address as source
 from sqshforge.image import enroot
-from sqshforge.image.config import Step, steps, understanding
+from sqshforge.image.config import Step, layers_below, steps, understanding
 from sqshforge.squash.mksquashfs import Options
 from sqshforge.squash.request import PackRequest
 
@@ -183,3 +183,36 @@ def test_which_steps_leave_all_but_our_folder_as_it_is(instruction: str, is_of_b
     history = [Step("1970-01-01T00:00:10Z", "RUN true"), Step("1970-01-01T00:00:20Z", instruction)]
     found = source.parse_config({}, reference="x", digest=None, created="", size=1, history=history)
     assert found.base_created == (20 if is_of_base else 10)
+
+
+ADDED = "ADD rootfs.tar / # buildkit"
+BELOW = [
+    # BuildKit's words
+    ([ADDED, "WORKDIR /sqshforge", "COPY a /sqshforge/a # buildkit", "LABEL a=b"], 3, 1),
+    ([ADDED, "RUN /bin/sh -c apt-get update # buildkit", "COPY a b /sqshforge/ # buildkit"], 3, 2),
+    ([ADDED, "COPY <<EOF /sqshforge/a # buildkit", 'CMD ["x"]'], 2, 1),
+    # those of docker's older builder, and buildah's
+    (["/bin/sh -c #(nop) ADD file:1 in / ", "/bin/sh -c #(nop) COPY dir:2 in /sqshforge "], 2, 1),
+    (["/bin/sh -c #(nop) ADD file:1 in /", "/bin/sh -c #(nop) WORKDIR /sqshforge"], 2, 1),
+    # an imported base says nothing
+    (["", "COPY a /sqshforge # buildkit"], 2, 1),
+    # a step that made no layer is taken to have made one
+    ([ADDED, "RUN true", "COPY a /sqshforge/a", "COPY b /sqshforge/b"], 3, 2),
+    # what may be anywhere
+    ([ADDED, "RUN /bin/sh -c cp a /sqshforge && useradd b # buildkit"], 2, 0),
+    ([ADDED, "COPY /sqshforge /usr # buildkit"], 2, 0),
+    ([ADDED, "COPY a /sqshforge/../etc # buildkit"], 2, 0),
+    ([ADDED, "COPY a /sqshforge2 # buildkit"], 2, 0),
+    ([ADDED, "WORKDIR /sqshforge-more"], 2, 0),
+    ([ADDED, "COPY a /sqshforge/a", "RUN touch /b"], 3, 0),
+    # fewer steps than layers, or none below
+    (["COPY a /sqshforge/a", "WORKDIR /sqshforge"], 6, 0),
+    ([ADDED, "COPY a /sqshforge/a", "WORKDIR /sqshforge"], 6, 0),
+    (["COPY a /sqshforge/a"], 1, 0),
+    ([], 3, 0),
+]
+
+
+@pytest.mark.parametrize(("instructions", "count", "below"), BELOW)
+def test_what_a_history_says_of_the_layers(instructions: list[str], count: int, below: int) -> None:
+    assert layers_below([Step("", one) for one in instructions], count) == below

@@ -186,6 +186,23 @@ def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None
 
 
 @pytest.mark.processes
+@by_docker
+@pytest.mark.parametrize("is_first", [True, False], ids=["mounted", "saved"])
+def test_a_base_is_the_same_whether_docker_s_layers_were_mounted_or_saved(
+    is_first: bool, desk: Desk
+) -> None:
+    ways = ["docker", "unmounted"] if is_first else ["unmounted", "docker"]
+    desk.engine = ways[0]
+    desk.pack(desk.build("one"))
+    desk.engine = ways[1]
+    image = desk.build("two")
+    warm, said = desk.pack(image)
+    assert FROM_CACHE in said
+    cold, _ = desk.pack(image, "cold.sqsh", cached=False)
+    assert warm.read_bytes() == cold.read_bytes()
+
+
+@pytest.mark.processes
 def test_the_record_of_an_edit_is_that_of_the_file(desk: Desk) -> None:
     desk.pack(desk.build("one"))
     path, _ = desk.pack(desk.build("two"))
