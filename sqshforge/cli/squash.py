@@ -27,6 +27,7 @@ from sqshforge.errors import RequestError
 @click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
+@click.option("--devices", is_flag=True, help="Keep device nodes that lie outside of /dev.")
 @click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
 @set_option
 @engine_option
@@ -37,6 +38,7 @@ def pack(
     jobs: int | None,
     force: bool,
     xattrs: bool,
+    devices: bool,
     no_cache: bool,
     settings: tuple[str, ...],
     engine: str | None,
@@ -55,7 +57,7 @@ def pack(
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
 
-    options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs)
+    options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs, devices=devices)
     cache = None if no_cache else Cache.of_user()
     if sources.is_address(source):
         if output is None:

@@ -48,8 +48,12 @@ class Stream(Protocol):
         *,
         split: bool,
         xattrs: bool,
+        devices: bool,
     ) -> None:
-        """Write the tree, with `files` in it; without /sqshforge where it is `split` off."""
+        """Write the tree, with `files` in it; without /sqshforge where it is `split` off.
+
+        Extended attributes and device nodes come only where they are asked for.
+        """
 
     def write_payload(self, out: IO[bytes]) -> None:
         """Write /sqshforge alone; nothing where the image has no such folder."""

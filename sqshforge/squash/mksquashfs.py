@@ -45,10 +45,17 @@ class Options:
     jobs: int
     force: bool = False
     xattrs: bool = False
+    devices: bool = False
 
     @classmethod
     def of(
-        cls, profile: str, *, jobs: int | None = None, force: bool = False, xattrs: bool = False
+        cls,
+        profile: str,
+        *,
+        jobs: int | None = None,
+        force: bool = False,
+        xattrs: bool = False,
+        devices: bool = False,
     ) -> Options:
         """The options of a named profile; `RequestError` for a name that is none.
 
@@ -66,6 +73,7 @@ class Options:
             jobs=jobs or resources.processors(),
             force=force,
             xattrs=xattrs,
+            devices=devices,
         )
 
 
@@ -98,7 +106,7 @@ class Squasher:
         What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
         """
         argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self.arguments()]
-        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
+        argv += self._actions()
         argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
         with self._running(argv, epoch, cwd=root, env=ALLOCATION) as process:
             self._follow(process, target)
@@ -120,6 +128,7 @@ class Squasher:
                     self.tracker.advance,
                     split=split,
                     xattrs=self.options.xattrs,
+                    devices=self.options.devices,
                 )
                 process.stdin.close()
 
@@ -133,7 +142,7 @@ class Squasher:
         argv: list[str | Path] = ["mksquashfs", payload.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
         argv += self.arguments()
-        argv += ["-action", "chmod(u+r)@type(f)", "-action", "chmod(u+rwx)@type(d)"]
+        argv += self._actions()
         set_duplicates(target, False)
         with self._running(argv, epoch, cwd=payload.parent) as process:
             process.wait()
@@ -150,6 +159,13 @@ class Squasher:
         words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
         words += ["-processors", str(options.jobs), "-root-mode", "755"]
         return [*words, "-mem", resources.mksquashfs_memory(resources.memory())]
+
+    def _actions(self) -> list[str]:
+        """What is done to a folder's entries as they are read."""
+        actions = ["chmod(u+r)@type(f)", "chmod(u+rwx)@type(d)"]
+        if not self.options.devices:
+            actions.append("exclude@type(b)||type(c)")
+        return [word for one in actions for word in ("-action", one)]
 
     @contextlib.contextmanager
     def _running(

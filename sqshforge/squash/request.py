@@ -57,6 +57,7 @@ class PackRequest:
             "level": self.options.level,
             "block": self.options.block,
             "xattrs": self.options.xattrs,
+            "devices": self.options.devices,
             "tool": self.tool,
             "base_epoch": self.base_epoch,
             "epoch": self.epoch,

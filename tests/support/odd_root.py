@@ -144,12 +144,15 @@ def unpacked(sqsh: Path, place: Path) -> dict[str, Entry]:
 
 
 def as_enroot(found: dict[str, Entry]) -> dict[str, Entry]:
-    """What `enroot import dockerd://` makes of a tree, apart from its own four files."""
+    """What `enroot import dockerd://` makes of a tree, apart from its own four files.
+
+    An ordinary user, for whom enroot is made, can unpack no device nodes.
+    """
     own = {*FILES, ".dockerenv"}
     kept = {
         path: entry
         for path, entry in found.items()
-        if path not in own and not path.startswith("dev/")
+        if path not in own and not path.startswith("dev/") and entry.kind not in ("b", "c")
     }
     wider = {"d": 0o700, "f": 0o400}
     return {

@@ -16,7 +16,7 @@ from sqshforge.image.archive.layer import PIECE, Layer
 from sqshforge.image.archive.layer_files import open_all
 from sqshforge.image.archive.layer_tree import Folder, Node, is_data, steps
 from sqshforge.tar import limits
-from sqshforge.tar.reader import FILE, FOLDER, LINK, SYMLINK, Entry
+from sqshforge.tar.reader import CHAR, DISK, FILE, FOLDER, LINK, SYMLINK, Entry
 from sqshforge.tar.writer import Output, made
 
 Names = dict[bytes, Node | Folder]
@@ -28,6 +28,15 @@ class Placed(NamedTuple):
 
     entry: Entry
     data: bytes
+
+
+def without_devices(names: Names) -> Names:
+    """The same without the device nodes: as root a container could reach the host by them."""
+    return {
+        name: node
+        for name, node in names.items()
+        if isinstance(node, Folder) or node.entry.kind not in (CHAR, DISK)
+    }
 
 
 def add_enroot_files(names: Names, files: Mapping[str, bytes], epoch: int) -> dict[bytes, Placed]:

@@ -98,6 +98,7 @@ class Archive:
         advance: Callable[[float], None],
         *,
         xattrs: bool = False,
+        devices: bool = True,
     ) -> None:
         """Write the merge of the lowest `layers` layers (None: of all) as enroot changes it.
 
@@ -113,6 +114,8 @@ class Archive:
         names = layer_tree.named(
             found, lambda name: not is_left_out(name) and keep(name), self._address
         )
+        if not devices:
+            names = flatten.without_devices(names)
         placed = flatten.add_enroot_files(names, files, epoch)
         flatten.write_flat(out, names, placed, self._layers, epoch, told, xattrs=xattrs)
 

@@ -73,6 +73,7 @@ class Layered:
         *,
         split: bool,
         xattrs: bool,
+        devices: bool,
     ) -> None:
         self.image.write_tar(
             out,
@@ -82,6 +83,7 @@ class Layered:
             epoch=epoch,
             advance=advance,
             xattrs=xattrs,
+            devices=devices,
         )
 
     def write_payload(self, out: IO[bytes]) -> None:

@@ -111,7 +111,7 @@ def issue(content: source.Content, folder: Path) -> str:
     out = io.BytesIO()
     assert isinstance(content, source.Remote)
     with content.fetched(folder) as stream:
-        stream.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False)
+        stream.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False, devices=False)
     assert list(folder.iterdir()) == []
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:

@@ -151,7 +151,7 @@ def ways(image: address.Source, engine: str, folder: Path) -> dict[str, address.
     """An image as it is mounted, and as its engine archives it."""
     folder.mkdir()
     assert isinstance(image, address.Dockerd | address.Storage)
-    if engine == "docker":
+    if engine != "buildah":
         Programs().capture([CLIENT, "save", "--output", folder / "saved", image.name])
         found = {"saved": f"docker-archive:{folder / 'saved'}"}
     else:
