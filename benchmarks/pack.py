@@ -85,7 +85,7 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
         reflink = stack.enter_context(bed.reflinks())
         if not reflink:
             reporter.say("mkfs.xfs is not installed (xfsprogs): no row with reflinks")
-        for name in ("warm", *(["reflink"] if reflink else [])):
+        for name in ("warm", "edits", *(["reflink"] if reflink else [])):
             bed.warm(name)
         rows = bed.rows(reflink=reflink)
         took: dict[str, list[float]] = {row.name: [] for row in rows}

@@ -45,8 +45,8 @@ class Bar:
 
 BARS = (
     Bar(row="cold, mounted", factor=1.10, of=("floor",)),
-    Bar(row="cold, lent", factor=1.15, of=("floor", "export")),
-    Bar(row="cold, streamed", factor=1.15, of=("floor", "export")),
+    Bar(row="cold, saved", factor=1.15, of=("floor", "save")),
+    Bar(row="after an edit, by a user", factor=0.10, of=("cold, saved",)),
     Bar(row="after an edit", factor=0.10, of=("cold, mounted",)),
     Bar(row="after an edit, reflink", factor=0.10, of=("cold, mounted",)),
     Bar(row="nothing changed", factor=1.0),

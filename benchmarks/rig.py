@@ -50,9 +50,10 @@ class Rig:
         self.edits = 0
         self.group = socket.stat().st_gid
         self.options = Options.of(PROFILE)
-        for name in ("mount", "floor", "root", "user", "warm", "reflink", "tree"):
+        for name in ("mount", "floor", "root", "user", "edits", "warm", "reflink", "tree"):
             (folder / name).mkdir()
-        os.chown(folder / "user", NOBODY, NOBODY)
+        for name in ("user", "edits"):
+            os.chown(folder / name, NOBODY, NOBODY)
 
     def rows(self, *, reflink: bool) -> list[Row]:
         floor: list[str | Path] = [
@@ -61,11 +62,11 @@ class Rig:
             self.folder / "floor" / "out.sqsh",
         ]
         edited = f"dockerd://{image.EDITED}"
-        again = self._pack(edited, self.folder / "warm")
+        again = self._pack(edited, "warm")
         shared = Row(
             name="after an edit, reflink",
             what="the same where a copy shares its blocks: output and cache on XFS",
-            argv=self._pack(edited, self.folder / "reflink"),
+            argv=self._pack(edited, "reflink"),
             env=self._places("reflink"),
             before=self._edit,
         )
@@ -78,12 +79,24 @@ class Rig:
             ),
             self.cold_mounted(),
             Row(
-                name="export",
-                what="docker export to /dev/null",
-                argv=self._export(">/dev/null"),
+                name="save",
+                what="docker save to /dev/null",
+                argv=["bash", "-ec", f"{shlex.quote(str(CLIENT))} save {image.NAME} >/dev/null"],
             ),
-            self._by_user("cold, lent", "pack by a user of docker, who mounts by its grace"),
-            self._by_user("cold, streamed", "pack by a user of docker, exported", "--export"),
+            Row(
+                name="cold, saved",
+                what="pack by a user of docker, nothing cached",
+                argv=self._by_user(f"dockerd://{image.NAME}", "user"),
+                env=self._places("user"),
+                before=lambda: _empty(self.folder / "user"),
+            ),
+            Row(
+                name="after an edit, by a user",
+                what="pack by a user of docker after an edit of one file of training/",
+                argv=self._by_user(edited, "edits"),
+                env=self._places("edits"),
+                before=self._edit,
+            ),
             Row(
                 name="after an edit",
                 what="pack after an edit of one file of training/, the rest cached",
@@ -105,20 +118,13 @@ class Rig:
         return Row(
             name="cold, mounted",
             what="pack by root, nothing cached",
-            argv=self._pack(f"dockerd://{image.NAME}", self.folder / "root"),
+            argv=self._pack(f"dockerd://{image.NAME}", "root"),
             env=self._places("root"),
             before=lambda: _empty(self.folder / "root"),
         )
 
-    def _by_user(self, name: str, what: str, *options: str) -> Row:
-        folder = self.folder / "user"
-        return Row(
-            name=name,
-            what=f"{what}, nothing cached",
-            argv=[*self.as_user(), *self._pack(f"dockerd://{image.NAME}", folder), *options],
-            env=self._places("user") | {"HOME": str(folder)},
-            before=lambda: _empty(folder),
-        )
+    def _by_user(self, source: str, place: str) -> list[str | Path]:
+        return [*self.as_user(), *self._pack(source, place)]
 
     def references(self) -> list[Row]:
         """What else could be done by hand; pack also sees its output safely on the disk."""
@@ -154,8 +160,8 @@ class Rig:
 
     def warm(self, name: str) -> None:
         """Pack the image once where a cached row has its cache."""
-        argv = self._pack(f"dockerd://{image.NAME}", self.folder / name)
-        run(argv, self._places(name), self.programs)
+        pack = self._by_user if name == "edits" else self._pack
+        run(pack(f"dockerd://{image.NAME}", name), self._places(name), self.programs)
 
     def as_user(self) -> list[str]:
         """The words before a command that an ordinary user of docker gives."""
@@ -202,15 +208,15 @@ class Rig:
             self._edit()
         run(argv, self._places("warm"), self.programs)
 
-    def _pack(self, source: str, folder: Path) -> list[str | Path]:
-        output = folder / "out.sqsh"
+    def _pack(self, source: str, place: str) -> list[str | Path]:
+        output = self.folder / place / "out.sqsh"
         words: list[str | Path] = [sys.executable, "-m", "sqshforge", "pack", source]
         return [*words, "-o", output, "--profile", PROFILE]
 
     def _places(self, name: str) -> dict[str, str]:
-        """The cache and the temporary folder beside an output."""
-        folder = self.folder / name
-        return {"SQSHFORGE_CACHE": str(folder / "cache"), "TMPDIR": str(folder)}
+        """The home, the cache and the temporary folder beside an output."""
+        folder = str(self.folder / name)
+        return {"HOME": folder, "SQSHFORGE_CACHE": f"{folder}/cache", "TMPDIR": folder}
 
     def _squash_words(self) -> list[str]:
         """The options that pack itself gives, so that the rows differ in nothing else."""

@@ -153,16 +153,16 @@ def ways(image: address.Source, engine: str, folder: Path) -> dict[str, address.
     assert isinstance(image, address.Dockerd | address.Storage)
     if engine != "buildah":
         Programs().capture([CLIENT, "save", "--output", folder / "saved", image.name])
-        found = {"saved": f"docker-archive:{folder / 'saved'}"}
-    else:
-        found = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
-        for one in found.values():
-            Programs().capture(["buildah", "push", "--quiet", image.name, f"{one}:odd:1"])
-    archived = {kind: address.parse(one, Programs()) for kind, one in found.items()}
-    return {"mounted": image, **archived}
+        saved = address.parse(f"docker-archive:{folder / 'saved'}", Programs())
+        return {"mounted": image, "unmounted": Unmounted(image.name, Programs()), "saved": saved}
+    found = {kind: f"{kind}:{folder / kind}" for kind in ARCHIVES}
+    for one in found.values():
+        Programs().capture(["buildah", "push", "--quiet", image.name, f"{one}:odd:1"])
+    return {"mounted": image, **{k: address.parse(v, Programs()) for k, v in found.items()}}
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("desk", ["docker", "buildah"], indirect=True)
 def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None:
     """Cold, and with a base that was kept when its predecessor was read in any other way."""
     dockerfile = DOCKERFILE.replace("COPY training/", "COPY over/ /data/\nCOPY training/")
@@ -183,23 +183,6 @@ def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None
             assert FROM_CACHE in said, (first, way)
             assert files.digest(path, jobs=1) == cold[way], (first, way)
         desk.cache.prune(0)
-
-
-@pytest.mark.processes
-@by_docker
-@pytest.mark.parametrize("is_first", [True, False], ids=["mounted", "saved"])
-def test_a_base_is_the_same_whether_docker_s_layers_were_mounted_or_saved(
-    is_first: bool, desk: Desk
-) -> None:
-    ways = ["docker", "unmounted"] if is_first else ["unmounted", "docker"]
-    desk.engine = ways[0]
-    desk.pack(desk.build("one"))
-    desk.engine = ways[1]
-    image = desk.build("two")
-    warm, said = desk.pack(image)
-    assert FROM_CACHE in said
-    cold, _ = desk.pack(image, "cold.sqsh", cached=False)
-    assert warm.read_bytes() == cold.read_bytes()
 
 
 @pytest.mark.processes
