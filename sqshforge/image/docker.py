@@ -50,6 +50,8 @@ class Dockerd:
         with understanding(f"dockerd://{self.name}"):
             facts = self._facts
             folders = _folders(facts)
+            if digest not in (None, facts["Id"]):
+                raise WorkError(f"{self.name} is another image by now", mend="pack it again")
         if not folders or os.geteuid() != 0 or not all(one.is_dir() for one in folders):
             yield Saved(self.name, facts, self._daemon, self.reporter)
             return

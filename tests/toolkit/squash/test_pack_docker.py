@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from sqshforge.host.programs import Programs
-from tests.support import containers, engines, odd_root, ordinary_user
-from tests.support.archives import Image, file, folder, layer, write
+from tests.support import containers, docker_api, engines, odd_root, ordinary_user
+from tests.support.archives import Image, file, folder, layer, sha256, write
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.ordinary_user import DOCKERS, UID, User, by_root, command, incompressible, struck
@@ -356,3 +356,28 @@ def test_a_daemon_is_reached_by_ssh_as_the_client_does_it(
     done = user.pack(odd, "-o", "s.sqsh", *FAST, DOCKER_HOST="ssh://me@there", PATH=path)
     assert done.returncode == 0, done.stderr
     assert (tools / "asked").read_text().startswith("-l me")
+
+
+def test_an_image_of_containerd_s_store_is_packed(tmp_path: Path) -> None:
+    """As newer daemons have it: no folders of layers, an ID that is its manifest's, gzip."""
+    image = Image([BASE, CODE], packing="gzip", config=HONEST)
+    address = write(image, "docker-archive", tmp_path / "image.tar")
+    facts = {
+        "Id": f"sha256:{'1' * 64}",
+        "Created": "2024-02-29T12:00:00Z",
+        "Size": 1000,
+        "RootFS": {"Type": "layers", "Layers": [sha256(BASE), sha256(CODE)]},
+        "Config": {"Env": ["PATH=/bin"], "Cmd": ["/bin/sh"]},
+    }
+    steps = [
+        {"Created": 1709208000, "CreatedBy": one["created_by"]}
+        for one in reversed(HONEST({})["history"])
+    ]
+    answers = {
+        "/x/json": json.dumps(facts).encode(),
+        "/history": json.dumps(steps).encode(),
+        "/get": (tmp_path / "image.tar").read_bytes(),
+    }
+    with docker_api.answering(answers):
+        found = by_root("dockerd://x", tmp_path / "found.sqsh")
+    assert found.read_bytes() == by_root(address, tmp_path / "archive.sqsh").read_bytes()
