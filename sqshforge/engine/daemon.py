@@ -206,6 +206,7 @@ class Daemon:
 
     def pull(self, reference: str) -> None:
         with self._talking(f"pull {reference}"):
+            self.api.reload_config()  # somebody may have logged in since the connection was made
             self._finish(self.api.pull(reference, stream=True, decode=True))
 
     def storage(self) -> Path:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 
 import pytest
 
 from sqshforge.build import ecr
+from sqshforge.engine.docker import Docker
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
 from sqshforge.host.programs import Programs
 from tests.support.ecr_server import HOST, NAME, ROLE, SMP, Server
 from tests.support.ecr_server import server_fixture as server_fixture
 from tests.support.engines import CLIENT
+from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 
 
@@ -71,23 +75,50 @@ def test_what_an_engine_says_of_a_refused_pull_is_understood(
     what: str,
     engine: str,
     server: Server,
-    docker_host: str,
+    docker: str,
 ) -> None:
     server.answer(code, body)
     reference = f"{server.address}/{NAME}:2.4.1"
-    argv: dict[str, list[str | Path]] = {
-        "docker": [CLIENT, "--host", docker_host, "pull", reference],
-        "buildah": ["buildah", "pull", "--tls-verify=false", reference],
-        "skopeo": ["skopeo", "inspect", "--tls-verify=false", f"docker://{reference}"],
-    }
-    pulled = Programs().attempt(argv[engine])
-    assert pulled.code != 0
-    meaning = ecr.explain(SMP, pulled.err)
+    if engine == "docker":
+        said = Docker(CLIENT, Programs()).pull(reference, "localhost/none:1")
+        assert said is not None
+    else:
+        argv: dict[str, list[str | Path]] = {
+            "buildah": ["buildah", "pull", "--tls-verify=false", reference],
+            "skopeo": ["skopeo", "inspect", "--tls-verify=false", f"docker://{reference}"],
+        }
+        pulled = Programs().attempt(argv[engine])
+        assert pulled.code != 0
+        said = pulled.err
+    meaning = ecr.explain(SMP, said)
     assert meaning is not None
     assert type(meaning) is kind
     assert what in meaning.what
-    assert meaning.where in pulled.err
+    assert meaning.where in said
     assert "{" not in meaning.mend
+
+
+@pytest.mark.processes
+def test_a_login_counts_that_was_made_after_docker_was_spoken_to(
+    server: Server, docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As an ECR login is, which is made just before the pull."""
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+    server.answer(401, "Not Authorized")
+    chosen = Docker(CLIENT, Programs())
+    assert chosen.pull(f"{server.address}/{NAME}:1", "localhost/none:1") is not None
+    assert not any("Authorization" in one for one in server.seen)
+    secret = base64.b64encode(b"AWS:password").decode()
+    settings = {"auths": {server.address: {"auth": secret}}}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    assert chosen.pull(f"{server.address}/{NAME}:1", "localhost/none:1") is not None
+    assert f"Basic {secret}" in [one.get("Authorization") for one in server.seen]
+    for used in ("other", "AWS:another"):  # and one that is made anew
+        secret = base64.b64encode(f"AWS:{used}".encode()).decode()
+        settings = {"auths": {server.address: {"auth": secret}}}
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        assert chosen.pull(f"{server.address}/{NAME}:1", "localhost/none:1") is not None
+        assert f"Basic {secret}" in [one.get("Authorization") for one in server.seen]
 
 
 @pytest.mark.parametrize(
