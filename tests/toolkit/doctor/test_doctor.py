@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,10 +15,7 @@ from sqshforge import doctor
 from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import MissingError
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.suggest import sudo
 from sqshforge.project import Project
-from tests.support import checkouts
-from tests.support.command_line import sqshforge
 
 pytestmark = pytest.mark.usefixtures("no_docker")
 
@@ -336,74 +331,3 @@ def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
 
 
 # The real thing.
-
-
-@pytest.mark.processes
-def test_by_command_line() -> None:
-    done = sqshforge("doctor")
-    assert done.code == 0, done.out + done.err
-    assert done.out.splitlines()[-1] == "next: make quickstart"
-
-
-@pytest.mark.processes
-def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_path: Path) -> None:
-    clone = checkouts.bare(tmp_path / "clone")
-    before = sorted(path.name for path in clone.iterdir())
-    # A PATH with little but Python: packages of this machine are missing, as on a fresh one.
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("sh", "make", "dirname", "id", "cksum", "unshare", "apt-get"):
-        (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
-    # Its own folder holds all the rest, so it is called from there.
-    python = tools / "python3"
-    python.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
-    python.chmod(0o755)
-    done = subprocess.run(
-        [tools / "make", "doctor"],
-        cwd=clone,
-        env={"PATH": str(tools), "HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stdout + done.stderr  # make's own code for a failed recipe
-    assert "Error 3" in done.stderr
-    assert "MISSING mksquashfs (packing): not found" in done.stdout
-    assert f"mend: {sudo()}apt-get install squashfs-tools" in done.stdout
-    assert "MISSING buildah" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(" missing")
-    assert sorted(path.name for path in clone.iterdir()) == before
-
-
-@pytest.mark.processes
-def test_an_old_python_is_told(tmp_path: Path) -> None:
-    clone = checkouts.bare(tmp_path / "clone")
-    tools = tmp_path / "bin"
-    tools.mkdir()
-    for name in ("sh", "dirname", "id", "apt-get"):
-        (tools / name).symlink_to(shutil.which(name) or f"/usr/bin/{name}")
-    python = tools / "python3"
-    python.write_text('#!/bin/sh\ncase $2 in *print*) echo "$0 is 3.9.16" ;; *) exit 1 ;; esac\n')
-    python.chmod(0o755)
-    done = subprocess.run(
-        [clone / "setup.sh", "doctor"],
-        env={"PATH": str(tools)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 3
-    assert f"Python 3.10 or later is needed; {python} is 3.9.16" in done.stderr
-
-
-@pytest.mark.processes
-def test_the_quickstart_of_a_machine_that_cannot_ends_at_once(tmp_path: Path) -> None:
-    for name in ("sh", "python3", "buildah", "mmdebstrap", "gpgv", "unshare"):
-        (tmp_path / name).symlink_to(Path(f"/usr/bin/{name}"))
-    began = time.monotonic()
-    done = sqshforge("quickstart", env={"PATH": str(tmp_path), "ENGINE": "buildah"})
-    assert done.code == 3, done.out + done.err
-    assert "mksquashfs (packing): not found" in done.err
-    assert "apt-get install squashfs-tools" in done.err
-    assert time.monotonic() - began < 20
-    assert not (tmp_path / "build").exists()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.errors import RequestError
 from sqshforge.host import terminal
 from sqshforge.host.programs import Programs
 from tests.support import run_folders
@@ -118,3 +119,24 @@ def test_a_plain_terminal_gets_plain_lines(env: Mapping[str, str], tmp_path: Pat
     for said in (packed, verified, watched):
         assert [sign for sign in said if sign < " " and sign not in "\r\n"] == []
         assert re.search(r"\r(?!\n)", said) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("0", 0),
+        ("1000", 1000),
+        ("2K", 2048),
+        ("1.5M", 3 << 19),
+        ("50G", 50 << 30),
+        ("1 TiB", 1 << 40),
+    ],
+)
+def test_sizes(text: str, count: int) -> None:
+    assert terminal.size(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "-1", "many", "1X", "G"])
+def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
+    with pytest.raises(RequestError, match="is no size"):
+        terminal.size(text)

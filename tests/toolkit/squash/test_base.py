@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.errors import RequestError
 from sqshforge.host import files
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.terminal import Reporter, size
+from sqshforge.host.terminal import Reporter
 from sqshforge.image import address
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request as record
@@ -323,27 +322,6 @@ def test_a_file_that_somebody_wrote_to_is_no_base_even_with_its_old_time(tmp_pat
         file.write(b"!")
     os.utime(packed, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert cache.take("a", tmp_path / "copy", jobs=1) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "count"),
-    [
-        ("0", 0),
-        ("1000", 1000),
-        ("2K", 2048),
-        ("1.5M", 3 << 19),
-        ("50G", 50 << 30),
-        ("1 TiB", 1 << 40),
-    ],
-)
-def test_sizes(text: str, count: int) -> None:
-    assert size(text) == count
-
-
-@pytest.mark.parametrize("text", ["", "-1", "many", "1X", "G"])
-def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
-    with pytest.raises(RequestError, match="is no size"):
-        size(text)
 
 
 def run(*words: str, home: Path) -> Result:

@@ -2,98 +2,34 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
-from sqshforge.host.terminal import Reporter
 from sqshforge.image.address import Rootfs, Storage, parse
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import pack as squash
-from tests.support import archives, containers, docker_api, odd_root, processes
+from tests.support import containers, docker_api
+from tests.support.packing import FAST, QUIET, pack, run, started, visible
+from tests.support.packing import image_fixture as image_fixture
+from tests.support.packing import tree_fixture as tree_fixture
 
 pytestmark = pytest.mark.processes
-
-QUIET = Reporter(quiet=True)
-FAST = squash.Options.of("fast")
-MARK = "SQSHFORGE_TEST_PACKER"
-
-
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root file system that takes the archive profile a few seconds."""
-    folder = tmp_path_factory.mktemp("slow") / "tree"
-    (folder / "etc").mkdir(parents=True)
-    for index in range(24):
-        words = os.urandom(2 << 20).hex()
-        (folder / f"words-{index}").write_text(words)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def image(tree: Path) -> Iterator[str]:
-    """The same as an image of buildah; its address."""
-    odd_root.tar(tree, tree.parent / "rootfs.tar")
-    (tree.parent / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\n")
-    (tree.parent / ".dockerignore").write_text("tree\n")
-    with odd_root.in_buildah(tree.parent) as name:
-        yield f"buildah://{name}"
-
-
-def pack(image: str, output: Path, options: squash.Options = FAST) -> squash.Packed:
-    programs = Programs()
-    source = parse(image, programs)
-    return rootless.call_as_root(
-        lambda: squash.pack(source, output, options, programs, QUIET), image, programs
-    )
 
 
 def working_containers(image: str) -> list[str]:
     listed = json.loads(Programs().capture(["buildah", "containers", "--json"])) or []
     return [one["id"] for one in listed if f"buildah://{one['imagename']}" == image]
-
-
-def visible(folder: Path) -> set[str]:
-    """What is in a folder but for the lock, which stays and is empty."""
-    return {path.name for path in folder.iterdir() if not path.name.endswith(".lock")}
-
-
-@contextlib.contextmanager
-def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
-    """The command line in the background; nothing that it started outlives the block."""
-    environment = {**os.environ, MARK: str(id(words)), "COLUMNS": "1000"}
-    argv = [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
-    with subprocess.Popen(
-        argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            processes.kill(processes.having({MARK: environment[MARK]}))
-
-
-def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    """The command line, to its end."""
-    with started(*words) as process:
-        out, err = process.communicate(timeout=300)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
 
 
 def being_written(folder: Path) -> bool:
@@ -315,96 +251,6 @@ def test_a_lock_that_nobody_holds_is_no_lock(tree: Path, tmp_path: Path) -> None
     (tmp_path / ".a.sqsh.lock").touch()
     pack(f"rootfs:{tree}", tmp_path / "a.sqsh")
     assert visible(tmp_path) == {"a.sqsh", "a.sqsh.json"}
-
-
-@pytest.fixture
-def small_disk(as_root: None, tmp_path: Path) -> Iterator[Path]:
-    """A file system of 8 MiB."""
-    place = tmp_path / "small"
-    place.mkdir()
-    Programs().capture(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", place])
-    try:
-        yield place
-    finally:
-        Programs().capture(["umount", "--lazy", place])
-
-
-@pytest.mark.parametrize("kind", ["image", "folder"])
-def test_a_disk_too_small_is_noticed_before_the_work(
-    kind: str, image: str, tree: Path, small_disk: Path
-) -> None:
-    address = {"image": image, "folder": f"rootfs:{tree}"}[kind]
-    began = time.monotonic()
-    done = run(address, "-o", small_disk / "a.sqsh")
-    assert done.returncode == 3
-    assert re.search(r"needs [\d,]{10,} bytes .* [\d,]{9,} are missing", done.stderr)
-    assert f"where: {small_disk}" in done.stderr
-    assert visible(small_disk) == set()
-    assert time.monotonic() - began < 5
-
-
-def test_the_bytes_missing_are_named(tree: Path, tmp_path: Path) -> None:
-    class Huge(Rootfs):
-        def config(self) -> ImageConfig:
-            return replace(super().config(), size=10**18)
-
-    with pytest.raises(MissingError, match="needs 500,000,000,000,000,000 bytes") as caught:
-        squash.pack(Huge(tree), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
-    assert caught.value.where == str(tmp_path)
-    assert visible(tmp_path) == set()
-
-
-def unsqueezable(place: Path, code: bytes) -> str:
-    """An archive of 12 MiB, of which a half seems to be enough, with a /sqshforge; its address."""
-    data = random.Random(1).randbytes(12 << 20)
-    files = [archives.file("data/one", data[: 6 << 20]), archives.file("data/two", data[6 << 20 :])]
-    top = [archives.folder("sqshforge"), archives.file("sqshforge/train.py", code)]
-    layers = [archives.layer(archives.folder("etc"), *files), archives.layer(*top)]
-    return archives.write(archives.Image(layers), "oci-archive", place)
-
-
-@pytest.mark.parametrize("kind", ["folder", "stream", "from the cache"])
-def test_a_disk_that_fills_up_in_the_middle(
-    kind: str, small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By mksquashfs, or by the copy of a base."""
-    monkeypatch.setenv("SQSHFORGE_CACHE", str(tmp_path / "cache"))
-    address = unsqueezable(tmp_path / "one.tar", b"one")
-    if kind == "folder":
-        (tmp_path / "tree/etc").mkdir(parents=True)
-        (tmp_path / "tree/data").write_bytes(random.Random(1).randbytes(12 << 20))
-        address = f"rootfs:{tmp_path}/tree"
-    if kind == "from the cache":
-        kept = run(address, "-o", tmp_path / "a.sqsh", "--profile", "fast")
-        assert kept.returncode == 0, kept.stderr
-        address = unsqueezable(tmp_path / "two.tar", b"two")
-    done = run(address, "-o", small_disk / "a.sqsh", "--profile", "fast")
-    assert done.returncode == 3, done.stderr
-    assert re.search(
-        r"error: No space left on device while packing a\.sqsh: "
-        r"it may take up to 12,\d{3},\d{3} bytes \(12\.\d MB\), 8,\d{3},\d{3} are free",
-        done.stderr,
-    )
-    assert f"where: {small_disk}\n" in done.stderr and "mend:  free " in done.stderr
-    assert visible(small_disk) == set()
-
-
-def test_a_folder_of_temporary_files_that_is_full(
-    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The one that is full is named, not the output's."""
-    monkeypatch.setattr(squash, "pack_whole", lambda *anything: fill(small_disk))
-    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
-    (tmp_path / "tree/etc").mkdir(parents=True)
-    with pytest.raises(MissingError, match="No space left on device") as caught:
-        squash.pack(Rootfs(tmp_path / "tree"), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
-    assert caught.value.where == str(small_disk)
-
-
-def fill(folder: Path) -> None:
-    with (folder / "rest").open("wb", buffering=0) as file:
-        while file.write(bytes(1 << 20)):
-            pass
 
 
 def test_an_engine_whose_stream_breaks_off(tmp_path: Path) -> None:
