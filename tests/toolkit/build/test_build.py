@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -162,12 +161,10 @@ def test_the_settings_of_this_machine_reached_the_build(case: Case) -> None:
 
 
 def test_what_did_not_change_is_not_built(case: Case) -> None:
-    began = time.monotonic()
     reporter = checkouts.Listening()
     again = checkouts.build(case.engine, case.root, reporter)
     assert again.up_to_date and reporter.heard == []
     assert again.image.id == case.built.image.id
-    assert time.monotonic() - began < 5
 
 
 def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:

@@ -153,7 +153,7 @@ def test_a_disk_too_small_is_noticed_before_anything(buildah: Engine, tmp_path: 
     assert "needs 1,000,000,000,000,000 bytes" in err
     assert f"where: {buildah.storage()}" in err
     assert not (root / "build" / checkouts.TARGET).exists()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 60
 
 
 @pytest.mark.parametrize(
