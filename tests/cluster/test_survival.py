@@ -113,9 +113,13 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
 
 def test_the_time_limit(site: Site) -> None:
     """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
-    job = site.submit("limit", *SLOW, asked=("--time=1", "--signal=TERM@30"))
+    job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=TERM@30"))
+    # The limit comes when the job trains, which takes a loaded machine more than a minute.
+    site.go_on_to("limit", 20)
+    hours, minutes, _ = map(int, site.slurm.show(job)["RunTime"].split(":"))
+    limit = f"TimeLimit={60 * hours + minutes + 2}"
+    site.slurm.ask("scontrol", "update", f"JobId={job}", limit)
     site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
-    # It would have a minute again, all of which a loaded machine may take to start it.
     site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
     site.slurm.until(
         lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
