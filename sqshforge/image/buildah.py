@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.programs import Programs
@@ -26,59 +28,80 @@ class Storage:
     programs: Programs
 
     def config(self) -> ImageConfig:
-        program = self.programs.require("buildah", "the source is in its storage")
-        asked = self.programs.attempt([program, "inspect", "--type", "image", "--", self.name])
-        if asked.code != 0:
-            self.programs.capture([program, "images", "--json"])  # else the storage is at fault
-            raise RequestError(
-                f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
-            )
-        listed = self.programs.capture([program, "images", "--json", self.name])
+        listed = self.programs.capture([self._program, "images", "--json", self._id])
         reference = f"buildah://{self.name}"
         with understanding(reference):
-            facts = json.loads(asked.out)
+            facts = self._facts
             oci = facts["OCIv1"]
             created = facts["Docker"].get("created") or oci.get("created") or ""
             return parse_config(
                 facts["Docker"].get("config") or {},
                 reference=reference,
-                digest=f"sha256:{facts['FromImageID']}",
+                digest=f"sha256:{self._id}",
                 created=created,
                 size=_bytes(json.loads(listed)[0]["size"]),
-                layers=(oci.get("rootfs") or {}).get("diff_ids") or [],
+                layers=self._layers,
                 history=steps(oci.get("history")),
             )
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Folder]:
-        program = self.programs.require("buildah")
-        listed = self.programs.capture([program, "containers", "--format", "{{.ContainerName}}"])
+        listed = self.programs.capture(
+            [self._program, "containers", "--format", "{{.ContainerName}}"]
+        )
         for abandoned in temporary.abandoned(listed.splitlines()):
-            self._remove(program, abandoned)
+            self._remove(abandoned)
         container = temporary.name()
         try:
-            argv: list[str | Path] = [program, "from", "--pull-never", "--name", container]
-            self.programs.capture([*argv, "--", self.name])
-            asked = self.programs.capture([program, "inspect", "--type", "container", container])
-            with understanding(f"buildah://{self.name}"):
-                facts = json.loads(asked)
-                made_from, diff_ids = facts["FromImageID"], facts["OCIv1"]["rootfs"]["diff_ids"]
-            if digest not in (None, f"sha256:{made_from}"):
+            argv: list[str | Path] = [self._program, "from", "--pull-never", "--name", container]
+            made = self.programs.attempt([*argv, "--", self._id])
+            if made.code != 0:
                 raise WorkError(
-                    f"{self.name} is another image by now: it was built anew meanwhile",
-                    mend="pack it again",
+                    f"{self.name} cannot be opened: {made.err.strip()}", mend="pack it again"
                 )
-            merged = Path(self.programs.capture([program, "mount", container]).strip())
+            asked = self.programs.capture([self._program, "mount", container])
+            merged = Path(asked.strip())
             if _mounted(merged)[0].startswith("fuse"):
                 _look_through(merged)
             found = _lower(merged)
-            yield Folder((merged,), found if len(found) == len(diff_ids) else ())
+            yield Folder((merged,), found if len(found) == len(self._layers) else ())
         finally:
-            self._remove(program, container)
+            self._remove(container)
 
-    def _remove(self, program: Path, container: str) -> None:
-        self.programs.attempt([program, "umount", container])
-        self.programs.attempt([program, "rm", container])
+    @cached_property
+    def _program(self) -> Path:
+        return self.programs.require("buildah", "the source is in its storage")
+
+    @cached_property
+    def _facts(self) -> dict[str, Any]:
+        """What buildah says of the image, asked once: a name may come to mean another one."""
+        asked = self.programs.attempt(
+            [self._program, "inspect", "--type", "image", "--", self.name]
+        )
+        if asked.code != 0:
+            self.programs.capture(
+                [self._program, "images", "--json"]
+            )  # else the storage is at fault
+            raise RequestError(
+                f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
+            )
+        with understanding(f"buildah://{self.name}"):
+            found: dict[str, Any] = json.loads(asked.out)
+            return found
+
+    @property
+    def _id(self) -> str:
+        with understanding(f"buildah://{self.name}"):
+            return str(self._facts["FromImageID"])
+
+    @property
+    def _layers(self) -> list[str]:
+        with understanding(f"buildah://{self.name}"):
+            return list((self._facts["OCIv1"].get("rootfs") or {}).get("diff_ids") or ())
+
+    def _remove(self, container: str) -> None:
+        """With its mount."""
+        self.programs.attempt([self._program, "rm", container])
 
 
 def _lower(merged: Path) -> tuple[Path, ...]:

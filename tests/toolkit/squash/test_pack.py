@@ -332,24 +332,43 @@ def test_a_docker_image_is_packed_as_it_was_described(
     assert "GREETING=" in (tmp_path / "found/etc/environment").read_text()
 
 
-def test_a_buildah_image_that_changes_meanwhile_is_not_packed(
-    another: Path, tmp_path: Path
-) -> None:
+def test_a_buildah_image_is_packed_as_it_was_described(another: Path, tmp_path: Path) -> None:
+    """Its name comes to mean another one meanwhile."""
+
     class Rebuilt(source.Storage):
         def config(self) -> enroot.ImageConfig:
             described = super().config()
             (another / "Dockerfile").write_text("FROM scratch\nADD rootfs.tar /\nENV WHO=third\n")
+            (another / "tree/etc/another").write_text("third")
+            odd_root.tar(another / "tree", another / "rootfs.tar")
             argv: list[str | Path] = ["buildah", "build", "--isolation", "chroot", "--quiet"]
             Programs().capture([*argv, "--tag", self.name, another])
             return described
 
     with odd_root.in_buildah(another) as name:
-        image = Rebuilt(name, Programs())
-        with pytest.raises(WorkError, match="another image by now") as caught:
-            squash.pack(image, tmp_path / "a.sqsh", FAST, Programs(), QUIET)
-        assert "pack it again" in caught.value.mend
+        packed = squash.pack(
+            Rebuilt(name, Programs()), tmp_path / "a.sqsh", FAST, Programs(), QUIET
+        )
         listed = Programs().capture(["buildah", "containers", "--format", "{{.ImageName}}"])
         assert name not in listed
+    assert Programs().capture(["unsquashfs", "-cat", packed.path, "etc/another"]) == "another"
+    environment = Programs().capture(["unsquashfs", "-cat", packed.path, "etc/environment"])
+    assert "WHO=another" in environment
+
+
+def test_a_buildah_image_that_goes_away_meanwhile(another: Path, tmp_path: Path) -> None:
+    class Removed(source.Storage):
+        def config(self) -> enroot.ImageConfig:
+            described = super().config()
+            Programs().capture(["buildah", "rmi", self.name])
+            return described
+
+    with (
+        odd_root.in_buildah(another) as name,
+        pytest.raises(WorkError, match=r"cannot be opened: .*image not known") as caught,
+    ):
+        squash.pack(Removed(name, Programs()), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+    assert "pack it again" in caught.value.mend
     assert not list(tmp_path.glob("a.sqsh*"))
 
 
