@@ -16,8 +16,7 @@ import pytest
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
-from sqshforge.image.address import Rootfs, Storage, parse
-from sqshforge.image.enroot import ImageConfig
+from sqshforge.image.address import Rootfs
 from sqshforge.squash import pack as squash
 from tests.support import containers, docker_api
 from tests.support.packing import FAST, QUIET, pack, run, started, visible
@@ -292,14 +291,3 @@ def test_a_squash_tool_that_may_corrupt_files(
         assert f"where: {program}" in done.stderr
         assert "install squashfs-tools 4.7.5 or later" in done.stderr
         assert visible(tmp_path) == {"bin"}
-
-
-def test_an_image_that_goes_away_in_between(image: str, tmp_path: Path) -> None:
-    class Gone(Storage):
-        def config(self) -> ImageConfig:
-            return parse(image, Programs()).config()
-
-    source = Gone("sqshforge-gone", Programs())
-    with pytest.raises(WorkError, match="buildah"):
-        squash.pack(source, tmp_path / "a.sqsh", FAST, Programs(), QUIET)
-    assert visible(tmp_path) == set()
