@@ -107,6 +107,7 @@ class Daemon:
         """
         endpoint = Endpoint.current(programs)
         try:
+            _require_socket(endpoint.host)
             options = endpoint.options()
             from docker import APIClient
 
@@ -270,6 +271,15 @@ def _split(name: str) -> tuple[str, str | None]:
 
     found: tuple[str, str | None] = parse_repository_tag(name)
     return found
+
+
+def _require_socket(host: str) -> None:
+    """A socket that is not there is told before the SDK is loaded, which takes its time."""
+    if host.startswith("unix://"):
+        try:
+            Path(host.removeprefix("unix://")).stat()
+        except OSError as error:
+            raise ConnectionError("nothing to connect to") from error
 
 
 def _refused(error: Exception, host: str) -> SqshforgeError:
