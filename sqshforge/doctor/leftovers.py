@@ -16,7 +16,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.project import cache_home
 
 WHAT = "left by a command that was killed"
-PATIENCE = 20.0  # seconds in which an engine is to answer
+TIMEOUT = 20.0  # seconds in which an engine is to answer
 
 
 def findings(programs: Programs) -> list[Finding]:
@@ -51,6 +51,6 @@ def _containers(programs: Programs) -> Iterator[Finding]:
             continue
         if engine == "buildah":
             rootless.choose_buildah_storage(program, programs)
-        listed = programs.attempt([program, *words], timeout=PATIENCE).out.splitlines()
+        listed = programs.attempt([program, *words], timeout=TIMEOUT).out.splitlines()
         for name in temporary.abandoned(listed):
             yield Finding(WHAT, False, f"{name} of {engine}", f"{removal} {name}", needed=False)

@@ -21,7 +21,7 @@ from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
 DEFAULT = "unix:///var/run/docker.sock"
-PATIENCE = 20.0  # seconds until a daemon must have said which API it speaks
+TIMEOUT = 20.0  # seconds until a daemon must have said which API it speaks
 FORMS = "unix:///PATH, tcp://HOST:PORT or ssh://USER@HOST"
 
 
@@ -112,7 +112,7 @@ class Daemon:
             from docker import APIClient
 
             with contextlib.closing(
-                APIClient(version="auto", timeout=PATIENCE, **options)
+                APIClient(version="auto", timeout=TIMEOUT, **options)
             ) as asking:
                 version = asking.api_version
             # What is asked of it then may take minutes before the first byte comes.

@@ -162,6 +162,8 @@ def fits(output: Path, request: PackRequest) -> bool:
 def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -> Path | None:
     """The signature beside a squash file where it is of another file than these pieces make."""
     path = signature_path(output)
+    if not path.is_file():  # a FIFO would wait for its writer
+        return None
     try:
         with path.open("rb") as file:
             signed, armor, _ = file.read(SIGNATURE_LIMIT).partition(ARMOR)

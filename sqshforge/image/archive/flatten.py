@@ -125,7 +125,7 @@ def write_flat(
         files = open_all(dict(enumerate(layers)), wanted)
         for opened in files.values():
             closing.enter_context(opened)
-        told = 0
+        copied = 0  # bytes, since `advance` was last called
         for name in order:
             node = names.get(name)
             if name in placed:
@@ -144,11 +144,11 @@ def write_flat(
                     for piece in files[node.layer].content(node.entry):
                         output.data(piece)
                     output.fill(node.entry.size)
-                    told += node.entry.size
-                    if told >= PIECE:
-                        advance(told)
-                        told = 0
-        advance(told)
+                    copied += node.entry.size
+                    if copied >= PIECE:
+                        advance(copied)
+                        copied = 0
+        advance(copied)
     for index in wanted:
         layers[index].region.file.check_unchanged()
     output.end()

@@ -129,6 +129,20 @@ def test_the_longest_name_and_one_that_is_longer(tree: Path, tmp_path: Path) -> 
     assert visible(tmp_path) == {f"a{name}", f"a{name}.json"}
 
 
+def test_a_link_that_leads_nowhere_is_not_replaced(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.sqsh").symlink_to("not/there/yet.sqsh")
+    with pytest.raises(RequestError, match="was not made by sqshforge"):
+        pack(f"rootfs:{tree}", tmp_path / "a.sqsh")
+    assert (tmp_path / "a.sqsh").is_symlink()
+
+
+def test_a_fifo_in_the_place_of_a_signature_stops_no_pack(tree: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.sqsh.sig")
+    done = run(f"rootfs:{tree}", "-o", tmp_path / "a.sqsh", "--profile", "fast")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.sqsh.sig").is_fifo()
+
+
 def test_a_folder_is_not_replaced_even_by_force(tree: Path, tmp_path: Path) -> None:
     output = tmp_path / "a.sqsh"
     (output / "inside").mkdir(parents=True)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from sqshforge.errors import RequestError, WorkError
+from sqshforge.errors import WorkError
 from sqshforge.host import files, rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
@@ -394,10 +394,3 @@ def test_a_record_can_be_read_by_others(odd: Odd, tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "a.sqsh.json").stat().st_mode & 0o777 == 0o644
-
-
-def test_a_link_that_leads_nowhere_is_not_replaced(odd: Odd, tmp_path: Path) -> None:
-    (tmp_path / "a.sqsh").symlink_to("not/there/yet.sqsh")
-    with pytest.raises(RequestError, match="was not made by sqshforge"):
-        pack(odd.addresses["rootfs"], tmp_path / "a.sqsh")
-    assert (tmp_path / "a.sqsh").is_symlink()
