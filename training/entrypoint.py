@@ -14,6 +14,10 @@ from training.config.config import Config
 from training.errors import TrainingError
 
 NOTHING: Mapping[str, str] = {}
+LOST = re.compile(
+    r"Connection (?:closed|reset) by (?:remote )?peer.*|.*ncclRemoteError.*|Broken pipe.*"
+)
+"""What gloo, NCCL and the store say on a rank whose counterpart has ended."""
 
 
 def enter(
@@ -51,6 +55,13 @@ def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
             who = f"rank {rank}: " if error.local and rank != "0" else ""
             print(f"error: {who}{renamed(str(error), names)}", file=sys.stderr, flush=True)
         return error.exit_code
+    except RuntimeError as error:
+        # A rank that failed has said why; 60 lines from each of the others would bury that.
+        said = LOST.search(str(error))
+        if said is None or "RANK" not in os.environ:
+            raise
+        print(f"rank {os.environ['RANK']}: another rank is gone: {said[0]}", file=sys.stderr)
+        return TrainingError.exit_code
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:

@@ -17,13 +17,15 @@ import argparse
 import importlib
 import os
 import shutil
+import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from training import cli
 from training.errors import RequestError, TrainingError, writing
-from training.job import agent, job_log, nsys, preflight, triton_cache, ulimits
+from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache, ulimits
 from training.job.node import HERE, look_at_node, require_port
 from training.job.plan import Job, Plan, make_plan, read_job
 from training.job.types import GIVEN
@@ -45,6 +47,7 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
     job: Job | None = None
     try:
         job = read_job(os.environ)
+        _tell_start(job)
         plan = make_plan(
             job,
             look_at_node(job, os.environ, root),
@@ -67,6 +70,16 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
         if job is None or job.node_rank == 0 or local:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+
+
+def _tell_start(job: Job) -> None:
+    """Tell the launcher that this container has started, and the log how long that took."""
+    folder = start_folder.find(job, os.environ)
+    if folder is not None:
+        start_folder.sign(folder, job)
+    launched = os.environ.get("LAUNCHED_AT", "")
+    if launched.isdecimal() and job.node_rank == 0:
+        _tell(f"the container is up, {max(0.0, time.time() - int(launched)):.0f} s after srun")
 
 
 def _recorded(plan: Plan) -> int:
@@ -107,16 +120,17 @@ def _run(plan: Plan) -> int:
         with writing(plan.nsys.folder):
             plan.nsys.folder.mkdir(parents=True, exist_ok=True)
     preflight.run(plan, os.environ)
-    return _start(plan)
+    return _start(plan, start_folder.find(plan.job, os.environ))
 
 
-def _start(plan: Plan) -> int:
+def _start(plan: Plan, told: Path | None) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     try:
         for folder in own:
             _tell(triton_cache.begin(Path(folder), os.environ))
-        code = agent.run(plan.torchrun)
+        asks = told if plan.job.node_rank == 0 else None
+        code = agent.run(plan.torchrun, asks)
         for folder in own if plan.job.node_rank == 0 else ():
             _tell(triton_cache.keep(Path(folder), os.environ))
         return code
@@ -125,11 +139,19 @@ def _start(plan: Plan) -> int:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+def take_signals_back() -> None:
+    """Have the signals act that what started the container ignored for its own processes."""
+    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
 def _tell(text: str) -> None:
     if text:
         print(f"training.launch: {text}", flush=True)
 
 
 if __name__ == "__main__":
+    take_signals_back()
     cli.outlive()  # a full log disk ends no job
     sys.exit(main(sys.argv[1:]))

@@ -189,6 +189,9 @@ class RunConfig:
     checkpoint_interval: int = setting(
         20000, "steps between checkpoints; one is saved at the end", least=1
     )
+    checkpoint_minutes: float = setting(
+        0.0, "minutes after a checkpoint at which the next is saved anyway, 0: never", least=0
+    )
     eval_interval: int = setting(0, "steps between evaluations; 0: at the end only", least=0)
     keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)
     keep_every: int = setting(0, "with that: keep those of every so many steps too", least=0)

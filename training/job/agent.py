@@ -19,6 +19,7 @@ from types import FrameType
 from typing import NoReturn
 
 from training.errors import HUNG, SAVED, RequestError, TrainingError
+from training.job import start_folder
 
 UNNOTICED_SECONDS = 180.0
 """How long all processes of this node may have ended, and torchrun does not notice.
@@ -28,12 +29,13 @@ for ever for a task whose end it was not told, as when that came while the netwo
 """
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
     """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
 
     Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
     SIGUSR1, at any time: before there are processes it is the same to be ended by either. A SIGHUP
     that is ignored on entry stays ignored.
+    asked_in: the start folder, in which the launcher may ask to stop: the same as a SIGUSR1.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
     from torch.distributed import run as torchrun
@@ -55,7 +57,9 @@ def run(arguments: Sequence[str]) -> int:
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGUSR1, _hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
-    watch_ended(lambda: _children(os.getpid()), _leave)
+    watch_ended(_own_children, _leave)
+    if asked_in is not None:
+        start_folder.watch(asked_in, lambda: os.kill(os.getpid(), signal.SIGUSR1))
     try:
         torchrun.run(options)
     except ChildFailedError as error:
@@ -126,25 +130,38 @@ def ending(code: int) -> str:
 
 
 def _hand_on(number: int, frame: FrameType | None) -> None:
-    for pid in _workers(os.getpid()):
+    for pid in _workers():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
 def _hand_on_or_end(number: int, frame: FrameType | None) -> None:
-    if _children(os.getpid()):
+    if _own_children():
         _hand_on(number, frame)
     else:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
 
 
-def _workers(parent: int) -> list[int]:
+def _workers() -> list[int]:
     """The processes that train: the children, or what a profiler among them has started."""
-    found = []
-    for pid in _children(parent):
-        found += [pid] if _is_python(pid) else _workers(pid) or [pid]
-    return found
+    return [pid for child in _own_children() for pid in _pythons(child) or [child]]
+
+
+def _pythons(parent: int) -> list[int]:
+    """Give the process itself if it is a Python, else those below it."""
+    if _is_python(parent):
+        return [parent]
+    return [pid for child in _children(parent) for pid in _pythons(child)]
+
+
+def _own_children() -> list[int]:
+    """The children that this process has started.
+
+    Others were its own before it became this program: enroot's processes that serve the files of
+    the root, which must not be signalled.
+    """
+    return [pid for pid in _children(os.getpid()) if pid not in INHERITED]
 
 
 def _is_python(pid: int) -> bool:
@@ -200,6 +217,10 @@ def _exit_code(pid: int) -> int | None:
     if found is None:
         return None
     return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+INHERITED = frozenset(_children(os.getpid()))
+"""The children of this process when this module was loaded, which is before it starts any."""
 
 
 def _tell(text: str) -> None:

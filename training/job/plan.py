@@ -28,6 +28,7 @@ PORTS = 61000, 4536  # the first, and how many: above those that the kernel give
 PATIENCE = 900  # seconds for the slowest node to start its container and join
 MANY = 512  # ranks: from here on it takes gloo more than ten seconds to join all (docs/scale.md)
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
+NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
 BIND = "NUMA_BIND"
 
@@ -70,6 +71,10 @@ class Plan:
         Who hosts the rendezvous is said, not guessed from host names: they may not resolve, and
         two nodes may share an address.
         """
+        return (*self._options, *self.flags)
+
+    @property
+    def _options(self) -> tuple[str, ...]:
         hosts = "true" if self.job.node_rank == 0 else "false"
         return (
             f"--nnodes={self.job.nodes}",
@@ -84,7 +89,6 @@ class Plan:
             "-m",
             *((SHIM,) if self.shim else ()),
             self.module,
-            *self.flags,
         )
 
     @property
@@ -105,14 +109,26 @@ class Plan:
         width = max(len(one.name) for one in decisions)
         span = max(len(one.value) for one in decisions)
         lines = [f"  {one.name:{width}}  {one.value:{span}}  {one.why}" for one in decisions]
-        command = shlex.join(("torchrun", *self.torchrun))
+        command = shlex.join(("torchrun", *self._options, *_last_of_each(self.flags)))
         return "\n".join([f"training.launch: {self.title}", *lines, f"  {command}"])
+
+
+def _last_of_each(flags: Sequence[str]) -> list[str]:
+    """The flags that count: of those that are given more than once, as --NAME=VALUE, the last."""
+    last = {flag.partition("=")[0]: number for number, flag in enumerate(flags)}
+    return [
+        flag
+        for number, flag in enumerate(flags)
+        if not flag.startswith("--") or "=" not in flag or last[flag.partition("=")[0]] == number
+    ]
 
 
 def read_job(environment: Mapping[str, str]) -> Job:
     """Read Slurm's variables. Raises RequestError for what cannot be a job's."""
     id = environment.get("SLURM_JOB_ID", "")
+    launched = environment.get("NODES", "").split()  # as the launcher lists them
     if not id:
+        _require_all(1, launched)
         return Job(
             id="local",
             address=environment.get("MASTER_ADDR") or Job.address,
@@ -121,6 +137,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
     if _whole(environment, "SLURM_LOCALID", 0):
         raise RequestError("training.launch starts a node's processes itself: --ntasks-per-node=1")
     nodes = next((_whole(environment, name, 1) for name in NODES if environment.get(name)), 1)
+    _require_all(nodes, launched)
     if nodes > 1 and not environment.get("MASTER_ADDR"):
         raise RequestError(
             "MASTER_ADDR: must be the address of the job's first node; the launchers set it from "
@@ -136,6 +153,17 @@ def read_job(environment: Mapping[str, str]) -> Job:
         address=environment.get("MASTER_ADDR") or Job.address,
         port=_whole(environment, "MASTER_PORT", port + (port == fabric.NEURON_PORT)),
     )
+
+
+def _require_all(nodes: int, launched: Sequence[str]) -> None:
+    """Refuse a job of other nodes than its launcher started: it would train alone, or wait."""
+    if launched and nodes != len(launched):
+        raise RequestError(
+            f"this container sees a job of {count(nodes, 'node')}, and its launcher has started "
+            f"{len(launched)}: SLURM_STEP_NUM_NODES and its like do not reach it; pass them on to "
+            "the container (enroot: --env=NAME), or unset NODES",
+            local=True,
+        )
 
 
 def make_plan(
@@ -168,6 +196,10 @@ def make_plan(
         # gloo would look its own host name up, which on many machines is a loopback address.
         why_interface = f"the interface of {node.address}"
         chosen.append(Decision("GLOO_SOCKET_IFNAME", node.interface, why_interface))
+    if job.nodes > 1:
+        # Each connection would warn of the other node's name, which need not resolve.
+        quiet = "connections do not complain of nodes that have no name"
+        chosen.append(Decision("TORCH_CPP_LOG_LEVEL", "ERROR", quiet))
     ranks = job.nodes * processes
     if ranks >= MANY:
         # Else each rank tells the store how each other one reaches it: ranks ** 2 requests.
@@ -247,13 +279,24 @@ def _processes(
 ) -> tuple[int, str]:
     if nproc is not None:
         number, why = nproc, "--nproc"
-    elif environment.get("NPROC_PER_NODE"):
-        number, why = _whole(environment, "NPROC_PER_NODE", 1), GIVEN
+    elif name := _given_number(environment):
+        number, why = _whole(environment, name, 1), GIVEN
+        if name != NUMBERS[0]:
+            why = f"{GIVEN}, as {name}"
     else:
         number, why = usable.count or 1, usable.why
     if number < 1:
         raise RequestError(f"NPROC_PER_NODE: must be at least 1, not {number}")
     return number, why
+
+
+def _given_number(environment: Mapping[str, str]) -> str:
+    """Name the variable that says how many processes a node has; empty if none does."""
+    given = [name for name in NUMBERS if environment.get(name)]
+    if len({environment[name] for name in given}) > 1:
+        said = " and ".join(f"{name}={environment[name]}" for name in given)
+        raise RequestError(f"{said}: both say how many processes a node has; give one of them")
+    return given[0] if given else ""
 
 
 def _check_ranks(nsys: Nsys | None, job: Job, processes: int) -> None:

@@ -10,14 +10,18 @@ LEFT_OUT = 30
 
 
 class TextLogger(Logger):
-    """Prints a line a report interval, and one an evaluation."""
+    """Prints a line a report interval, one an evaluation, and one after the first step."""
 
     def __init__(self, num_steps: int, console: Console) -> None:
         self.num_steps, self.console = num_steps, console
+        self._is_first = True
 
     def write(self, records: list[Record]) -> None:
         for record in records:
-            if record["kind"] == "report":
+            if record["kind"] == "step" and self._is_first:
+                self._is_first = False
+                self.console.say(format_first(record, self.num_steps))
+            elif record["kind"] == "report":
                 self.console.say(format_report(record, self.num_steps))
             elif record["kind"] == "evaluation":
                 self.console.say(format_evaluation(record, self.num_steps))
@@ -76,6 +80,12 @@ class AverageSpeed(Logger):
             f"mean of steps {self._first} to {self._before}: {samples:,.2f} samples/s, "
             f"{tflops:.2f} TFLOPS/device"
         )
+
+
+def format_first(record: Record, num_steps: int) -> str:
+    """Format the first step of a start for people, who may have waited for it."""
+    loss = "-" if record["loss"] is None else f"{record['loss']:.4f}"
+    return f"step {record['step']}/{num_steps} | loss {loss} | the first of this start"
 
 
 def format_report(record: Record, num_steps: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,10 +35,12 @@ Say = Callable[[str], None]
 
 def run(config: Config) -> int:
     """Join the other ranks, train, leave; the exit code (see Trainer.run)."""
+    phases = StartUp()
     group = find_backend(config.parallel.backend).start(config)
+    phases.end("ranks")
     first = group.rank == 0
     with OwnLease(Path(config.run.save_ckpt_path)) if first else NO_LEASE as lease:
-        trainer = set_up(config, group, lease)
+        trainer = set_up(config, group, lease, phases)
         try:
             code = trainer.run()
         finally:
@@ -50,12 +53,32 @@ def run(config: Config) -> int:
     return code
 
 
-def set_up(config: Config, group: Group, lease: RunLease = NO_LEASE) -> Trainer:
+class StartUp:
+    """How long the parts of a start take, up to the first step."""
+
+    def __init__(self) -> None:
+        self._since = time.monotonic()
+        self._seconds: dict[str, float] = {}
+
+    def end(self, part: str) -> None:
+        """Note that a part has ended, and the next begins."""
+        now = time.monotonic()
+        self._seconds[part] = now - self._since
+        self._since = now
+
+    def __str__(self) -> str:
+        return "start-up: " + ", ".join(f"{part} {s:.1f} s" for part, s in self._seconds.items())
+
+
+def set_up(
+    config: Config, group: Group, lease: RunLease = NO_LEASE, phases: StartUp | None = None
+) -> Trainer:
     """Make a run ready for its next step; all that can be wrong with the request is found here.
 
     A collective call. `lease` is what rank 0 has of the folder; a run without one must be the only
     one there. Raises RequestError.
     """
+    phases = phases or StartUp()
     stop_request, console = StopRequest(), Console()
     say = console.say if group.rank == 0 else _nothing
     backend = find_backend(config.parallel.backend)
@@ -66,13 +89,17 @@ def set_up(config: Config, group: Group, lease: RunLease = NO_LEASE) -> Trainer:
     data, held_out = _open_data(config, group, say)
     tokens_per_step = data.feed.global_batch * config.data.gradient_accumulation
     tokens_per_step *= config.data.seq_length
+    phases.end("data")
     run, optim = config.run, config.optim
     lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, tokens_per_step)
 
     if run.mirror_url:
         Mirror(run).pull(group, say)
     model, optimizer = _build_model(config, group, backend, say)
+    phases.end("model")
     step, tokens_seen = resume(config, group, backend, model, optimizer, data, say)
+    phases.end("checkpoint")
+    say(str(phases))
     size = STATE_BYTES * parameters
     saver = Saver(config, backend, model, optimizer, group, say, lease, size)
 

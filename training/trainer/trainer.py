@@ -66,6 +66,8 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._last_compiled = self.step + COMPILED if self.config.run.compile_only else None
+        self._first = self.step + 1  # of this start
+        self._saved = time.monotonic()
 
     def run(self) -> int:
         """Train to the last step; the exit code.
@@ -97,21 +99,23 @@ class Trainer:
             self.tokens_seen += self.tokens_per_step
             self.metrics.add(self.step, *taken, self.tokens_seen)
         last = self._is_over()
-        asked, writing, lost = self.group.any_of(
-            self.stop.made, self.saver.writing, bool(self.lease.lost)
+        asked, writing, lost, late = self.group.any_of(
+            self.stop.made, self.saver.writing, bool(self.lease.lost), self._is_late()
         )
         if lost:
             raise TrainingError(self.lease.lost or "rank 0 has lost its claim on save_ckpt_path")
         self.stopping = asked and not last
         if not writing:
             self.saver.end()
+        if self.step == self._first:
+            self.metrics.flush()  # a person who waits for the first step sees it
         if self.step % run.report_interval == 0 or last:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
         if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
             with self.phase("evaluation"):
                 self._evaluate(self.held_out)
-        is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping
+        is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping or late
         if is_due and not run.compile_only:
             with self.phase("save"):
                 self._save()
@@ -126,6 +130,11 @@ class Trainer:
         with self.phase("data"):
             return not self.group.any(not self.data.ended())
 
+    def _is_late(self) -> bool:
+        """Whether the last checkpoint was so long ago that one is due, by the clock of rank 0."""
+        minutes = self.config.run.checkpoint_minutes
+        return self.group.rank == 0 and 0 < 60 * minutes <= time.monotonic() - self._saved
+
     def _evaluate(self, held_out: DataFeed) -> None:
         since = time.perf_counter()
         batches = self.config.data.eval_batches
@@ -135,6 +144,7 @@ class Trainer:
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
+        self._saved = time.monotonic()
         self.saver.save(
             Manifest(
                 step=self.step,

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.node_program import SLURM, Launch
+from tests.support.slurm_config import free_ports
 from training.job.agent import outcome
 
 pytestmark = pytest.mark.processes
@@ -72,6 +74,49 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
         out, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert out.count("saved") == 2
+
+
+def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:
+    """By a file, so that no process of the container is signalled; and it hears who has started."""
+    folder = tmp_path / ".job-4242.0"
+    folder.mkdir()
+    (folder / "stop").touch()
+    job = {"SLURM_JOB_ID": "4242", "NODES": "n1", "MASTER_PORT": str(free_ports(1)[0])}
+    env = job | {"CHECKPOINTS": str(tmp_path), "LAUNCHED_AT": "1"}
+    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    with launch.start(*words, **env) as process:
+        assert process.stdout is not None
+        ready, before = 0, ""
+        while ready < 2:
+            line = process.stdout.readline()
+            ready += "ready" in line
+            before += line
+        assert sorted(path.name for path in folder.iterdir()) == ["started.0", "stop"]
+        (folder / "stop").write_text("TERM\n")
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 85, err
+    assert out.count("saved") == 2
+    assert re.search(r"^training.launch: the container is up, \d+ s after srun$", before, re.M)
+
+
+def test_a_signal_that_was_ignored_until_now(launch: Launch) -> None:
+    """As the launcher has enroot's own processes ignore it; those here before are left alone."""
+    shell = 'sleep 600 & trap "" TERM USR1; exec "$@"'
+    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    with launch.start(*words, before=["bash", "-c", shell, "-"]) as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        found = processes.descendants(process.pid)
+        [beside] = [pid for pid in found if processes.command(pid).startswith("sleep")]
+        try:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(300) == 85
+            assert processes.command(beside).startswith("sleep"), "it was signalled"
+        finally:
+            os.kill(beside, signal.SIGKILL)
+        assert process.communicate()[0].count("saved") == 2
 
 
 def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:

@@ -93,11 +93,34 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ({"MASTER_PORT": "http"}, "MASTER_PORT: must be a whole number"),
         ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
         ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
+        ({"GPUS_PER_NODE": "gpu"}, "GPUS_PER_NODE: must be a whole number"),
+        ({"NPROC_PER_NODE": "2", "GPUS_PER_NODE": "8"}, "give one of them"),
+        ({"NODES": "n1 n2 n3"}, "sees a job of 2 nodes, and its launcher has started 3"),
+        ({"NODES": "n1 n2", "SLURM_JOB_ID": ""}, "sees a job of 1 node, and its launcher"),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
     with pytest.raises(RequestError, match=told):
         plan(SLURM | change, CPU)
+
+
+def test_the_nodes_of_the_launcher() -> None:
+    assert read_job(SLURM | {"NODES": "n1 n2"}).nodes == 2
+    assert read_job({"NODES": "n1"}).nodes == 1
+
+
+def test_processes_by_the_name_that_the_systems_have() -> None:
+    chosen = plan(SLURM | {"GPUS_PER_NODE": "4"}, GPUS)
+    assert chosen.processes == 4 and "as GPUS_PER_NODE" in chosen.block()
+
+
+def test_only_flags_that_count_are_shown() -> None:
+    """What a trial has over the defaults; others may be given as often as one likes."""
+    job = read_job(SLURM)
+    flags = ["--lr=1", "--x", "--lr=2", "file", "--x", "--lrx=3", "a=1", "a=2"]
+    chosen = make_plan(job, CPU, SLURM, "m", flags)
+    assert chosen.block().splitlines()[-1].endswith(" m --x --lr=2 file --x --lrx=3 a=1 a=2")
+    assert chosen.torchrun[-len(flags) :] == tuple(flags)
 
 
 @pytest.mark.processes

@@ -1,0 +1,36 @@
+"""What the entry points share: how a failure is told, and what it makes of the exit code."""
+
+from __future__ import annotations
+
+import pytest
+
+from training.entrypoint import told
+
+SAID = (
+    "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+    "[10.0.0.6]:31337"
+)
+
+
+def fail(said: str) -> int:
+    raise RuntimeError(said)
+
+
+def test_a_rank_that_lost_another_says_so_in_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What happened is told by the one that failed."""
+    monkeypatch.setenv("RANK", "3")
+    assert told(lambda: fail(SAID)) == 1
+    assert capsys.readouterr().err == (
+        "rank 3: another rank is gone: Connection closed by peer [10.0.0.6]:31337\n"
+    )
+
+
+def test_any_other_error_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(RuntimeError, match="out of memory"):
+        told(lambda: fail("CUDA out of memory"))
+    monkeypatch.delenv("RANK")
+    with pytest.raises(RuntimeError, match="closed by peer"):
+        told(lambda: fail(SAID))

@@ -1,0 +1,54 @@
+"""What a launcher and the nodes of one start of its job tell each other, in a folder they share.
+
+CHECKPOINTS/.job-JOB.RESTARTS is made by the launcher before the nodes start, and removed at its
+end. In it:
+
+started.N  made by node N before anything else: its container has started
+stop       empty until the launcher is asked to stop; node 0 then signals its ranks
+
+Without such a folder (another launcher, a shell) nothing is told, and nothing fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from training.job.node import Job
+
+SECONDS = 1.0
+"""Between two looks of node 0 for a request to stop."""
+
+
+def find(job: Job, environment: Mapping[str, str]) -> Path | None:
+    """The folder of this start, if its launcher made one."""
+    named = environment.get("CHECKPOINTS")
+    folder = Path(named, f".job-{job.run_id}") if named else None
+    return folder if folder and folder.is_dir() else None
+
+
+def sign(folder: Path, job: Job) -> None:
+    """Tell the launcher that this node's container has started."""
+    with contextlib.suppress(OSError):
+        (folder / f"started.{job.node_rank}").touch()
+
+
+def watch(folder: Path, stop: Callable[[], None]) -> None:
+    """Call `stop` once the launcher asks for it; in a thread that ends with this process."""
+    threading.Thread(target=_watch, args=(folder / "stop", stop), name="stop", daemon=True).start()
+
+
+def _watch(request: Path, stop: Callable[[], None]) -> None:
+    # Reading asks the server of a network file system, which a look at the name alone may not.
+    while not _is_made(request):
+        time.sleep(SECONDS)
+    stop()
+
+
+def _is_made(request: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return request.stat().st_size > 0 or bool(request.read_bytes())
+    return False
