@@ -9,7 +9,7 @@ export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -77,6 +77,9 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
 	.venv/bin/lint-imports --no-logo --no-cache
 	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
 	.venv/bin/pytest -q tests/toolkit/build/test_dockerfile.py -k hadolint
+
+launchers: setup-test  ## write launch/*.sbatch from launch/template/
+	.venv/bin/python -m sqshforge.launchers
 
 bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
 	.venv/bin/python -m benchmarks

@@ -186,7 +186,7 @@ def launch_command(image: Path, programs: Programs) -> str:
     if launcher is None:
         return suggest.sqshforge("run", image, "--", "bash")
     job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", suggest.shown(launcher)])
-    return f"IMAGE={shlex.quote(suggest.shown(image))} {job}"
+    return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {job}"
 
 
 def _nodes(programs: Programs) -> int:

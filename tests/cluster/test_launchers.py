@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes, slurm_config
+from tests.support.launcher_shell import NOTHING
 from tests.support.slurm import Cluster, ClusterError, cluster
 
 
@@ -119,6 +120,7 @@ SQSHFORGE = """\
 #!/bin/bash
 [[ $1 == run ]] || exit 2
 while [[ $1 != -- ]]; do shift; done; shift
+touch "$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/started.$SLURM_NODEID"
 echo "at $SLURM_NODEID of $SLURM_STEP_NUM_NODES, restart ${SLURM_RESTART_COUNT:-0}: $*"
 case $CASE in
 wrong) [[ $SLURM_NODEID == 0 ]] || sleep 2; exit 2 ;;
@@ -126,6 +128,10 @@ crash-once) ((${SLURM_RESTART_COUNT:-0})) || kill -9 $$ ;;
 crash) exit 1 ;;
 stopped) ((${SLURM_RESTART_COUNT:-0})) && exit 0
     trap 'echo saved; exit 85' TERM; touch ready-$SLURM_NODEID; while :; do sleep 0.1; done ;;
+asked) ((${SLURM_RESTART_COUNT:-0})) && exit 0
+    trap 'echo signalled; exit 1' TERM; touch ready-$SLURM_NODEID
+    until [[ -s $CHECKPOINTS/.job-$SLURM_JOB_ID.0/stop ]]; do sleep 0.1; done
+    echo saved; exit 85 ;;
 *) ((${SLURM_RESTART_COUNT:-0})) || sleep 600 ;;
 esac
 """
@@ -142,7 +148,7 @@ class Desk:
         program.write_text(SQSHFORGE)
         program.chmod(0o755)
         (folder / "build").mkdir()
-        (folder / "build" / "cpu-mamba.sqsh").write_bytes(b"hsqs")
+        (folder / "build" / "cpu-mamba.sqsh").write_bytes(NOTHING)
 
     def submit(self, case: str, *words: str | Path, script: str = "", **env: str) -> int:
         path = f"{self.folder}/bin:{self.slurm.env['PATH']}"
@@ -150,7 +156,7 @@ class Desk:
             "--nodes=2",
             *(words or (self.launcher,)),
             script=script,
-            env={"PATH": path, "CASE": case, **env},
+            env={"PATH": path, "CASE": case, "TRIAL": "1", **env},
             folder=self.folder,
         )
 
@@ -185,12 +191,16 @@ def test_but_not_for_ever(desk: Desk) -> None:
     assert "exit code 1: given up after 1 restarts" in desk.slurm.output(job)
 
 
-def test_sigterm_saves_and_goes_on(desk: Desk) -> None:
-    """What --signal does before the time limit, and a preemption."""
-    job = desk.submit("stopped", REQUEUES="0")
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [("asked", ("--batch", "--signal=TERM")), ("stopped", ("--signal=TERM",))],
+)
+def test_sigterm_saves_and_goes_on(desk: Desk, case: str, words: tuple[str, ...]) -> None:
+    """To the launcher, which tells the nodes and signals nothing; or to all processes."""
+    job = desk.submit(case, REQUEUES="0")
     ready = [desk.folder / "ready-0", desk.folder / "ready-1"]
     desk.slurm.until(lambda: all(path.exists() for path in ready), 300, "not started")
-    desk.slurm.cancel(job, "--signal=TERM")
+    desk.slurm.cancel(job, *words)
     assert desk.slurm.wait(job) == "COMPLETED"
     assert desk.slurm.restarts(job) == 1
     assert desk.slurm.output(job).count("saved") == 2
@@ -203,6 +213,24 @@ def test_scancel_is_the_end(desk: Desk) -> None:
     assert desk.slurm.wait(job) == "CANCELLED"
     time.sleep(1)
     assert (desk.slurm.state(job), desk.slurm.restarts(job)) == ("CANCELLED", 0)
+    assert "requeued" not in desk.slurm.output(job)
+    assert not list(desk.folder.glob("checkpoints/*/.job-*"))
+
+
+def test_what_cannot_work_is_told_once_and_is_final(desk: Desk) -> None:
+    job = desk.submit("sleep", MOUNTS="/nonexistent:/data")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
+    told = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
+    assert desk.slurm.output(job).count(told) == 1
+
+
+def test_a_container_that_does_not_start_is_final(desk: Desk) -> None:
+    (desk.folder / "bin" / "sqshforge").write_text("#!/bin/bash\necho no start >&2\nexit 1\n")
+    job = desk.submit("sleep")
+    assert desk.slurm.wait(job) == "FAILED"
+    assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (3, 0)
+    assert "the container has started on no node" in desk.slurm.output(job)
 
 
 def test_it_works_piped(desk: Desk) -> None:

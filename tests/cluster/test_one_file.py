@@ -54,8 +54,8 @@ class Person:
         return int(self.types(command).removeprefix("Submitted batch job "))
 
     def runtimes(self) -> list[str]:
-        """The copies of the image's runtime that lie in the run's folder."""
-        return [path.name for path in self.site.place(RUN).glob(".sqshforge-run*")]
+        """The folders of starts in the run's, with their copies of the image's runtime."""
+        return [path.name for path in self.site.place(RUN).glob(".job-*")]
 
     def left(self) -> set[str]:
         """What containers of the user have left in /tmp."""
@@ -108,8 +108,8 @@ def submission(site: Site) -> str:
 def test_sigterm_saves_and_the_job_goes_on(person: Person, undisturbed: Losses) -> None:
     job = person.submits(submission(person.site))
     person.site.reach(RUN, 8)
-    assert person.runtimes() == [f".sqshforge-run.{job}.0.pyz"]
-    person.types(f"scancel --signal=TERM {job}")
+    assert person.runtimes() == [f".job-{job}.0"]
+    person.types(f"scancel --batch --signal=TERM {job}")
     said = person.site.complete(job)
     assert person.site.slurm.restarts(job) == 1
     assert "asked to stop after step" in said and "exit code 85: requeued" in said

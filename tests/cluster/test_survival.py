@@ -55,7 +55,7 @@ def test_stopped_by_sigterm(site: Site, undisturbed: Losses) -> None:
     """As a preemption does: saved between two checkpoints, requeued, resumed."""
     job = site.submit("stopped", *FLAGS, REQUEUES="0")
     site.reach("stopped", 8)
-    site.slurm.cancel(job, "--signal=TERM")
+    site.slurm.cancel(job, "--batch", "--signal=TERM")
     said = site.complete(job)
     assert site.slurm.restarts(job) == 1
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
@@ -113,7 +113,7 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
 
 def test_the_time_limit(site: Site) -> None:
     """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
-    job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=TERM@30"))
+    job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"))
     # The limit comes when the job trains, which takes a loaded machine more than a minute.
     site.go_on_to("limit", 20)
     hours, minutes, _ = map(int, site.slurm.show(job)["RunTime"].split(":"))

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge import launchers
 from sqshforge.host.programs import Programs
-from tests.support.launcher_shell import SCONTROL, Shell
+from tests.support.launcher_shell import NOTHING, SCONTROL, Shell
 from training.errors import RequestError
 
 pytestmark = pytest.mark.processes
@@ -30,6 +31,8 @@ LAUNCHERS = (
 )
 MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
 """What a launcher starts where that is not the entry point of its own name."""
+LOCAL_DATA = ("mamba_fsdp", "mamba2_neuron")
+"""Those whose default is a folder, which is not here."""
 GOLDEN = Path(__file__).parents[1] / "golden" / "srun"
 
 
@@ -65,16 +68,13 @@ def test_all_are_there(root: Path) -> None:
     assert sorted(path.stem for path in (root / "launch").glob("*.sbatch")) == sorted(LAUNCHERS)
 
 
-def test_they_are_alike(root: Path) -> None:
-    """Below their defaults; each stands alone, so that they cannot share it."""
-    texts = [(root / "launch" / f"{name}.sbatch").read_text() for name in LAUNCHERS]
-    parts = {text.partition("\n# From here on all launchers are alike.")[2] for text in texts}
-    assert len(parts) == 1 and len(parts.pop().splitlines()) > 40
+def test_they_are_what_their_templates_give(launcher: Path, root: Path) -> None:
+    assert launchers.names(root) == sorted(LAUNCHERS)
+    assert launcher.read_text() == launchers.render(root, launcher.stem), "make launchers"
 
 
-def test_a_launcher_is_short_and_clean(launcher: Path) -> None:
-    lines = launcher.read_text().splitlines()
-    assert len(lines) <= 96 and max(map(len, lines)) <= 100
+def test_a_launcher_is_clean(launcher: Path) -> None:
+    assert max(map(len, launcher.read_text().splitlines())) <= 100
     shellcheck = Path(sys.executable).parent / "shellcheck"
     done = subprocess.run([shellcheck, launcher], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
@@ -105,7 +105,10 @@ def golden(name: str, runtime: str, trial: str) -> Path:
 
 def call(shell: Shell, runtime: str, trial: str) -> str:
     shell.program("sqshforge")
-    words = shell.srun(RUNTIME=runtime, TRIAL=trial, NCCL_DEBUG="INFO", HF_TOKEN="secret")
+    if runtime == "enroot":
+        shell.enroot()
+    data = {} if trial or shell.launcher.stem not in LOCAL_DATA else {"DATASET": "/data/set"}
+    words = shell.srun(RUNTIME=runtime, TRIAL=trial, NCCL_DEBUG="INFO", HF_TOKEN="secret", **data)
     said = "\n".join(words).replace(str(shell.programs), "BIN")
     return said.replace(str(shell.folder), "FOLDER") + "\n"
 
@@ -124,12 +127,12 @@ def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
         MODULES.get(any_shell.launcher.stem, f"training.{any_shell.launcher.stem}")
     )
     for trial in ("", "1"):
-        words = any_shell.srun(TRIAL=trial)
+        words = any_shell.srun(TRIAL=trial, **({} if trial else {"DATASET": "/data/set"}))
         flags = words[words.index("--", words.index("--module")) + 1 :]
         try:
             door.configure(flags)
         except RequestError as error:
-            assert not trial and re.search("is no folder|cannot be read", str(error))
+            assert not trial and re.search("is no folder|must have sections", str(error))
 
 
 def test_own_runtime_of_the_checkout(shell: Shell) -> None:
@@ -144,38 +147,39 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
 
 
 def copies(shell: Shell) -> list[str]:
-    return [path.name for path in shell.folder.glob("checkpoints/*/.sqshforge-run*")]
+    return [path.name for path in shell.folder.glob("checkpoints/*/.job-*")]
 
 
 @pytest.mark.parametrize("runtime", ["", "sqshforge"])
 def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
     """The words after it are those that an installed sqshforge gets."""
-    words = bare.srun(TRIAL="1", RUNTIME=runtime, COPY="checkpoints/*/.sqshforge-run.*")
+    words = bare.srun(RUNTIME=runtime, COPY="checkpoints/*/.job-7.0/sqshforge-run.pyz")
     run = bare.folder / "checkpoints" / "mamba_fsdp"
-    copy = f"{run}/.sqshforge-run.7.0.pyz"
-    assert words[5:9] == ["python3", "-I", "-S", copy]
+    copy = f"{run}/.job-7.0/sqshforge-run.pyz"
+    assert words[4:8] == ["python3", "-I", "-S", copy]
     assert bare.called.with_name("called.copy").read_text() == "a runtime\n"
     assert copies(bare) == []
     bare.program("sqshforge")
-    installed = bare.srun(TRIAL="1", RUNTIME=runtime)
-    assert installed[:5] == words[:5] and installed[7:] == words[9:]
+    installed = bare.srun(RUNTIME=runtime)
+    assert installed[:4] == words[:4] and installed[7:] == words[8:]
 
 
 def test_what_is_installed_comes_first(bare: Shell) -> None:
-    for program, word in (("sqshforge", f"{bare.programs}/sqshforge"), ("enroot", "enroot")):
-        bare.program(program)
-        assert word in bare.srun() and "python3" not in bare.srun()[:7]
+    bare.program("sqshforge")
+    assert f"{bare.programs}/sqshforge" in bare.srun()
+    bare.enroot()
+    assert any(word.endswith("/start_enroot") for word in bare.srun())
 
 
 def test_nothing_of_it_stays(bare: Shell) -> None:
     """Neither of a job that fails, nor of a start before that was killed."""
     run = bare.folder / "checkpoints" / "mamba_fsdp"
     run.mkdir(parents=True)
-    for name in (".sqshforge-run.7.0.pyz", ".sqshforge-run.8.0.pyz"):
-        (run / name).touch()
+    for name in (".job-7.0", ".job-8.0"):
+        (run / name).mkdir()
     for code in ("1", "2", "85", "137"):
         assert bare.run(SRUN_CODE=code, SLURM_RESTART_COUNT="1")[0] == int(code)
-        assert copies(bare) == [".sqshforge-run.8.0.pyz"]  # of another job
+        assert copies(bare) == [".job-8.0"]  # of another job
 
 
 @pytest.mark.parametrize("program", ["unsquashfs", "python3"])
@@ -184,8 +188,9 @@ def test_what_the_runtime_of_the_image_needs(bare: Shell, program: str, runtime:
     (bare.programs / program).unlink()
     code, said = bare.run(RUNTIME=runtime)
     assert code == 3 and not bare.called.exists()
-    assert f"there is no {bare.folder}/.venv/bin/sqshforge, and" in said
-    assert f"needs {program}: install squashfs-tools and python3 on the nodes" in said
+    assert f"error: there is no {bare.folder}/.venv/bin/sqshforge, and the image's copy" in said
+    assert f"needs {program}\n" in said
+    assert "fix: install squashfs-tools and python3 on the nodes" in said
 
 
 def test_an_image_that_carries_none(bare: Shell) -> None:
@@ -194,24 +199,26 @@ def test_an_image_that_carries_none(bare: Shell) -> None:
     code, said = bare.run()
     assert code == 3 and not bare.called.exists() and copies(bare) == []
     assert "no matches for /sqshforge" in said  # unsquashfs's own words
-    assert f"no copy can be read from {bare.image}: pack it again" in said
+    assert f"error: no copy of the runtime can be read from {bare.image}" in said
 
 
 @pytest.mark.parametrize("variable", ["STAGE", "SIGNERS"])
 def test_what_takes_an_installed_sqshforge(bare: Shell, variable: str) -> None:
     code, said = bare.run(**{variable: "/x"})
     assert code == 3 and not bare.called.exists()
-    assert "SIGNERS and STAGE need sqshforge installed on the nodes: on the PATH, or as" in said
+    assert "error: SIGNERS and STAGE need sqshforge, which is neither on the PATH nor" in said
     assert f"{bare.folder}/.venv/bin/sqshforge" in said
 
 
 def test_mounts_of_ones_own(shell: Shell) -> None:
-    shell.program("enroot")
-    words = shell.srun(MOUNTS="/data:/data,/a b:/c")
+    shell.enroot()
+    for name in ("data", "a b"):
+        (shell.folder / name).mkdir()
+    words = shell.srun(MOUNTS=f"{shell.folder}/data:/data,{shell.folder}/a b:/c")
     mounts = [word for word in words if word.startswith("--mount=")]
     assert mounts == [
-        "--mount=/data:/data:rbind,x-create=auto",
-        "--mount=/a b:/c:rbind,x-create=auto",
+        f"--mount={shell.folder}/data:/data:rbind,x-create=auto",
+        f"--mount={shell.folder}/a b:/c:rbind,x-create=auto",
     ]
 
 
@@ -232,12 +239,32 @@ def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
     assert mount.replace("/training:", "/other/training:") in shell.srun(DEV="other")
 
 
+def enroot_words(shell: Shell, **env: str) -> list[str]:
+    """The words that enroot gets on a node, whose srun has set variables there."""
+    shell.enroot()
+    words = shell.srun(COPY="checkpoints/*/.job-7.0/start_enroot")
+    begin = next(n for n, word in enumerate(words) if word.endswith("/start_enroot"))
+    done = subprocess.run(
+        ["bash", shell.called.with_name("called.copy"), *words[begin + 1 :]],
+        env={"PATH": str(shell.programs), "XDG_RUNTIME_DIR": str(shell.folder), **env},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
 def test_secrets_are_enroots_by_name(shell: Shell) -> None:
     """It passes nothing that it is not told of; the others pass the host's variables on."""
-    shell.program("enroot")
-    assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(
-        shell.srun(HF_TOKEN="secret", WANDB_API_KEY="secret")
-    )
+    words = enroot_words(shell, HF_TOKEN="hidden", WANDB_API_KEY="hidden", PYTHONPATH="/x")
+    assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(words)
+    assert not any("hidden" in word or "PYTHONPATH" in word for word in words)
+
+
+def test_enroot_is_told_what_slurm_says_on_the_node(shell: Shell) -> None:
+    words = enroot_words(shell, SLURM_NODEID="1", SLURM_STEP_NUM_NODES="2", NCCL_X="a\nb")
+    assert {"--env=SLURM_NODEID", "--env=SLURM_STEP_NUM_NODES"} <= set(words)
+    assert "--env=NCCL_X" not in words  # it would be two variables
 
 
 def test_auto_resume_where_it_exists(shell: Shell) -> None:
@@ -276,21 +303,24 @@ def test_flags_after_two_dashes(shell: Shell) -> None:
     assert words[-1] == "--model_name=x" and words.count("--") == 2
 
 
-def test_without_data_of_its_own_it_is_a_trial(shell: Shell) -> None:
-    """Unless something was asked for."""
+def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
+    """It trains nothing else instead, with a model that was asked for least of all."""
     shell.program("sqshforge")
+    for asked in ({}, {"MODEL": "state-spaces/mamba-130m"}):
+        code, said = shell.run("--batch_size=1", TRIAL="", **asked)
+        assert code == 2 and not shell.called.exists()
+        assert "error: there is no /fsx/data/wikicorpus_llama2_7B_tokenized_4k, the" in said
+        assert "fix: DATASET=... names what to train on, TRIAL=1 trains a tiny model" in said
     tiny = "--model_name=mamba-tiny"
     assert tiny in shell.srun()
-    assert tiny not in shell.srun(TRIAL="")
-    assert tiny not in shell.srun(DATASET="/data")
-    assert tiny not in shell.srun("--batch_size=1")
+    assert tiny not in shell.srun(TRIAL="", DATASET="/data")
+    assert tiny not in shell.srun("--dataset_path=/data", TRIAL="")
 
 
 def test_enroot_is_told_of_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
     """`--env` of a variable that is not set makes it empty, and then CUDA sees no GPU."""
-    shell.program("enroot")
-    assert "--env=CUDA_VISIBLE_DEVICES" not in shell.srun()
-    assert "--env=CUDA_VISIBLE_DEVICES" in shell.srun(CUDA_VISIBLE_DEVICES="0,1")
+    assert "--env=CUDA_VISIBLE_DEVICES" not in enroot_words(shell)
+    assert "--env=CUDA_VISIBLE_DEVICES" in enroot_words(shell, CUDA_VISIBLE_DEVICES="0,1")
 
 
 def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
@@ -308,22 +338,22 @@ def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
 
 
 def test_pyxis_is_known_by_its_help(shell: Shell) -> None:
-    shell.program("enroot")
+    shell.enroot()
     shell.help.write_text("   --container-image=...   [pyxis] the image\n" * 5000)
     assert f"--container-image={shell.image}" in shell.srun()
 
 
 def test_runtime_can_be_forced(shell: Shell) -> None:
-    shell.program("enroot")
+    shell.enroot()
     shell.program("sqshforge")
     code, said = shell.run(RUNTIME="sqshforge")
     assert code == 0 and f"{shell.image} by sqshforge on node-[1-2]" in said
-    assert "enroot" not in shell.called.read_text().splitlines()
+    assert "enroot" not in shell.called.read_text()
 
 
 def test_the_cuda_image_comes_first(shell: Shell) -> None:
     cuda = shell.image.with_name("cuda-mamba.sqsh")
-    cuda.write_bytes(b"hsqs")
+    cuda.write_bytes(NOTHING)
     shell.program("sqshforge")
     assert str(cuda) in shell.srun()
 
@@ -336,7 +366,8 @@ def test_flags_are_not_read_by_the_shell(shell: Shell) -> None:
 
 def test_defaults_of_the_flags(shell: Shell) -> None:
     shell.program("sqshforge")
-    words = shell.srun(MODEL="m", DATASET="text:*.py", STEPS="5", CHECKPOINTS="here and there")
+    asked = {"MODEL": "m", "DATASET": "text:*.py", "STEPS": "5", "CHECKPOINTS": "here and there"}
+    words = shell.srun(TRIAL="", **asked)
     assert {"--model_name=m", "--dataset_path=text:*.py", "--num_steps=5"} <= set(words)
     assert f"--save_ckpt_path={shell.folder}/here and there" in words
 
@@ -344,8 +375,9 @@ def test_defaults_of_the_flags(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("env", "told"),
     [
-        ({"IMAGE": "no.sqsh"}, "there is no {folder}/no.sqsh; make sqsh TARGET=cuda-mamba"),
-        ({"RUNTIME": "podman"}, "RUNTIME=podman: must be pyxis, enroot or sqshforge"),
+        ({"IMAGE": "no.sqsh"}, "error: there is no {folder}/no.sqsh (on node-1 node-2)\n"),
+        ({"IMAGE": "no.sqsh"}, "fix: make sqsh TARGET=cuda-mamba, or IMAGE=FILE.sqsh\n"),
+        ({"RUNTIME": "podman"}, "error: RUNTIME=podman is none\n"),
         ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID: start this with sbatch"),
     ],
 )

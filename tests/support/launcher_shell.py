@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-TOOLS = ("bash", "cat", "grep", "mkdir", "paste", "realpath", "rm", "sort", "xargs")
+TOOLS = (
+    *("bash", "cat", "grep", "head", "id", "mkdir", "od", "paste", "realpath", "rm"),
+    *("sleep", "sort", "stat", "touch"),
+)
+# A squash file of nothing: its magic, and a superblock that says that it has 48 bytes.
+NOTHING = b"hsqs" + bytes(36) + (48).to_bytes(8, "little")
 
+# The step that looks at the nodes is run, here and for both of them.
 SRUN = """\
 #!/bin/bash
 if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
+if [[ $* == *" check_node "* ]]; then
+    while [[ $1 != bash ]]; do shift; done
+    for SLURMD_NODENAME in node-1 node-2; do
+        export SLURMD_NODENAME
+        "$@"
+    done
+    exit
+fi
+state=$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+[[ -n ${NOT_STARTED:-} ]] || touch "$state/started.0"
+eval "${MEANWHILE:-}"
 printf '%s\\n' "$@" > "$CALLED"
 [[ -z ${COPY:-} ]] || cat $COPY > "$CALLED.copy"
 exit "$SRUN_CODE"
@@ -21,6 +39,7 @@ SCONTROL = """\
 case "$1 $2" in
 "show hostnames") printf '%s\\n' node-1 node-2 ;;
 "show node") echo "NodeName=node-1 Arch=x86_64 NodeAddr=10.0.0.5 NodeHostName=node-1" ;;
+"show job") echo "JobId=7 JobName=x JobState=${JOB_STATE:-RUNNING} Reason=None" ;;
 *) echo "$*" >> "$CALLED.scontrol" ;;
 esac
 """
@@ -37,12 +56,14 @@ class Shell:
             self.tool(tool)
         self.program("srun", SRUN)
         self.program("scontrol", SCONTROL)
+        self.program("date", "#!/bin/bash\necho 1700000000\n")
         self.help = folder / "help"
         self.help.write_text("  -N, --nodes=N   number of nodes\n")
         self.image = folder / "build" / "cpu-mamba.sqsh"
         self.image.parent.mkdir()
-        self.image.write_bytes(b"hsqs")
+        self.image.write_bytes(NOTHING)
         (folder / "x.py").touch()
+        (folder / "config.yaml").touch()
         self.log: int | IO[str] = subprocess.PIPE
 
     def program(self, name: str, text: str = "#!/bin/bash\n") -> None:
@@ -50,18 +71,27 @@ class Shell:
         path.write_text(text)
         path.chmod(0o755)
 
+    def enroot(self) -> None:
+        """Install an enroot that starts, and prints the words that it was given."""
+        self.program("squashfuse")
+        self.program("enroot", "#!/bin/bash\nprintf '%s\\n' \"$@\"\n")
+
     def tool(self, name: str) -> None:
         (self.programs / name).symlink_to(str(shutil.which(name)))
 
-    def run(self, *flags: str, **env: str) -> tuple[int, str]:
-        """Run the script in the folder; its exit code and all it said, if not to another log."""
+    def run(self, *flags: str, become: Sequence[str] = (), **env: str) -> tuple[int, str]:
+        """Run the script in the folder; its exit code and all it said, if not to another log.
+
+        A trial, unless the environment says otherwise.
+        """
         done = subprocess.run(
-            ["bash", str(self.launcher), *flags],
+            [*become, "bash", str(self.launcher), *flags],
             env={
                 "PATH": str(self.programs),
                 "HELP": str(self.help),
                 "CALLED": str(self.called),
                 "SRUN_CODE": "0",
+                "TRIAL": "1",
                 "SLURM_JOB_ID": "7",
                 "SLURM_JOB_NODELIST": "node-[1-2]",
                 "SLURM_JOB_NUM_NODES": "2",

@@ -193,4 +193,4 @@ def test_a_job_is_next_where_a_cluster_answers(
     if expected is None:
         assert line.endswith(f"run {image} -- bash")
     else:
-        assert line == f"IMAGE={image} sbatch {expected} {ROOT}/launch/mamba_fsdp.sbatch"
+        assert line == f"TRIAL=1 IMAGE={image} sbatch {expected} {ROOT}/launch/mamba_fsdp.sbatch"

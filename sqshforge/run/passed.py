@@ -1,0 +1,78 @@
+"""What of the caller's environment goes into every container, and wins over what the image says.
+
+The one list of it, for all runtimes. Enroot clears the rest; pyxis and the built-in runtime pass it
+where the image does not set it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+
+class Passed(NamedTuple):
+    """Names that go in for one reason; a * stands for any letters at the end of a name."""
+
+    patterns: tuple[str, ...]
+    why: str
+
+
+# Never what is about the host's own files (PATH, HOME, TMPDIR, LD_LIBRARY_PATH, PYTHONPATH,
+# CUDA_HOME), nor what says what the image is (PYTORCH_VERSION).
+PASSED = (
+    Passed(("SLURM_*", "SLURMD_NODENAME"), "the job, its nodes, the place of this one among them"),
+    Passed(("PMI_*", "PMI2_*", "PMIX_*"), "process managers: how the ranks of MPI find each other"),
+    Passed(("MASTER_*", "NODES"), "where the nodes meet, and how they are called"),
+    Passed(("CHECKPOINTS", "IMAGE", "REQUEUES"), "the run, as its launcher started it"),
+    Passed(
+        ("INSTANCE_*", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "PREFLIGHT", "PREFLIGHT_*"),
+        "what the user says of the nodes, where they would be looked at",
+    ),
+    Passed(("NSYS", "NSYS_*"), "what is profiled"),
+    Passed(("TRAINING_*", "SM_CHANNEL_*"), "which operations are used, where SMP's data lies"),
+    Passed(("NCCL_*", "FI_*", "OFI_*", "GLOO_*"), "networks: NCCL, libfabric and EFA, gloo"),
+    Passed(("NEURON_*", "XLA_*"), "Neuron's runtime and compiler"),
+    Passed(
+        ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_*", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING"),
+        "the GPUs that Slurm gives, and how CUDA uses them",
+    ),
+    Passed(("OMP_*", "MALLOC_*"), "threads of a process, and what memory it keeps"),
+    Passed(
+        ("TORCH*", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TRITON_*"),
+        "torch, its compilers",
+    ),
+    Passed(
+        ("HF_*", "TRANSFORMERS_*", "TOKENIZERS_*", "WANDB_*", "AWS_*"),
+        "services: where they are, who asks, what is kept of them",
+    ),
+    Passed(
+        tuple(
+            name
+            for one in ("http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy")
+            for name in (one, one.upper())
+        ),
+        "the way to the network; programs differ in the case that they read",
+    ),
+    Passed(
+        ("SSL_CERT_*", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
+        "whom to trust there; mount the file",
+    ),
+    Passed(("LANG", "LANGUAGE", "LC_*", "TZ"), "language and time of what is logged"),
+)
+
+
+def names(environment: Mapping[str, str]) -> list[str]:
+    """The names in an environment that go in, sorted; but for what is no name for a shell."""
+    patterns = [pattern for one in PASSED for pattern in one.patterns]
+    return sorted(
+        name
+        for name in environment
+        if is_name(name) and any(fnmatchcase(name, pattern) for pattern in patterns)
+    )
+
+
+def is_name(name: str) -> bool:
+    """Whether a shell can have a variable of this name."""
+    return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None

@@ -1,0 +1,191 @@
+"""What a launcher does before and after its nodes run: checks, a request to stop, the end."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher_shell import NOTHING, Shell
+
+pytestmark = pytest.mark.processes
+
+NOBODY = 65534
+
+
+@pytest.fixture
+def shell(tmp_path: Path, root: Path) -> Shell:
+    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+    shell.program("sqshforge")
+    return shell
+
+
+def refused(shell: Shell, *told: str, **env: str) -> None:
+    """Refused with exit code 2, with each of these words, before anything was started."""
+    code, said = shell.run(**env)
+    assert code == 2, said
+    for words in told:
+        assert words.format(image=shell.image, folder=shell.folder) in said, said
+    assert not shell.called.exists() and not list(shell.folder.glob("checkpoints/*/.job-*"))
+
+
+# Each fault is told once, with its nodes, and is final.
+
+
+def test_an_image_that_is_cut_short(shell: Shell) -> None:
+    shell.image.write_bytes(NOTHING[:40] + (1000).to_bytes(8, "little") + bytes(52))
+    refused(
+        shell,
+        "error: {image} is cut short: 100 of 1000 bytes (on node-1 node-2)\n",
+        "fix: copy or pack it again\n",
+    )
+
+
+def test_what_is_no_image(shell: Shell) -> None:
+    shell.image.write_bytes(b"<html>" + bytes(100))
+    refused(shell, "error: {image} is no squash file (on")
+    shell.image.unlink()
+    shell.image.mkdir()
+    refused(shell, "error: {image} is no file (on")
+
+
+@pytest.mark.root
+def test_an_image_that_the_user_may_not_read(root: Path) -> None:
+    """The words name the folder that is closed, or the file, and not something that is wrong."""
+    become = [
+        str(shutil.which("setpriv")),
+        f"--reuid={NOBODY}",
+        f"--regid={NOBODY}",
+        "--clear-groups",
+    ]
+    with tempfile.TemporaryDirectory() as name:  # pytest's own folders are closed to others
+        os.chown(name, NOBODY, NOBODY)
+        shell = Shell(Path(name), root / "launch" / "mamba_fsdp.sbatch")
+        shell.program("sqshforge")
+        for mode, folder_mode, told in (
+            (0o600, 0o755, f"error: {shell.image} cannot be read by nobody (on node-1 node-2)"),
+            (0o644, 0o700, f"is in a folder that is closed to nobody: {shell.image.parent} (on"),
+        ):
+            shell.image.chmod(mode)
+            shell.image.parent.chmod(folder_mode)
+            code, said = shell.run(IMAGE=str(shell.image), become=become)
+            assert code == 2 and told in said, said
+            assert not shell.called.exists()
+
+
+def test_a_mount_that_is_not_there(shell: Shell) -> None:
+    refused(
+        shell,
+        "error: there is no /nonexistent, which is to be mounted (on node-1 node-2)\n",
+        "fix: make it, or MOUNTS=SRC:DST,SRC:DST\n",
+        MOUNTS=f"{shell.folder}:/x,/nonexistent:/data",
+    )
+
+
+def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
+    """All faults of all nodes are told at once."""
+    shell.program(
+        "enroot",
+        '#!/bin/bash\n[[ $SLURMD_NODENAME == node-1 ]] || { echo "mkdir: /run/enroot: denied" >&2;'
+        " exit 1; }\n",
+    )
+    refused(
+        shell,
+        "error: enroot: mkdir: /run/enroot: denied (on node-2)\n",
+        "fix: let the ENROOT_*_PATH of enroot.conf be folders of the user's own\n",
+        "error: enroot needs squashfuse (on node-1)\n",
+        "error: there is no /nonexistent, which is to be mounted (on node-1 node-2)\n",
+        RUNTIME="enroot",
+        MOUNTS="/nonexistent:/data",
+    )
+
+
+def test_enroot_that_is_not_installed(shell: Shell) -> None:
+    refused(shell, "error: enroot is not installed (on node-1 node-2)", RUNTIME="enroot")
+
+
+def test_pyxis_finds_no_container_of_a_start_that_was_killed(shell: Shell) -> None:
+    """What another job, or a person, has there stays."""
+    removed = shell.folder / "removed"
+    shell.program(
+        "enroot",
+        "#!/bin/bash\n"
+        "[[ $1 != list ]] || printf '%s\\n' pyxis_7.0 pyxis_7_1.0 pyxis_77.0 pyxis_mine mine\n"
+        f'[[ $1 != remove ]] || echo "${{@:2}}" >> {removed}\n',
+    )
+    shell.srun(RUNTIME="pyxis", SLURM_RESTART_COUNT="1")
+    assert set(removed.read_text().splitlines()) == {"--force pyxis_7.0", "--force pyxis_7_1.0"}
+
+
+# A container that does not start is no run that failed.
+
+
+@pytest.mark.parametrize("code", ["1", "137"])
+def test_containers_that_do_not_start(shell: Shell, code: str) -> None:
+    got, said = shell.run(SRUN_CODE=code, NOT_STARTED="1")
+    assert got == 3 and "the container has started on no node: sqshforge says why" in said
+    assert not Path(f"{shell.called}.scontrol").exists()
+
+
+def test_a_root_that_was_lost_is_told(shell: Shell) -> None:
+    code, said = shell.run(SRUN_CODE="135")
+    assert code == 135 and "SIGBUS: the files of the container were lost" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+# A request to stop is written down for the nodes; nothing is signalled.
+
+
+STOPPED = "kill -TERM $PPID; until [[ -s $CHECKPOINTS/.job-7.{starts}/stop ]]; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("code", ["85", "1"])
+def test_a_request_to_stop(shell: Shell, code: str) -> None:
+    """It is requeued, also where it had no time to save, and however often it was before."""
+    got, said = shell.run(
+        SRUN_CODE=code,
+        SLURM_RESTART_COUNT="9",
+        MEANWHILE=STOPPED.format(starts=9),
+    )
+    assert got == int(code) and said.count("asked to stop: the ranks save a checkpoint") == 1
+    assert f"exit code {code}: requeued" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
+    """Slurm tells this script, too; the ranks may save, and that is all."""
+    code, said = shell.run(
+        SRUN_CODE="85", JOB_STATE="CANCELLED", MEANWHILE=STOPPED.format(starts=0)
+    )
+    assert code == 85 and "exit code 85: the job is CANCELLED" in said
+    assert not Path(f"{shell.called}.scontrol").exists()
+
+
+def test_done_before_it_could_stop(shell: Shell) -> None:
+    code, said = shell.run(MEANWHILE=STOPPED.format(starts=0))
+    assert code == 0 and said.endswith("mamba_fsdp: done\n")
+
+
+def test_enroot_outlives_a_signal_to_all(shell: Shell) -> None:
+    """Ignored signals stay ignored in what a program becomes."""
+    shell.program("squashfuse")
+    shell.program(
+        "enroot", "#!/bin/bash\n[[ $1 != start ]] || exec grep SigIgn /proc/self/status\n"
+    )
+    words = shell.srun(RUNTIME="enroot", COPY="checkpoints/*/.job-7.0/start_enroot")
+    done = subprocess.run(
+        ["bash", shell.called.with_name("called.copy"), "X", shell.image],
+        env={"PATH": str(shell.programs), "XDG_RUNTIME_DIR": str(shell.folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ignored = int(done.stdout.split()[1], 16)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        assert ignored & 1 << (number - 1), number
+    assert str(shell.image) in words
