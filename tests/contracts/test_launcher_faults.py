@@ -122,6 +122,25 @@ def test_pyxis_finds_no_container_of_a_start_that_was_killed(shell: Shell) -> No
     assert set(removed.read_text().splitlines()) == {"--force pyxis_7.0", "--force pyxis_7_1.0"}
 
 
+def test_pyxis_that_unpacks(shell: Shell) -> None:
+    """It is said, with how to have it mounted; and that it does not fit."""
+    shell.program(
+        "unsquashfs",
+        "#!/bin/bash\necho '-rw-r--r-- root/root 1234000000 2026-01-01 00:00 root/x'\n",
+    )
+    code, said = shell.run(RUNTIME="pyxis", HOME=str(shell.folder))
+    assert code == 0, said
+    assert "pyxis unpacks the image on every node, 1234 MB; use_squashfuse=1" in said
+    shell.called.unlink()
+    shell.program("df", "#!/bin/bash\necho Avail\necho 5000000\n")
+    told = f"error: no room to unpack: 5 MB are free in {shell.folder} (on node-1 node-2)\n"
+    refused(shell, told, RUNTIME="pyxis", HOME=str(shell.folder))
+    stack = shell.folder / "plugstack.conf"
+    stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
+    code, said = shell.run(RUNTIME="pyxis", PLUGSTACK=str(stack))
+    assert code == 0 and "pyxis unpacks" not in said
+
+
 # A container that does not start is no run that failed.
 
 
@@ -160,9 +179,9 @@ def test_a_request_to_stop(shell: Shell, code: str) -> None:
 def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
     """Slurm tells this script, too; the ranks may save, and that is all."""
     code, said = shell.run(
-        SRUN_CODE="85", JOB_STATE="CANCELLED", MEANWHILE=STOPPED.format(starts=0)
+        SRUN_CODE="85", JOB_STATE="COMPLETING", MEANWHILE=STOPPED.format(starts=0)
     )
-    assert code == 85 and "exit code 85: the job is CANCELLED" in said
+    assert code == 85 and "exit code 85: it is not requeued, as Slurm says COMPLETING" in said
     assert not Path(f"{shell.called}.scontrol").exists()
 
 

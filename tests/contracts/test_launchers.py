@@ -84,7 +84,7 @@ def test_its_variables_are_in_the_table(launcher: Path) -> None:
     table = (launcher.parent / "README.md").read_text()
     text = launcher.read_text()
     names = set(re.findall(r"\$\{([A-Z_]+)[:+/}-]", text))
-    settings = {name for name in names if not name.startswith(("SLURM_", "BASH_"))}
+    settings = {name for name in names if not name.startswith(("SLURM_", "BASH_", "XDG_DATA_"))}
     assert {"IMAGE", "RUNTIME", "REQUEUES", "STAGE", "TRIAL"} <= settings
     assert not {name for name in settings if f"`{name}`" not in table}
 

@@ -9,8 +9,22 @@ from pathlib import Path
 from typing import IO
 
 TOOLS = (
-    *("bash", "cat", "grep", "head", "id", "mkdir", "od", "paste", "realpath", "rm"),
-    *("sleep", "sort", "stat", "touch"),
+    *(
+        "awk",
+        "bash",
+        "cat",
+        "df",
+        "dirname",
+        "grep",
+        "head",
+        "id",
+        "mkdir",
+        "od",
+        "paste",
+        "realpath",
+        "rm",
+    ),
+    *("sed", "sleep", "sort", "stat", "tail", "touch"),
 )
 # A squash file of nothing: its magic, and a superblock that says that it has 48 bytes.
 NOTHING = b"hsqs" + bytes(36) + (48).to_bytes(8, "little")
@@ -39,6 +53,7 @@ SCONTROL = """\
 case "$1 $2" in
 "show hostnames") printf '%s\\n' node-1 node-2 ;;
 "show node") echo "NodeName=node-1 Arch=x86_64 NodeAddr=10.0.0.5 NodeHostName=node-1" ;;
+"show config") echo "PlugStackConfig         = ${PLUGSTACK:-/none}" ;;
 "show job") echo "JobId=7 JobName=x JobState=${JOB_STATE:-RUNNING} Reason=None" ;;
 *) echo "$*" >> "$CALLED.scontrol" ;;
 esac
@@ -68,6 +83,7 @@ class Shell:
 
     def program(self, name: str, text: str = "#!/bin/bash\n") -> None:
         path = self.programs / name
+        path.unlink(missing_ok=True)  # a link to this machine's
         path.write_text(text)
         path.chmod(0o755)
 
