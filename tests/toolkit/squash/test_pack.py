@@ -88,6 +88,15 @@ def pack(address: str, output: Path, **options: Any) -> squash.Packed:
     )
 
 
+def pack_source(image: source.Source, name: str, output: Path) -> squash.Packed:
+    """Pack an image of buildah's by a source of the test's own."""
+    return rootless.call_as_root(
+        lambda: squash.pack(image, output, FAST, Programs(), QUIET),
+        f"buildah://{name}",
+        Programs(),
+    )
+
+
 def parse(address: str) -> source.Source:
     """The source of an address; `unmounted:` is docker's for those who may not mount it."""
     kind, _, name = address.partition(":")
@@ -346,9 +355,7 @@ def test_a_buildah_image_is_packed_as_it_was_described(another: Path, tmp_path: 
             return described
 
     with odd_root.in_buildah(another) as name:
-        packed = squash.pack(
-            Rebuilt(name, Programs()), tmp_path / "a.sqsh", FAST, Programs(), QUIET
-        )
+        packed = pack_source(Rebuilt(name, Programs()), name, tmp_path / "a.sqsh")
         listed = Programs().capture(["buildah", "containers", "--format", "{{.ImageName}}"])
         assert name not in listed
     assert Programs().capture(["unsquashfs", "-cat", packed.path, "etc/another"]) == "another"
@@ -367,7 +374,7 @@ def test_a_buildah_image_that_goes_away_meanwhile(another: Path, tmp_path: Path)
         odd_root.in_buildah(another) as name,
         pytest.raises(WorkError, match=r"cannot be opened: .*image not known") as caught,
     ):
-        squash.pack(Removed(name, Programs()), tmp_path / "a.sqsh", FAST, Programs(), QUIET)
+        pack_source(Removed(name, Programs()), name, tmp_path / "a.sqsh")
     assert "pack it again" in caught.value.mend
     assert not list(tmp_path.glob("a.sqsh*"))
 
