@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import processes
 from tests.support.slurm import Cluster, cluster
 
 PATIENCE = 600  # seconds: catches what hangs, on the slowest of machines
@@ -44,6 +45,11 @@ class Site:
         """A file system of little room that both nodes see."""
         return self.folder / "small"
 
+    @property
+    def path(self) -> str:
+        """The PATH of jobs: sqshforge is that of this environment."""
+        return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+
     def launcher(self, name: str) -> str:
         """Read a launcher out of the image."""
         argv = ["unsquashfs", "-cat", str(self.image), f"sqshforge/launch/{name}.sbatch"]
@@ -62,7 +68,7 @@ class Site:
             *("--nodes=2", *asked, "/dev/stdin", *flags),
             script=self.launcher(launcher),
             env={
-                "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+                "PATH": self.path,
                 "IMAGE": str(self.image),
                 "CHECKPOINTS": str(self.place(run)),
                 "OMP_NUM_THREADS": "1",
@@ -94,6 +100,13 @@ class Site:
             PATIENCE,
             f"{path} does not come to step {step}",
         )
+
+    def kill(self, program: str, job: int) -> None:
+        """Kill -9 a program of a job on all nodes, by what its command line begins with."""
+        found = self.slurm.processes(job=job)
+        victims = [pid for pid in found if processes.command(pid).startswith(program)]
+        assert victims, f"no {program} runs"
+        processes.kill(victims)
 
     def losses(self, run: str) -> Losses:
         lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()

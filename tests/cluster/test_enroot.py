@@ -1,0 +1,48 @@
+"""Launchers under a stand-in for enroot, whose container dies with the process that serves it.
+
+`make test-enroot` runs them under enroot and pyxis themselves, where these are installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import FLAGS, PATIENCE, Losses, Site
+
+
+@pytest.fixture
+def enroot(site: Site, root: Path) -> Iterator[str]:
+    """The PATH of jobs, with the stand-in on it."""
+    programs = site.folder / "enroot"
+    programs.mkdir()
+    shutil.copy(root / "tests/support/stand_in_enroot.sh", programs / "enroot")
+    yield f"{programs}:{site.path}"
+    shutil.rmtree(programs)
+
+
+@pytest.mark.parametrize("words", [("--batch", "--signal=TERM"), ("--signal=TERM",)])
+def test_a_stop_saves(site: Site, undisturbed: Losses, enroot: str, words: tuple[str, ...]) -> None:
+    """Whether the launcher is asked, or all processes are signalled."""
+    run = f"enroot-{len(words)}"
+    job = site.submit(run, *FLAGS, PATH=enroot, REQUEUES="0")
+    site.reach(run, 8)
+    site.slurm.cancel(job, *words)
+    said = site.complete(job)
+    assert "by enroot on n[1-2]" in said
+    assert "asked to stop after step" in said and "exit code 85: requeued" in said
+    assert site.slurm.restarts(job) == 1
+    assert site.losses(run) == undisturbed
+
+
+def test_a_root_that_is_lost_is_told(site: Site, enroot: str) -> None:
+    """What pulls it away is none of Slurm's signals."""
+    run = "enroot-lost"
+    job = site.submit(run, *FLAGS, "--num_steps=100000", PATH=enroot, REQUEUES="0")
+    site.reach(run, 8)
+    site.kill("squashfuse", job)
+    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert "SIGBUS: the files of the container were lost" in site.slurm.output(job)
