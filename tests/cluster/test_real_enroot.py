@@ -1,0 +1,140 @@
+"""Launchers under enroot and pyxis themselves, as an ordinary user: `make test-enroot`.
+
+pyxis is Slurm's plugin spank_pyxis.so, in Slurm's own folder of plugins or where PYXIS says.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.conftest import FLAGS, PATIENCE, Losses, Site
+from tests.support import slurm_config
+from tests.support.slurm import USER, cluster
+
+pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]
+
+PYXIS = "pyxis"
+MOUNTED = "pyxis, use_squashfuse=1"
+ENROOT = "enroot"
+
+
+def plugin() -> Path:
+    """Slurm's plugin; a failure that says what to do where there is none."""
+    known = [Path(os.environ["PYXIS"])] if os.environ.get("PYXIS") else []
+    found = [*known, *Path("/usr").glob("lib*/**/slurm*/spank_pyxis.so")]
+    return found[0] if found else pytest.fail("no spank_pyxis.so; PYXIS=FILE, or -k 'not pyxis'")
+
+
+@pytest.fixture(scope="module", params=[ENROOT, PYXIS, MOUNTED])
+def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iterator[Site]:
+    """Two nodes with a runtime; a shared folder that is the user's, with the image in it."""
+    shared = Path(tempfile.mkdtemp(prefix="fsx-"))
+    shared.chmod(0o755)
+    os.chown(shared, USER, USER)
+    image = Path(shutil.copy(packed_image, shared))
+    stack = shared / "plugstack.conf"
+    options = f"runtime_path={shared}/run"
+    if request.param == MOUNTED:
+        options += " use_squashfuse=1"
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delenv("XDG_RUNTIME_DIR", raising=False)
+            if request.param != ENROOT:
+                stack.write_text(f"required {plugin()} {options}\n")
+                config = f"{slurm_config.CONFIG}PlugStackConfig={stack}\n"
+                patch.setattr(slurm_config, "CONFIG", config)
+            with cluster(kill_wait=20, apart=True) as slurm:
+                yield Site(slurm, image, shared, root)
+    finally:
+        shutil.rmtree(shared)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site) -> Losses:
+    said = site.complete(submit(site, "undisturbed"))
+    assert f"{site.image} by {runtime(site)} on n[1-2]\n" in said
+    for node in (0, 1):
+        assert f"{node}: training.launch: node {node} of 2: 1 process" in said
+    assert "hostname" not in said and "step 1/" in said
+    return site.losses("undisturbed")
+
+
+def runtime(site: Site) -> str:
+    return PYXIS if (site.folder / "plugstack.conf").exists() else ENROOT
+
+
+def submit(site: Site, run: str, *flags: str, **env: str) -> int:
+    """Submit as the user; what enroot keeps lies on the nodes' own disks."""
+    script = site.folder / "launcher.sbatch"
+    script.write_text(site.launcher("mamba_fsdp"))
+    become = ["setpriv", f"--reuid={USER}", f"--regid={USER}", "--clear-groups"]
+    local = site.slurm.local
+    folders = {f"XDG_{one}": f"{local}/{one}" for one in ("DATA_HOME", "CACHE_HOME", "RUNTIME_DIR")}
+    done = subprocess.run(
+        [*become, "sbatch", "--parsable", "--nodes=2", str(script), *FLAGS, *flags],
+        cwd=site.folder,
+        env={
+            **site.slurm.env,
+            **folders,
+            "HOME": str(site.folder),
+            "IMAGE": str(site.image),
+            "CHECKPOINTS": str(site.place(run)),
+            "OMP_NUM_THREADS": "1",
+            **env,
+        },
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return int(done.stdout)
+
+
+def cancel(site: Site, job: int, *words: str) -> None:
+    site.slurm.cancel(job, *words)
+
+
+def test_a_stop_saves(site: Site, undisturbed: Losses) -> None:
+    """What the time limit does: the launcher is told, and no process of a container."""
+    job = submit(site, "stopped", REQUEUES="0")
+    site.reach("stopped", 8)
+    cancel(site, job, "--batch", "--signal=TERM")
+    said = site.complete(job)
+    assert site.slurm.restarts(job) == 1
+    assert "asked to stop after step" in said and "exit code 85: requeued" in said
+    assert site.losses("stopped") == undisturbed
+
+
+def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:
+    job = submit(site, "killed")
+    site.reach("killed", 8)
+    assert site.slurm.kill_processes("n2", job)
+    said = site.complete(job)
+    assert site.slurm.restarts(job) == 1 and "resumed from" in said
+    assert site.losses("killed") == undisturbed
+
+
+def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
+    """And the same submitted again goes on."""
+    job = submit(site, "cancelled")
+    site.reach("cancelled", 8)
+    cancel(site, job)
+    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert "requeued, to go on" not in site.slurm.output(job)
+    assert "resumed from" in site.complete(submit(site, "cancelled"))
+    assert site.losses("cancelled") == undisturbed
+
+
+def test_what_cannot_work_is_told_before(site: Site) -> None:
+    """In words of ours, in the place of the runtimes'."""
+    job = submit(site, "refused", MOUNTS="/nonexistent:/data")
+    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)
+    told = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
+    assert told in site.slurm.output(job)
