@@ -3,20 +3,66 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 import click
 
 from sqshforge.cli import completion
 from sqshforge.cli.options import engine_option, steps_of
+from sqshforge.errors import RequestError
 
 
 @click.command()
-def doctor() -> NoReturn:
-    """Tell what is there and what is missing, with the command that mends it."""
+@click.option("--cluster", is_flag=True, help="Look at the nodes of a Slurm cluster instead.")
+@click.option(
+    "--nodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="So many nodes; where fewer are idle, wait for them [default: all idle ones].",
+)
+@click.option("--partition", metavar="P", help="Their partition [default: Slurm's].")
+@click.option(
+    "--folder",
+    "folders",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    metavar="DIR",
+    help="A folder that all nodes must see [default: the current one].",
+)
+@click.option(
+    "--image",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="An image that all nodes must read [default: the newest of build/].",
+)
+@click.option(
+    "--timeout",
+    "seconds",
+    type=click.FloatRange(min=5),
+    metavar="SECONDS",
+    help="In which all nodes must answer [default: 120].",
+)
+def doctor(cluster: bool, **asked: Any) -> NoReturn:
+    """Tell what is there and what is missing, with the command that mends it.
+
+    With --cluster one job of a task a node looks at the idle nodes of a partition, or in a job at
+    its own nodes. It takes Python there, installs and changes nothing, and needs no root. Slurm's
+    variables, such as SLURM_ACCOUNT, hold for it.
+    """
     from sqshforge import doctor as examination
     from sqshforge import project
 
+    given = {name: value for name, value in asked.items() if value not in (None, ())}
+    if cluster:
+        from sqshforge.doctor import cluster as nodes
+        from sqshforge.host.programs import Programs
+        from sqshforge.host.terminal import Reporter
+
+        sys.exit(nodes.main(project.find(), nodes.Request(**given), Programs(), Reporter()))
+    if given:
+        option = {"folders": "folder", "seconds": "timeout"}.get(name := next(iter(given)), name)
+        raise RequestError(f"--{option} counts only with --cluster", mend="add --cluster")
     sys.exit(examination.main(project.find()))
 
 

@@ -1,0 +1,187 @@
+"""What is missing on the nodes of a Slurm cluster: one small job, one table.
+
+`node_probe` runs on every node and tells what is there; `facts` reads it; `node_findings` and
+`cluster_findings` judge it, without a look at anything; `job` is what asks Slurm.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import shlex
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.doctor.cluster import cluster_findings, job, node_probe
+from sqshforge.doctor.cluster.cluster_findings import Row, folded
+from sqshforge.doctor.cluster.facts import Image, Node
+from sqshforge.doctor.cluster.node_findings import Asked
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host import suggest
+from sqshforge.host.programs import Programs
+from sqshforge.host.terminal import Reporter, duration, show_lines
+from sqshforge.project import Project
+
+WIDEST = 24  # characters of the column of nodes, where names are longer
+SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for; an image of None is the newest that this checkout has packed."""
+
+    nodes: int | None = None
+    partition: str = ""
+    folders: tuple[Path, ...] = ()
+    image: Path | None = None
+    seconds: float = SECONDS
+
+
+def main(project: Project, request: Request, programs: Programs, reporter: Reporter) -> int:
+    """Print what the nodes lack; 0, or `MissingError`'s exit code where that is needed.
+
+    Raises `MissingError` and `RequestError` as `job.plan` does, and `WorkError` where a node does
+    not answer: the table of the others is printed before.
+    """
+    plan = job.plan(request.nodes, request.partition, programs)
+    image = request.image or _newest(project.build)
+    image = image.absolute() if image is not None else None
+    began = time.monotonic()
+    with contextlib.ExitStack() as markers:
+        folders = [one.absolute() for one in request.folders or (Path.cwd(),)]
+        made = [markers.enter_context(_marker(folder)) for folder in folders]
+        paths = [path for path, _ in made]
+        answers = job.ask(plan, paths, image, request.seconds, programs, reporter)
+    asked = Asked(
+        folders=tuple(folders),
+        digests=tuple(digest for _, digest in made),
+        image=image,
+        head=_head(image) if image is not None else None,
+    )
+    nodes = [answers.nodes[name] for name in sorted(answers.nodes)]
+    found = cluster_findings.rows(nodes, asked, answers.clocks)
+    found += _slurm(programs)
+    missing = sum(row.finding.needed and not row.finding.ok for row in found)
+    show_lines(*_header(plan, nodes, time.monotonic() - began), *_table(found, image))
+    _require_all(plan, answers, nodes, request.seconds, programs)
+    if missing:
+        show_lines("", f"{missing} missing")
+        return MissingError.exit_code
+    show_lines("", "all there", f"next: {_next(project, image, len(nodes))}")
+    return 0
+
+
+def _next(project: Project, image: Path | None, nodes: int) -> str:
+    """The first job, which proves a cluster; before it, what makes an image."""
+    if image is None:
+        return suggest.make(project.root, "sqsh", TARGET="cpu-mamba")
+    launcher = suggest.shown(project.root / "launch/mamba_fsdp.sbatch")
+    words = [f"IMAGE={suggest.shown(image)}", "sbatch", f"--nodes={nodes}", launcher]
+    return f"TRIAL=1 {shlex.join(words)}"
+
+
+def _header(plan: job.Plan, nodes: Sequence[Node], seconds: float) -> Iterator[str]:
+    where = f" of partition {plan.partition}" if plan.partition else ""
+    seen = folded(node.node for node in nodes)
+    yield f"looked at {seen}{where} in {duration(seconds)}"
+    states: dict[str, list[str]] = {}
+    for name, state in plan.others.items():
+        states.setdefault(state, []).append(name)
+    for state, names in states.items():
+        yield f"not looked at, {state}: {folded(names)}"
+    yield ""
+
+
+def _table(found: Sequence[Row], image: Path | None) -> Iterator[str]:
+    wide = [len(folded(row.nodes)) for row in found if row.nodes]
+    width = min(max([5, *wide]), WIDEST)
+    for row in found:
+        yield from row.lines(width)
+    if image is None:
+        yield f"{'-':8}{'':{width}}  image: build/ has none; --image=FILE has the nodes read one"
+
+
+def _require_all(
+    plan: job.Plan,
+    answers: job.Answers,
+    nodes: Sequence[Node],
+    seconds: float,
+    programs: Programs,
+) -> None:
+    """Raise `WorkError` that names the nodes which did not answer."""
+    if len(nodes) >= plan.count:
+        return
+    listed = next((node.nodes for node in nodes if node.nodes), "")
+    expected = plan.names or job.hostnames(listed, programs)
+    silent = [name for name in expected if name not in answers.nodes]
+    said = "".join(f"\n    {line}" for line in answers.errors[-job.TAIL :])
+    raise WorkError(
+        f"{plan.count - len(nodes)} of {plan.count} nodes did not answer within {seconds:.0f} s: "
+        f"{folded(silent) or 'unknown'}{said}",
+        mend=f"`scontrol show node {folded(silent)}`, slurmd's log there; --timeout waits longer",
+    )
+
+
+@contextlib.contextmanager
+def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
+    """A new file in a folder for the length of a block, and the digest of what is in it.
+
+    Raises `RequestError` where this user cannot write there.
+    """
+    content = secrets.token_hex(64).encode()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=".sqshforge-doctor-", dir=folder)
+    except OSError as error:
+        raise RequestError(
+            f"no file can be made in {folder}: {error.strerror}",
+            mend="--folder=DIR, a shared one that you may write; by default the current one",
+        ) from None
+    path = Path(name)
+    try:
+        with os.fdopen(descriptor, "wb") as file:  # closed at once: then other machines see it
+            file.write(content)
+        yield path, hashlib.sha256(content).hexdigest()
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _newest(build: Path) -> Path | None:
+    """The newest squash file in build/."""
+    found = [(path.stat().st_mtime, path) for path in build.glob("*.sqsh")]
+    return max(found)[1] if found else None
+
+
+def _head(image: Path) -> Image | None:
+    """The beginning of an image as this machine reads it; None where it does not."""
+    digest, read = hashlib.sha256(), 0
+    if not image.is_file():  # a pipe would wait for its writer
+        return None
+    try:
+        with image.open("rb") as file:
+            while read < node_probe.HEAD and (block := file.read(node_probe.BLOCK)):
+                digest.update(block)
+                read += len(block)
+            size = os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
+    return Image(size=size, read=read, digest=digest.hexdigest())
+
+
+def _slurm(programs: Programs) -> list[Row]:
+    """What slurm.conf says of the end of jobs."""
+    config = cluster_findings.pairs(_said(programs, "scontrol", "show", "config"))
+    partitions = _said(programs, "scontrol", "show", "partition", "--oneliner")
+    qualities = ""
+    if config.get("PreemptType") == "preempt/qos" and programs.which("sacctmgr") is not None:
+        words = ("sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=Name,GraceTime")
+        qualities = _said(programs, *words)
+    return list(cluster_findings.slurm(config, cluster_findings.graced(partitions, qualities)))
+
+
+def _said(programs: Programs, *words: str) -> str:
+    return programs.attempt(words, timeout=job.QUESTION).out

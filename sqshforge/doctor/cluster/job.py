@@ -1,0 +1,301 @@
+"""The job that has the nodes look at themselves: which nodes, the one srun, what they answered."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import math
+import os
+import re
+import select
+import subprocess
+import tempfile
+import time
+import uuid
+import zlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sqshforge.doctor.cluster import facts, node_probe
+from sqshforge.doctor.cluster.cluster_findings import folded
+from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host.programs import TAIL, Programs, failed
+from sqshforge.host.terminal import Reporter
+
+QUESTION = 30.0  # seconds in which slurmctld is to answer
+CLOCKS = 10.0  # seconds in which the nodes are to say what time it is
+ENDING = 15.0  # seconds in which srun is to end after its last task
+LONGEST = 64 << 10  # characters of what one node says
+IDLE = "idle"
+# Becomes the probe, which is the first word: srun's input comes only when all nodes have started.
+START = "import base64, sys, zlib; exec(zlib.decompress(base64.b64decode(sys.argv[1])))"
+SCRIPT = """\
+command -v python3 > /dev/null 2>&1 || {
+    echo "MARK ${SLURMD_NODENAME:-$(hostname)} 1/1 {}"
+    exit 0
+}
+exec python3 -I -c "$0" "$@"
+"""
+LINE = re.compile(
+    rf"{node_probe.MARK} (\S{{1,255}}) "
+    r"(?:(\d{1,4})/(\d{1,4}) (.*)|clock (\d{1,15}\.\d{6}))$"
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which nodes are looked at: `names`, or as many as Slurm chooses."""
+
+    count: int
+    partition: str = ""
+    names: tuple[str, ...] = ()
+    others: Mapping[str, str] = field(default_factory=dict)  # state by name, of those left out
+    inside: bool = False  # of a job, whose nodes these are
+
+
+@dataclass
+class Answers:
+    """What the nodes have said so far, line by line."""
+
+    pieces: dict[str, dict[int, str]] = field(default_factory=dict)
+    nodes: dict[str, facts.Node] = field(default_factory=dict)
+    clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
+    asked_at: float = math.inf
+    errors: list[str] = field(default_factory=list)  # of srun and Slurm
+
+    def take(self, line: bytes, arrived: float) -> None:
+        """A line of srun's; what is none of a node's is left alone."""
+        found = LINE.search(line.decode(errors="replace").rstrip("\r\n"))
+        if found is None:
+            return
+        name, number, count, piece, clock = found.groups()
+        if clock:
+            if self.asked_at <= arrived:
+                # It was read at some moment between the question and the arrival of its answer.
+                self.clocks[name] = (float(clock) - arrived, float(clock) - self.asked_at)
+            return
+        told = self.pieces.setdefault(name, {})
+        told[int(number)] = piece
+        if len(told) == int(count) and sum(map(len, told.values())) <= LONGEST:
+            with contextlib.suppress(ValueError, RecursionError):
+                whole = "".join(told[one] for one in sorted(told))
+                self.nodes[name] = facts.node(json.loads(whole), name)
+
+
+def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
+    """Choose: the idle nodes of a partition, as many of them as asked; the job's own within one.
+
+    Raises `MissingError` where Slurm is not here, does not answer, or has no idle node;
+    `RequestError` for a partition that there is not, or more nodes than it has.
+    """
+    if programs.which("srun") is None or programs.which("sinfo") is None:
+        raise MissingError(
+            "srun and sinfo are not on this machine: Slurm's nodes are looked at from where jobs "
+            "are submitted",
+            mend="run this on a login node of the cluster, or leave --cluster out",
+        )
+    if os.environ.get("SLURM_JOB_ID") and os.environ.get("SLURM_JOB_NODELIST"):
+        return _of_the_job(nodes, partition, programs)
+    states = _partitions(programs)
+    chosen = partition or os.environ.get("SLURM_PARTITION") or states.default
+    if chosen not in states.nodes:
+        raise RequestError(
+            f"there is no partition {chosen!r}" if chosen else "no partition is the default one",
+            mend=f"--partition, one of {', '.join(states.nodes)}",
+        )
+    there = states.nodes[chosen]
+    idle = [name for name, state in there.items() if state == IDLE]
+    if nodes is not None and nodes > len(there):
+        raise RequestError(
+            f"partition {chosen} has {len(there)} nodes, not {nodes}", mend=f"--nodes={len(there)}"
+        )
+    if not idle and nodes is None:
+        raise MissingError(
+            f"no node of partition {chosen} is idle",
+            where=", ".join(f"{name}: {state}" for name, state in there.items()),
+            mend="--nodes=N waits for N nodes, for --timeout seconds",
+        )
+    named = tuple(idle[:nodes]) if nodes is None or nodes <= len(idle) else ()
+    others = {name: state for name, state in there.items() if named and name not in named}
+    return Plan(nodes or len(idle), chosen, named, others)
+
+
+def _of_the_job(nodes: int | None, partition: str, programs: Programs) -> Plan:
+    names = hostnames(os.environ["SLURM_JOB_NODELIST"], programs)
+    if partition:
+        raise RequestError("within a job its own nodes are looked at", mend="leave --partition out")
+    if nodes is not None and nodes > len(names):
+        raise RequestError(
+            f"this job has {len(names)} nodes, not {nodes}", mend="leave --nodes out"
+        )
+    chosen = tuple(names[:nodes])
+    others = {name: "not asked for" for name in names if name not in chosen}
+    return Plan(len(chosen), names=chosen, others=others, inside=True)
+
+
+@dataclass(frozen=True)
+class _States:
+    nodes: Mapping[str, Mapping[str, str]]  # state by name, by partition
+    default: str
+
+
+def _partitions(programs: Programs) -> _States:
+    words = ["sinfo", "--noheader", "--Node", "--all", "--format=%N %P %t"]
+    asked = programs.attempt(words, timeout=QUESTION)
+    if asked.code != 0:
+        raise MissingError(
+            f"Slurm does not answer: {_last(asked.err)}",
+            where="sinfo",
+            mend="`scontrol ping` says whether slurmctld is there",
+        )
+    nodes: dict[str, dict[str, str]] = {}
+    default = ""
+    for line in asked.out.splitlines():
+        name, partition, state = [*line.split(), "", "", ""][:3]
+        if partition.endswith("*"):
+            partition = default = partition[:-1]
+        if state:
+            nodes.setdefault(partition, {})[name] = state
+    return _States(nodes, default)
+
+
+def hostnames(listed: str, programs: Programs) -> list[str]:
+    """Names out of Slurm's notation."""
+    words = ["scontrol", "show", "hostnames", listed]
+    return programs.attempt(words, timeout=QUESTION).out.split() if listed else []
+
+
+def srun(
+    plan: Plan, name: str, seconds: float, markers: Sequence[Path], image: Path | None
+) -> list[str]:
+    """The call that runs the probe on each node, with nothing but its own words."""
+    asked = {"markers": list(map(str, markers)), "image": str(image or ""), "seconds": seconds}
+    words = ["srun", f"--job-name={name}", f"--nodes={plan.count}", f"--ntasks={plan.count}"]
+    words += ["--ntasks-per-node=1", "--cpus-per-task=1", "--mpi=none", "--chdir=/"]
+    words += ["--input=all", "--output=all", "--error=all", "--wait=0", "--kill-on-bad-exit=0"]
+    words += [f"--nodelist={','.join(plan.names)}"] if plan.names else []
+    if plan.inside:
+        words += ["--overlap"]
+    else:
+        words += [f"--partition={plan.partition}", f"--time={math.ceil(seconds / 60) + 1}"]
+        # Should this process be killed, nothing of it waits in the queue for long.
+        words += [f"--immediate={math.ceil(seconds) + 30}"]
+    script = SCRIPT.replace("MARK", node_probe.MARK)
+    probe = base64.b64encode(zlib.compress(Path(node_probe.__file__).read_bytes(), 9)).decode()
+    return [*words, "sh", "-c", script, START, probe, json.dumps(asked)]
+
+
+def ask(
+    plan: Plan,
+    markers: Sequence[Path],
+    image: Path | None,
+    seconds: float,
+    programs: Programs,
+    reporter: Reporter,
+) -> Answers:
+    """Run the job to its end, at most for so many seconds; no job of it stays.
+
+    Raises `WorkError` where no node answers, with what Slurm says; who of several does not is the
+    caller's to tell.
+    """
+    name = f"{node_probe.MARK}-{uuid.uuid4().hex[:12]}"
+    words = srun(plan, name, seconds, markers, image)
+    answers = Answers()
+    pipe = subprocess.PIPE
+    asked = folded(plan.names) or f"{plan.count} nodes"
+    with (
+        tempfile.TemporaryFile() as errors,
+        programs.start(words, stdin=pipe, stdout=pipe, stderr=errors) as process,
+        _cancelled(name, process, programs),
+    ):
+        output, deadline = _Output(process), time.monotonic() + seconds
+        with reporter.track(f"asking {asked}", plan.count, "nodes") as tracker:
+            for line, arrived in output.until(deadline):
+                answers.take(line, arrived)
+                tracker.set(len(answers.nodes))
+                if len(answers.nodes) == plan.count:
+                    break
+        awaited = {one.node for one in answers.nodes.values() if one.python}
+        answers.asked_at = time.time()
+        _send(process, b"clock\n")
+        for line, arrived in output.until(time.monotonic() + CLOCKS if awaited else 0):
+            answers.take(line, arrived)
+            if awaited <= answers.clocks.keys():
+                break
+        state = "" if answers.nodes else _state(name, programs)
+        _send(process, None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING if len(answers.nodes) == plan.count else 0)
+        code = process.poll()
+        errors.seek(0)
+        answers.errors = errors.read(LONGEST).decode(errors="replace").splitlines()
+    if not answers.nodes and code:
+        raise failed([*words[:-5], "..."], code, answers.errors)
+    if not answers.nodes:
+        said = "".join(f"\n    {line}" for line in answers.errors[-TAIL:])
+        raise WorkError(
+            f"none of {asked} has answered within {seconds:.0f} s{state}{said}",
+            mend="--timeout=SECONDS waits longer; `squeue` and `sinfo -R` tell what holds it up",
+        )
+    return answers
+
+
+@contextlib.contextmanager
+def _cancelled(name: str, process: subprocess.Popen[bytes], programs: Programs) -> Iterator[None]:
+    """Whatever ends the block before srun has ended ends the job, by the name that it alone has."""
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            programs.attempt(["scancel", "--quiet", f"--name={name}"], timeout=QUESTION)
+
+
+def _send(process: subprocess.Popen[bytes], text: bytes | None) -> None:
+    """Write to the input of all tasks, or end it. srun may have ended."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError):
+        if text is None:
+            process.stdin.close()
+        else:
+            process.stdin.write(text)
+            process.stdin.flush()
+
+
+class _Output:
+    """The lines that srun hands on, each with the time at which it came."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        self._descriptor = process.stdout.fileno()
+        self._rest = b""
+        self._come: deque[tuple[bytes, float]] = deque()
+
+    def until(self, deadline: float) -> Iterator[tuple[bytes, float]]:
+        """Give the lines that come before a moment, or srun's end."""
+        while True:
+            while self._come:
+                yield self._come.popleft()
+            wait = deadline - time.monotonic()
+            if wait <= 0 or not select.select([self._descriptor], [], [], wait)[0]:
+                return
+            piece = os.read(self._descriptor, LONGEST)
+            if not piece:
+                return
+            arrived = time.time()
+            *whole, rest = (self._rest + piece).split(b"\n")
+            self._rest = rest[-LONGEST:]
+            self._come.extend((line, arrived) for line in whole)
+
+
+def _state(name: str, programs: Programs) -> str:
+    """The state of the job, its reason and its nodes, in Slurm's words."""
+    words = ["squeue", "--noheader", f"--name={name}", "--format=%T, %r %N"]
+    said = programs.attempt(words, timeout=QUESTION).out.strip()
+    return f": the job is {said}" if said else ""
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or ["no reason given"])[-1]

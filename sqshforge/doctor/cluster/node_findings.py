@@ -1,0 +1,335 @@
+"""What is right and wrong with one node, from what it told."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqshforge.doctor.cluster.facts import Image, Node, Place
+from sqshforge.doctor.finding import Finding
+from sqshforge.doctor.user import FUSE, SWITCHES
+from sqshforge.host import suggest
+
+ROOM = 10**9  # bytes below which a folder of enroot's is as good as full
+UNPACKED = 3  # sizes of a squash file that its files take, at the least
+SLOW = 10.0  # seconds for the first 64 MB of an image: a start reads several times as much
+NATIVE_OVERLAY = (6, 6)  # Linux from which on an ordinary user's overlay needs no fuse-overlayfs
+OWN_PYTHON = (3, 9)  # what the runtime that images carry takes
+OWN_UNSQUASHFS = (4, 5)  # what can read that runtime out of an image
+RUNTIME = "container runtime"
+PYXIS, ENROOT, OWN = "pyxis", "enroot", "the image's own"  # as the launchers choose, in this order
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A finding on one node, and what each node has another figure of."""
+
+    finding: Finding
+    free: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the nodes were to read, and what is in it."""
+
+    folders: tuple[Path, ...] = ()
+    digests: tuple[str, ...] = ()  # of the new file in each folder
+    image: Path | None = None
+    head: Image | None = None  # the beginning of the right one
+
+
+def runtime(node: Node) -> str:
+    """What a launcher starts images with, where this node is the first of its job."""
+    return PYXIS if node.pyxis.known else ENROOT if node.enroot.path else OWN
+
+
+def findings(node: Node, asked: Asked) -> Iterator[Seen]:
+    """All that one node shows by itself; of one without Python only that."""
+    if not node.python:
+        yield Seen(
+            Finding("python3", False, "not there: nothing else was seen", _install(node, "python3"))
+        )
+        return
+    for fault in node.faults:
+        if fault.check != "image":
+            mend = f"look at the node: the check `{fault.check}` does not end as it should"
+            yield Seen(Finding(f"the check {fault.check}", False, fault.text, mend))
+    yield Seen(_python(node))
+    yield from _by_check(node)
+    yield from map(Seen, (_memlock(node), *_shared(node, asked)))
+    if asked.image is not None:
+        yield _image(node, asked.image, asked.head)
+
+
+def _by_check(node: Node) -> Iterator[Seen]:
+    """What is judged by one check each: nothing, where that check gave nothing."""
+    for check, judged in (
+        ("programs", _unsquashfs),
+        ("pyxis", _pyxis),
+        ("enroot", _enroot),
+        ("fuse", _fuse),
+        ("programs", _squashfuse),
+        ("programs", _fuse_overlayfs),
+        ("namespaces", _namespaces),
+        ("nvidia", _gpus),
+        ("efa", _efa),
+        ("needrestart", _needrestart),
+    ):
+        if not node.fault(check):
+            yield from map(Seen, judged(node))
+        if check == "enroot":
+            yield from (_folder(node, place) for place in node.enroot.folders)
+
+
+def _install(node: Node, *programs: str) -> str:
+    """How to install programs on a node, by its own package manager."""
+
+    def which(name: str) -> Path | None:
+        return Path("/usr/bin", name) if name == node.installer else None
+
+    return suggest.install(which, *programs)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d{1,9}", text)[:2])
+
+
+def _python(node: Node) -> Finding:
+    """The version that the runtime of an image takes, where it is that which starts images."""
+    is_enough = _version(node.python) >= OWN_PYTHON or runtime(node) != OWN
+    mend = "a Python from 3.9 on as python3 on the PATH, or enroot"
+    return Finding("python3", is_enough, node.python, mend)
+
+
+def _unsquashfs(node: Node) -> Iterator[Finding]:
+    there = node.programs.unsquashfs
+    is_old = runtime(node) == OWN and (0,) < _version(there) < OWN_UNSQUASHFS
+    detail = f"{there}; 4.5 or later is needed" if is_old else there or "not found"
+    what = "unsquashfs (reads an image)"
+    yield Finding(what, bool(there) and not is_old, detail, _install(node, "unsquashfs"))
+
+
+def _pyxis(node: Node) -> Iterator[Finding]:
+    pyxis = node.pyxis
+    if pyxis.known:
+        way = (
+            "squashfuse mounts an image (use_squashfuse)"
+            if pyxis.squashfuse
+            else "each start unpacks the image (use_squashfuse is not set)"
+        )
+        detail = f"{pyxis.version or 'of unknown version'}; {way}"
+        if not node.enroot.path:
+            detail += "; it calls enroot, which is not there"
+        yield Finding("pyxis", bool(node.enroot.path), detail, "install enroot's own package")
+    elif pyxis.plugin:
+        detail = f"{pyxis.plugin} is in plugstack.conf, but srun has no --container-image"
+        detail += f": {pyxis.fault}" if pyxis.fault else ""
+        mend = "`srun --help` there says why: it must be built for the very release of Slurm"
+        yield Finding("pyxis", False, detail, mend)
+    else:
+        detail = f"not there: launchers take {runtime(node)}"
+        mend = "https://github.com/NVIDIA/pyxis"
+        yield Finding("pyxis", False, detail, mend, needed=False)
+
+
+def _enroot(node: Node) -> Iterator[Finding]:
+    enroot = node.enroot
+    if not enroot.path:
+        detail = "not found: launchers take the runtime that images carry"
+        yield Finding("enroot", False, detail, "install enroot's own package", needed=False)
+    elif enroot.fault:
+        detail = f"{enroot.path} fails: {enroot.fault}"
+        yield Finding("enroot", False, detail, "`enroot version` there says more")
+    else:
+        yield Finding("enroot", True, f"{enroot.version}, {enroot.path}")
+
+
+def _folder(node: Node, place: Place) -> Seen:
+    """One of the folders that enroot makes at every call, or when it imports an image."""
+    conf = f"{node.enroot.settings}/enroot.conf"
+    if not place.usable:
+        is_import = place.name == "ENROOT_TEMP_PATH"
+        closed = (
+            f"{place.path} is" if place.there else f"{place.path} cannot be made: {place.above} is"
+        )
+        fitting = (
+            f"{place.name} in {conf}: a folder of the node's own disk that this user may write"
+        )
+        if place.name == "ENROOT_RUNTIME_PATH":
+            fitting = (
+                f"{place.name} /run/enroot/user-$(id -u) in {conf}, and /run/enroot with mode 1777 "
+                "(a line `d /run/enroot 1777 root root -` in /etc/tmpfiles.d)"
+            )
+        detail = f"{closed} not writable for uid {node.uid}"
+        return Seen(Finding(place.name, False, detail, fitting, needed=not is_import))
+    detail = f"{place.path}, {'' if place.there else 'to be made, '}on {place.kind or 'unknown'}"
+    room = 0 if place.name == "ENROOT_RUNTIME_PATH" else ROOM
+    if place.name == "ENROOT_DATA_PATH" and runtime(node) == PYXIS and not node.pyxis.squashfuse:
+        room = max(room, UNPACKED * node.image.size)
+    mend = f"make room, or {place.name} in {conf}: a folder of a larger disk"
+    found = Finding(place.name, place.free >= room, detail, mend, needed=False)
+    return Seen(found, free=place.free)
+
+
+def _by_fuse(node: Node) -> bool:
+    """Whether squashfuse mounts an image: pyxis may unpack it, and for root the kernel does it."""
+    way = runtime(node)
+    return way == ENROOT or (node.pyxis.squashfuse if way == PYXIS else node.uid != 0)
+
+
+def _fuse(node: Node) -> Iterator[Finding]:
+    fuse = node.fuse
+    closed = f"not open to uid {node.uid}: {fuse.fault} (mode {fuse.mode})"
+    detail = "open" if fuse.open else closed if fuse.there else "not there"
+    mend = f"sudo {FUSE.format('sudo ')}"
+    yield Finding("/dev/fuse (mounts an image)", fuse.open, detail, mend, _by_fuse(node))
+
+
+def _squashfuse(node: Node) -> Iterator[Finding]:
+    tools = node.programs
+    needed = _by_fuse(node) or (runtime(node) == OWN and not tools.kernel_squashfs)
+    detail = tools.squashfuse or "not found"
+    if not tools.squashfuse and not needed:
+        detail += "; pyxis unpacks images" if runtime(node) == PYXIS else "; root's kernel does it"
+    mend = _install(node, "squashfuse")
+    yield Finding("squashfuse (mounts an image)", bool(tools.squashfuse), detail, mend, needed)
+
+
+def _fuse_overlayfs(node: Node) -> Iterator[Finding]:
+    path = node.programs.fuse_overlayfs
+    needed = runtime(node) == OWN and node.uid != 0 and _version(node.kernel) < NATIVE_OVERLAY
+    if path or needed:
+        mend = _install(node, "fuse-overlayfs")
+        detail = path or f"not found, and Linux is {node.kernel}"
+        yield Finding("fuse-overlayfs (before Linux 6.6)", bool(path), detail, mend, needed)
+
+
+def _namespaces(node: Node) -> Iterator[Finding]:
+    what, needed = "user namespaces", runtime(node) != OWN or node.uid != 0
+    if node.namespaces.works:
+        yield Finding(what, True, "allowed")
+        return
+    settings = {one.name: one.value for one in node.namespaces.settings}
+    mend = "the kernel's settings allow them: slurmd is confined, by a chroot, seccomp or systemd"
+    detail = f"not allowed: {node.namespaces.fault}"
+    for name, bad, good in SWITCHES:
+        if settings.get(name) == bad:
+            detail = f"not allowed: {name} is {bad}"
+            if "apparmor" in name:
+                detail += " (AppArmor gives them to programs with a profile alone)"
+            mend = f"sudo sysctl {name}={good}, and a line in /etc/sysctl.d"
+            break
+    yield Finding(what, False, detail, mend, needed)
+
+
+def _gpus(node: Node) -> Iterator[Finding]:
+    """NVIDIA's cards, and what enroot gives them to a container with."""
+    nvidia = node.nvidia
+    count = max(nvidia.cards, nvidia.devices)
+    if nvidia.cards > nvidia.devices:
+        detail = f"{nvidia.cards} at PCI, {nvidia.devices} of them with a device in /dev"
+        mend = "install NVIDIA's driver; where it is there, nvidia-smi and dmesg say more"
+        yield Finding("NVIDIA GPUs", False, detail, mend)
+    else:
+        yield Finding("NVIDIA GPUs", True, str(count or "none"))
+    if not count:
+        return
+    by_enroot = bool(node.enroot.path)
+    what = "nvidia-container-cli (gives GPUs to a container)"
+    detail = (
+        f"{nvidia.version or 'of unknown version'}, {nvidia.cli}" if nvidia.cli else "not found"
+    )
+    mend = "install libnvidia-container-tools, of NVIDIA's package index"
+    yield Finding(what, bool(nvidia.cli), detail, mend, needed=by_enroot)
+    if by_enroot:
+        hook = f"{node.enroot.settings}/hooks.d/98-nvidia.sh"
+        mend = f"install enroot's package anew, or chmod +x {hook}"
+        detail = hook if node.enroot.hook else f"{hook} is not there, or not executable"
+        yield Finding("enroot's hook for GPUs", node.enroot.hook, detail, mend)
+
+
+def _efa(node: Node) -> Iterator[Finding]:
+    efa = node.efa
+    count = max(efa.cards, efa.driven)
+    if not count:
+        yield Finding("EFA", True, "none")
+        return
+    usable = min(efa.driven, efa.devices)
+    detail = f"{count} cards"
+    if usable < count:
+        detail += f", {efa.driven} with a driver, {efa.devices} devices in /dev/infiniband"
+    mend = "install AWS's EFA installer, which brings the driver; then modprobe efa ib_uverbs"
+    yield Finding("EFA", usable >= count, detail, mend)
+    is_there = bool(efa.libfabric)
+    detail = (
+        f"libfabric {efa.libfabric}"
+        if is_there
+        else "no fi_info on the node; images have their own"
+    )
+    mend = "AWS's EFA installer"
+    yield Finding("fi_info (sees EFA from the node)", is_there, detail, mend, needed=False)
+
+
+def _memlock(node: Node) -> Finding:
+    """Locked memory: what EFA and InfiniBand register. Programs raise it to the hard limit."""
+    is_free = node.memlock < 0
+    detail = "unlimited" if is_free else f"at most {node.memlock / 1024:.0f} KiB"
+    mend = "LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    has_network = node.efa.adapters > 0 or node.efa.cards > 0
+    return Finding("limit on locked memory", is_free, detail, mend, has_network)
+
+
+def _needrestart(node: Node) -> Iterator[Finding]:
+    """It may restart slurmd and munge below a job, after an update of a library."""
+    found = node.needrestart
+    restarts = found.mode == "a" or (found.ubuntu and not found.mode)
+    if not found.there or not restarts or found.exempt:
+        state = "leaves Slurm's daemons alone" if found.exempt else "does not restart by itself"
+        yield Finding("needrestart", True, state if found.there else "not there")
+        return
+    why = "$nrconf{restart} is 'a'" if found.mode else "apt calls it in Ubuntu's mode"
+    mend = "`$nrconf{override_rc}{qr(^(slurm|munge))} = 0;` in /etc/needrestart/conf.d/slurm.conf"
+    detail = f"restarts daemons after an update, below a job too: {why}"
+    yield Finding("needrestart", False, detail, mend, needed=False)
+
+
+def _shared(node: Node, asked: Asked) -> Iterator[Finding]:
+    """Whether a file that was made here is there, with the same in it."""
+    for number, (folder, digest) in enumerate(zip(asked.folders, asked.digests, strict=True)):
+        marker = node.markers[number] if number < len(node.markers) else None
+        what, mend = (
+            f"folder {folder}",
+            "mount the shared file system there, or work in another folder",
+        )
+        if marker is None or not marker.digest:
+            why = (marker.fault if marker else "") or "no answer"
+            yield Finding(what, False, f"a file that was made here is not read there: {why}", mend)
+        else:
+            is_same = marker.digest == digest
+            detail = "the same" if is_same else "another file has the name of the one made here"
+            yield Finding(what, is_same, detail, mend)
+
+
+def _image(node: Node, path: Path, head: Image | None) -> Seen:
+    image, fault, what = node.image, node.fault("image"), f"image {path}"
+    if fault or not image.read:
+        mend = "copy it to a folder that all nodes see, or to each node (STAGE, launch/README.md)"
+        return Seen(Finding(what, False, f"not read: {fault or 'it is empty'}", mend))
+    # Of one that was read in part only, in the time that there was, the size alone can tell.
+    is_other = head is not None and (
+        image.size != head.size or (image.read == head.read and image.digest != head.digest)
+    )
+    if is_other:
+        mend = "one file for all: a shared folder, or copy it anew"
+        return Seen(Finding(what, False, f"another file, of {image.size:,} bytes", mend))
+    found = Finding(
+        what,
+        image.seconds < SLOW,
+        f"the first {image.read / (1 << 20):.0f} MiB",
+        "STAGE=FOLDER on the node's own disk, for launchers (launch/README.md)",
+        needed=False,
+    )
+    return Seen(found, seconds=image.seconds)
