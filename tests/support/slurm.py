@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,6 +47,7 @@ class Cluster:
     folder: Path
     env: dict[str, str]
     bridge: Bridge | None = None
+    planted: Mapping[str, Callable[[Cluster], str]] = field(default_factory=dict)
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
@@ -198,7 +199,8 @@ class Cluster:
             machine = self.bridge.machines[NODES.index(node)]
             self.local.mkdir(exist_ok=True)
             disk = f"mount -t tmpfs -o size=2g none {self.local};"
-            words = machine.enter(*words, before=disk + FUSE + self.knows_user)
+            odd = self.planted[node](self) if node in self.planted else ""
+            words = machine.enter(*words, before=disk + FUSE + self.knows_user + odd)
         self.start(node, *words)
 
     def is_idle(self, node: str) -> bool:
@@ -234,30 +236,44 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def cluster(*, kill_wait: int = 30, apart: bool = False) -> Iterator[Cluster]:
+def cluster(
+    *,
+    kill_wait: int = 30,
+    apart: bool = False,
+    settings: Sequence[str] = (),
+    planted: Mapping[str, Callable[[Cluster], str]] | None = None,
+) -> Iterator[Cluster]:
     """Start a cluster, and stop it at the end of the block whatever happens in it.
 
-    `kill_wait` is Slurm's own: seconds between SIGTERM and SIGKILL. Raises ClusterError where
-    something is not installed, we are not root, or a daemon does not come up.
+    `kill_wait` is Slurm's own: seconds between SIGTERM and SIGKILL. `settings` are further lines of
+    slurm.conf. `planted` gives lines of shell, by node, that make a node odd: they run in its own
+    mounts, where the nodes are apart, before its slurmd. Raises ClusterError where something is not
+    installed, we are not root, or a daemon does not come up.
     """
     for program in PROGRAMS:
         _find(program)
     if os.geteuid() != 0:
         raise ClusterError("the test cluster's daemons need root: sudo make test")
     with bridged(NODES) if apart else contextlib.nullcontext() as bridge:
-        started = _begin(kill_wait, bridge)
+        started = _begin(kill_wait, bridge, settings, planted or {})
         try:
             yield started
         finally:
             _end(started)
 
 
-def _begin(kill_wait: int, bridge: Bridge | None) -> Cluster:
+def _begin(
+    kill_wait: int,
+    bridge: Bridge | None,
+    settings: Sequence[str],
+    planted: Mapping[str, Callable[[Cluster], str]],
+) -> Cluster:
     """Try free ports until nobody else took one of them between the look and the start."""
     outside = {name: value for name, value in os.environ.items() if not _is_slurm(name)}
     for attempt in range(3):
-        config = slurm_config.write(kill_wait, bridge)
-        candidate = Cluster(config.parent, {**outside, "SLURM_CONF": str(config)}, bridge)
+        config = slurm_config.write(kill_wait, bridge, settings)
+        env = {**outside, "SLURM_CONF": str(config)}
+        candidate = Cluster(config.parent, env, bridge, planted)
         try:
             candidate.start("munged", "munged", *slurm_config.munged(candidate.folder))
             socket_path = candidate.folder / "munge.socket"

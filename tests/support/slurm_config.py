@@ -7,6 +7,7 @@ import random
 import secrets
 import socket
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.network_namespaces import Bridge
@@ -53,10 +54,10 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def write(kill_wait: int, bridge: Bridge | None = None) -> Path:
+def write(kill_wait: int, bridge: Bridge | None = None, settings: Sequence[str] = ()) -> Path:
     """Make a folder with all that the daemons read, on ports that are free now; slurm.conf.
 
-    Without a bridge the nodes are this machine, twice.
+    Without a bridge the nodes are this machine, twice. Further settings are lines at its end.
     """
     # A socket's path must be short, and munged wants folders that others may enter.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
@@ -86,6 +87,7 @@ def write(kill_wait: int, bridge: Bridge | None = None) -> Path:
             first_job=random.randrange(1, 60_000) * 1000,
             nodes="\n".join(nodes),
         )
+        + "".join(f"{line}\n" for line in settings)
     )
     return config
 

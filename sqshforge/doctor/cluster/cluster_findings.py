@@ -86,25 +86,29 @@ def _ranges(numbers: Sequence[str], width: int) -> str:
 
 def _shared(seen: Iterable[tuple[str, Seen]]) -> list[Row]:
     """One row for all nodes that show the same; of their own figures the worst one is told."""
-    order: dict[str, None] = {}
+    order: list[str] = []
     grouped: dict[Finding, list[tuple[str, Seen]]] = {}
-    for name, one in seen:
-        order.setdefault(one.finding.what)
-        grouped.setdefault(one.finding, []).append((name, one))
-    places = {what: place for place, what in enumerate(order)}
+    for name, members in itertools.groupby(seen, lambda pair: pair[0]):
+        place = -1
+        for _, one in members:
+            # What the nodes before had no row of comes after the row that it follows here.
+            if one.finding.what not in order:
+                order.insert(place + 1, one.finding.what)
+            place = order.index(one.finding.what)
+            grouped.setdefault(one.finding, []).append((name, one))
     found = []
-    for finding, members in grouped.items():
+    for finding, alike in grouped.items():
         detail = finding.detail
-        free = [one.free for _, one in members if one.free is not None]
-        seconds = [one.seconds for _, one in members if one.seconds is not None]
+        free = [one.free for _, one in alike if one.free is not None]
+        seconds = [one.seconds for _, one in alike if one.seconds is not None]
         if free:
             least = "at least " if human(min(free)) != human(max(free)) else ""
             detail += f", {least}{human(min(free))} free"
         if seconds:
             most = "at most " if len(seconds) > 1 else ""
             detail += f" in {most}{_seconds(max(seconds))}"
-        found.append(Row(replace(finding, detail=detail), tuple(name for name, _ in members)))
-    return sorted(found, key=lambda row: places[row.finding.what])
+        found.append(Row(replace(finding, detail=detail), tuple(name for name, _ in alike)))
+    return sorted(found, key=lambda row: order.index(row.finding.what))
 
 
 def _seconds(count: float) -> str:

@@ -15,7 +15,7 @@ import time
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,8 +58,9 @@ class Plan:
 
 @dataclass
 class Answers:
-    """What the nodes have said so far, line by line."""
+    """What the nodes have said so far, line by line; of some names alone, where these are known."""
 
+    names: Collection[str] = ()
     pieces: dict[str, dict[int, str]] = field(default_factory=dict)
     nodes: dict[str, facts.Node] = field(default_factory=dict)
     clocks: dict[str, tuple[float, float]] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class Answers:
         if found is None:
             return
         name, number, count, piece, clock = found.groups()
+        if self.names and name not in self.names:
+            return
         if clock:
             if self.asked_at <= arrived:
                 # It was read at some moment between the question and the arrival of its answer.
@@ -203,7 +206,7 @@ def ask(
     """
     name = f"{node_probe.MARK}-{uuid.uuid4().hex[:12]}"
     words = srun(plan, name, seconds, markers, image)
-    answers = Answers()
+    answers = Answers(plan.names)
     pipe = subprocess.PIPE
     asked = folded(plan.names) or f"{plan.count} nodes"
     with (

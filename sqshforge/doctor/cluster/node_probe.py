@@ -1,9 +1,9 @@
 """What each node of a cluster tells of itself to `sqshforge doctor --cluster`.
 
 The text of this file goes to the nodes as a word of srun's command, and runs there by any Python
-from 3.6 on: it imports nothing of the project. It writes no file, takes no root, and gives
-up on every program and every file system that does not answer. It prints one JSON object, cut into
-lines so short that srun hands each on whole.
+from 3.6 on: it imports nothing of the project. It writes no file, takes no root, and gives up on
+every program and file system that does not answer. It prints one JSON object, in lines so short
+that srun hands each on whole.
 """
 
 import functools
@@ -29,6 +29,7 @@ HEAD = 64 << 20  # bytes of an image that are read
 BLOCK = 1 << 20
 APPEARS = 5.0  # seconds in which a new file of a shared folder is to be seen
 LONGEST = 1 << 20  # bytes of a configuration file or a plugin that are read
+RUNNING = []  # type: list[subprocess.Popen] # the programs that were asked
 # Where slurm.conf is: as packages have it, as slurmctld hands it out, on AWS's clusters.
 SLURM = ("/etc/slurm", "/run/slurm/conf", "/opt/slurm/etc")
 # The kernel's settings that may forbid user namespaces.
@@ -61,16 +62,8 @@ def main(words: str) -> None:
     """Look at this node, tell what was found, and then what time it is when that is asked."""
     asked = json.loads(words)
     limit = asked["seconds"] / 3
-    checks = {
-        "pyxis": pyxis,
-        "enroot": enroot,
-        "fuse": fuse,
-        "programs": programs,
-        "namespaces": namespaces,
-        "nvidia": nvidia,
-        "efa": efa,
-        "needrestart": needrestart,
-    }
+    all_nodes = (pyxis, enroot, fuse, programs, namespaces, nvidia, efa, needrestart)
+    checks = {one.__name__: one for one in all_nodes}
     for number, path in enumerate(asked["markers"]):
         checks[f"marker {number}"] = functools.partial(marker, Path(path))
     found, faults = bounded(checks, limit)
@@ -79,6 +72,9 @@ def main(words: str) -> None:
         read, slow = bounded({"image": lambda: image(Path(asked["image"]), limit * 0.8)}, limit)
         found.update(read)
         faults.update(slow)
+    for process in RUNNING:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
     found["markers"] = [
         found.pop(f"marker {number}", {"fault": faults.pop(f"marker {number}", "")})
         for number in range(len(asked["markers"]))
@@ -146,10 +142,10 @@ def ask(words: "list", env: "dict | None" = None) -> "tuple[int, str]":
         )
     except OSError as error:
         return 127, error.strerror or str(error)
+    RUNNING.append(process)
     try:
         said, _ = process.communicate(timeout=ANSWER)
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
         return 124, f"no answer within {ANSWER:.0f} s"
     return process.returncode, said.decode(errors="replace")
 
@@ -361,7 +357,7 @@ def needrestart(root: Path = ROOT) -> "dict":
         "there": files[0].exists() or (root / "usr/sbin/needrestart").exists(),
         "mode": modes[-1] if modes else "",
         # Ubuntu's own mode, from 24.04 on: apt restarts daemons without asking.
-        "ubuntu": any(re.search(r"(?m)^[^/#\n]*-m u\b", hook) for hook in hooks),
+        "ubuntu": any(re.search(r"(?m)^(?!\s*(?:#|//)).*-m u\b", hook) for hook in hooks),
         "exempt": bool(re.search(r"override_rc\}?\s*(=|\{)[^;]*slurm", text)),
     }
 
