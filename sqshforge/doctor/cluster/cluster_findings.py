@@ -145,7 +145,7 @@ def _runtimes(nodes: Sequence[Node]) -> Iterator[Row]:
         detail = f"launchers take {way}" + (" (sqshforge-run.pyz)" if way == OWN else "")
         if way != best:
             detail += f", but {best} where the first node of a job is of {folded(chosen[best])}"
-        mend = f"install {best} there as well, or RUNTIME=sqshforge with sqshforge on all nodes"
+        mend = f"install {best} there as well; till then sbatch --exclude={folded(chosen[way])}"
         yield Row(Finding(RUNTIME, way == best, detail, mend), tuple(chosen[way]))
 
 
@@ -171,8 +171,8 @@ def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]
         mend = "ask again: a node of the job did not answer, or the machine is very busy"
         yield Row(Finding("clock", False, "not known", mend, needed=False), silent)
     told = {HERE: (0.0, 0.0), **clocks}
-    middles = [(low + high) / 2 for low, high in told.values()]
-    right = max([0.0, *middles], key=lambda at: sum(_off(one, at) == 0 for one in told.values()))
+    middles = {round((low + high) / 2) for low, high in told.values()}
+    right = max([0, *middles], key=lambda at: sum(_off(one, at) == 0 for one in told.values()))
     apart = {name: _off(bounds, right) for name, bounds in told.items()}
     fine = tuple(name for name in clocks if not apart[name])
     if fine:

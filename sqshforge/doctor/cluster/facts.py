@@ -7,6 +7,7 @@ end has the value that says that nothing is known.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import typing
 from dataclasses import dataclass
 
@@ -81,9 +82,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Whether one could be made, and what might forbid it."""
+    """Whether one could be made, or by enroot's own program, and what might forbid it."""
 
     works: bool = False
+    enroot: bool = False
     fault: str = ""
     settings: tuple[Setting, ...] = ()
 
@@ -178,11 +180,17 @@ def node(document: object, name: str) -> Node:
     return dataclasses.replace(_read(Node, document), node=name)
 
 
-def _read(kind: type[typing.Any], document: object) -> typing.Any:
+def _read(kind: typing.Any, document: object) -> typing.Any:
+    """A dataclass out of a JSON object, as far as the one has fields of the other's types."""
     values = document if isinstance(document, dict) else {}
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = {name: _value(hint, values[name]) for name, hint in hints.items() if name in values}
     return kind(**{name: value for name, value in known.items() if value is not None})
+
+
+@functools.cache
+def _hints(kind: typing.Any) -> dict[str, typing.Any]:
+    return typing.get_type_hints(kind)
 
 
 def _value(hint: typing.Any, value: object) -> object | None:
@@ -191,7 +199,7 @@ def _value(hint: typing.Any, value: object) -> object | None:
         inner = typing.get_args(hint)[0]
         return tuple(_read(inner, one) for one in value[:MOST]) if isinstance(value, list) else None
     if dataclasses.is_dataclass(hint):
-        return _read(typing.cast("type[typing.Any]", hint), value)
+        return _read(hint, value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) < LARGEST else None  # not so with infinity and nan
     if type(value) is not hint:

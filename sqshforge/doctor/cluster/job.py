@@ -41,7 +41,7 @@ exec python3 -I -c "$0" "$@"
 """
 LINE = re.compile(
     rf"{node_probe.MARK} (\S{{1,255}}) "
-    r"(?:(\d{1,4})/(\d{1,4}) (.*)|clock (\d{1,15}\.\d{6}))$"
+    r"(?:(\d{1,3})/(\d{1,3}) (.{0,1000})|clock (\d{1,15}\.\d{6}))$"
 )
 
 
@@ -179,7 +179,7 @@ def srun(
     words = ["srun", f"--job-name={name}", f"--nodes={plan.count}", f"--ntasks={plan.count}"]
     words += ["--ntasks-per-node=1", "--cpus-per-task=1", "--mpi=none", "--chdir=/"]
     words += ["--input=all", "--output=all", "--error=all", "--wait=0", "--kill-on-bad-exit=0"]
-    words += [f"--nodelist={','.join(plan.names)}"] if plan.names else []
+    words += [f"--nodelist={folded(plan.names)}"] if plan.names else []
     if plan.inside:
         words += ["--overlap"]
     else:

@@ -184,7 +184,7 @@ def _fuse(node: Node) -> Iterator[Finding]:
     fuse = node.fuse
     closed = f"not open to uid {node.uid}: {fuse.fault} (mode {fuse.mode})"
     detail = "open" if fuse.open else closed if fuse.there else "not there"
-    mend = f"sudo {FUSE.format('sudo ')}"
+    mend = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
     yield Finding("/dev/fuse (mounts an image)", fuse.open, detail, mend, _by_fuse(node))
 
 
@@ -209,8 +209,8 @@ def _fuse_overlayfs(node: Node) -> Iterator[Finding]:
 
 def _namespaces(node: Node) -> Iterator[Finding]:
     what, needed = "user namespaces", runtime(node) != OWN or node.uid != 0
-    if node.namespaces.works:
-        yield Finding(what, True, "allowed")
+    if node.namespaces.works or (node.namespaces.enroot and runtime(node) != OWN):
+        yield Finding(what, True, "allowed" if node.namespaces.works else "allowed to enroot alone")
         return
     settings = {one.name: one.value for one in node.namespaces.settings}
     mend = "the kernel's settings allow them: slurmd is confined, by a chroot, seccomp or systemd"
@@ -219,8 +219,8 @@ def _namespaces(node: Node) -> Iterator[Finding]:
         if settings.get(name) == bad:
             detail = f"not allowed: {name} is {bad}"
             if "apparmor" in name:
-                detail += " (AppArmor gives them to programs with a profile alone)"
-            mend = f"sudo sysctl {name}={good}, and a line in /etc/sysctl.d"
+                detail += " (AppArmor: for programs with a profile, as enroot's package has one)"
+            mend = f"{suggest.sudo()}sysctl {name}={good}, and a line in /etc/sysctl.d"
             break
     yield Finding(what, False, detail, mend, needed)
 

@@ -294,12 +294,17 @@ def programs() -> "dict":
 
 
 def namespaces() -> "dict":
-    """Whether this user may make a user namespace and mounts in it: by making one."""
+    """Whether this user may make a user namespace and mounts in it: by making one, two ways.
+
+    Where AppArmor forbids them, enroot's package has a profile for its own program.
+    """
+    beside = shutil.which("enroot-nsenter")
     code, said = ask(["unshare", "--user", "--map-root-user", "--mount", "true"])
     values = {name: text_of(Path("/proc/sys", name.replace(".", "/"))).strip() for name in SWITCHES}
     numbers = [(name, int(value)) for name, value in values.items() if value.isdigit()]
     return {
         "works": code == 0,
+        "enroot": bool(beside) and ask([beside, "--user", "--mount", "true"])[0] == 0,
         "fault": last_line(said) if code else "",
         "settings": [{"name": name, "value": value} for name, value in numbers],
     }

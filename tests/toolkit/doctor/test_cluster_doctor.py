@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,12 @@ ASKED = Asked(
     image=IMAGE,
     head=Image(size=5 * GB, read=64 << 20, digest="f0"),
 )
+
+
+@pytest.fixture(autouse=True)
+def ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests: root's commands would have no sudo."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 
 def node(name: str = "n1", **changed: Any) -> Node:
@@ -233,6 +240,13 @@ def test_the_runtime_of_all_is_that_of_the_first_node() -> None:
     assert "install enroot" in row.finding.mend
     alone = one("container runtime", bare)
     assert alone.finding.ok and "sqshforge-run.pyz" in alone.finding.detail
+
+
+def test_enroot_may_have_namespaces_that_others_have_not() -> None:
+    profile = {"works": False, "enroot": True, "fault": "denied"}
+    row = one("user namespaces", node(namespaces=profile))
+    assert row.finding.ok and row.finding.detail == "allowed to enroot alone"
+    assert "user namespaces" in gaps(node(namespaces=profile, enroot={"path": ""}))
 
 
 def test_pyxis_is_told_with_what_it_does_to_an_image() -> None:

@@ -81,3 +81,16 @@ def test_the_quickstart_of_a_machine_that_cannot_ends_at_once(tmp_path: Path) ->
     assert "apt-get install squashfs-tools" in done.err
     assert time.monotonic() - began < 20
     assert not (tmp_path / "build").exists()
+
+
+def test_what_is_about_nodes_takes_cluster_and_cluster_takes_slurm(tmp_path: Path) -> None:
+    for words in (("--nodes=2",), ("--image", "x.sqsh"), ("--folder", "/tmp"), ("--timeout=9",)):
+        done = sqshforge("doctor", *words)
+        assert done.code == 2, done.out + done.err
+        option = words[0].partition("=")[0]
+        assert done.err.splitlines()[0] == f"error: {option} counts only with --cluster"
+    (tmp_path / "python3").symlink_to("/usr/bin/python3")
+    done = sqshforge("doctor", "--cluster", env={"PATH": str(tmp_path)})
+    assert done.code == 3 and done.out == ""
+    assert "srun and sinfo are not on this machine" in done.err and "login node" in done.err
+    assert sqshforge("doctor", "--cluster", "--nodes=0").code == 2
