@@ -149,29 +149,26 @@ def _enroot(node: Node) -> Iterator[Finding]:
 
 def _folder(node: Node, place: Place) -> Seen:
     """One of the folders that enroot makes at every call, or when it imports an image."""
-    conf = f"{node.enroot.settings}/enroot.conf"
+    conf, what = f"{node.enroot.settings}/enroot.conf", place.name
+    # A folder of the node's own name is the same on all nodes, as it is configured.
+    own = rf"(?<![A-Za-z0-9]){re.escape(node.node)}(?![A-Za-z0-9])"
+    path, above = (re.sub(own, "NODE", one) for one in (place.path, place.above))
     if not place.usable:
-        is_import = place.name == "ENROOT_TEMP_PATH"
-        closed = (
-            f"{place.path} is" if place.there else f"{place.path} cannot be made: {place.above} is"
-        )
-        fitting = (
-            f"{place.name} in {conf}: a folder of the node's own disk that this user may write"
-        )
-        if place.name == "ENROOT_RUNTIME_PATH":
-            fitting = (
-                f"{place.name} /run/enroot/user-$(id -u) in {conf}, and /run/enroot with mode 1777 "
+        closed = path if place.there else f"{path} cannot be made: {above}"
+        detail = f"{closed} is not writable for uid {node.uid}"
+        mend = f"{what} in {conf}: a folder of the node's own disk that this user may write"
+        if what == "ENROOT_RUNTIME_PATH":
+            mend = (
+                f"{what} /run/enroot/user-$(id -u) in {conf}, and /run/enroot with mode 1777 "
                 "(a line `d /run/enroot 1777 root root -` in /etc/tmpfiles.d)"
             )
-        detail = f"{closed} not writable for uid {node.uid}"
-        return Seen(Finding(place.name, False, detail, fitting, needed=not is_import))
-    detail = f"{place.path}, {'' if place.there else 'to be made, '}on {place.kind or 'unknown'}"
-    room = 0 if place.name == "ENROOT_RUNTIME_PATH" else ROOM
-    if place.name == "ENROOT_DATA_PATH" and runtime(node) == PYXIS and not node.pyxis.squashfuse:
+        return Seen(Finding(what, False, detail, mend, needed=what != "ENROOT_TEMP_PATH"))
+    detail = f"{path}, {'' if place.there else 'to be made, '}on {place.kind or 'unknown'}"
+    room = 0 if what == "ENROOT_RUNTIME_PATH" else ROOM
+    if what == "ENROOT_DATA_PATH" and runtime(node) == PYXIS and not node.pyxis.squashfuse:
         room = max(room, UNPACKED * node.image.size)
-    mend = f"make room, or {place.name} in {conf}: a folder of a larger disk"
-    found = Finding(place.name, place.free >= room, detail, mend, needed=False)
-    return Seen(found, free=place.free)
+    mend = f"make room, or {what} in {conf}: a folder of a larger disk"
+    return Seen(Finding(what, place.free >= room, detail, mend, needed=False), free=place.free)
 
 
 def _by_fuse(node: Node) -> bool:

@@ -304,6 +304,15 @@ def test_a_folder_that_enroot_cannot_make() -> None:
     assert gaps(node(enroot={"folders": [temporary]})) == {}
 
 
+def test_folders_with_the_node_s_name_in_them_are_alike() -> None:
+    nodes = [
+        node(name, enroot={"folders": [place(path=f"/data/rt-{name}-7", free=count * GB)]})
+        for count, name in enumerate(("n1", "n2"), 3)
+    ]
+    row = one("ENROOT_RUNTIME_PATH", *nodes)
+    assert row.finding.detail == "/data/rt-NODE-7, on tmpfs, at least 3.0 GB free"
+
+
 def test_room_is_told_once_for_all_nodes_by_the_least() -> None:
     tight = node("n2", enroot={"folders": [place(name="ENROOT_DATA_PATH", free=3 * GB)]})
     wide = node("n1", enroot={"folders": [place(name="ENROOT_DATA_PATH", free=9 * GB)]})
