@@ -15,7 +15,7 @@ from training.errors import TrainingError
 
 NOTHING: Mapping[str, str] = {}
 LOST = re.compile(
-    r"Connection (?:closed|reset) by (?:remote )?peer.*|.*ncclRemoteError.*|Broken pipe.*"
+    r"Connection (?:closed|reset) by (?:remote )?peer(?: \[\S+)?|.*ncclRemoteError.*|Broken pipe"
 )
 """What gloo, NCCL and the store say on a rank whose counterpart has ended."""
 

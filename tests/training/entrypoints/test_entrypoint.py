@@ -8,7 +8,7 @@ from training.entrypoint import told
 
 SAID = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
-    "[10.0.0.6]:31337"
+    "[10.0.0.6]:31337. This is typically caused by a remote worker hanging."
 )
 
 
@@ -23,7 +23,7 @@ def test_a_rank_that_lost_another_says_so_in_a_line(
     monkeypatch.setenv("RANK", "3")
     assert told(lambda: fail(SAID)) == 1
     assert capsys.readouterr().err == (
-        "rank 3: another rank is gone: Connection closed by peer [10.0.0.6]:31337\n"
+        "rank 3: another rank is gone: Connection closed by peer [10.0.0.6]:31337.\n"
     )
 
 
