@@ -131,6 +131,8 @@ def rc(config: ImageConfig) -> str:
     labels = sorted((key, value) for key, value in config.labels if key not in changing)
     lines = ["#!/bin/sh", "# Written by sqshforge; the .json file beside the image says from what."]
     lines += [f"# {_line(key)} {_line(value)}" for key, value in labels]
+    if any(one.startswith("PATH=") for one in config.env):
+        lines += _PATH
     lines += [
         f"mkdir -p {workdir} 2> /dev/null",
         f"cd {workdir} && unset OLDPWD || exit 1",
@@ -142,6 +144,16 @@ def rc(config: ImageConfig) -> str:
         *_start(config),
     ]
     return "\n".join(lines) + "\n"
+
+
+# Of an image that has a PATH. What a process was started with stays in its /proc, one variable to a
+# NUL; a value may have several lines.
+_PATH = (
+    "# The PATH that this was started with: a login shell's profile may set another.",
+    r"given=$({ tr '\n\0' '\1\n' < /proc/$$/environ | sed -n 's/^PATH=//p'; } 2> /dev/null)",
+    '[ -z "$given" ] || export PATH="$given"',
+    "unset given",
+)
 
 
 def _start(config: ImageConfig) -> list[str]:

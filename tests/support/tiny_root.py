@@ -10,7 +10,10 @@ from pathlib import Path
 from sqshforge.host.programs import Programs
 from sqshforge.image import enroot
 
-TOOLS = ("cat", "env", "head", "id", "ls", "mkdir", "pwd", "sleep", "stat", "touch", "yes")
+TOOLS = (
+    *("cat", "env", "head", "id", "ls", "mkdir", "pwd", "sed", "sleep", "stat", "touch", "tr"),
+    "yes",
+)
 
 
 def tree(place: Path, config: enroot.ImageConfig) -> Path:

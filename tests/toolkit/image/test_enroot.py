@@ -40,6 +40,11 @@ def test_the_start_script_in_full() -> None:
         "# Written by sqshforge; the .json file beside the image says from what.\n"
         "# author A. Nobody\n"
         "# org.title two lines\n"
+        "# The PATH that this was started with: a login shell's profile may set another.\n"
+        "given=$({ tr '\\n\\0' '\\1\\n' < /proc/$$/environ "
+        "| sed -n 's/^PATH=//p'; } 2> /dev/null)\n"
+        '[ -z "$given" ] || export PATH="$given"\n'
+        "unset given\n"
         "mkdir -p '/work dir' 2> /dev/null\n"
         "cd '/work dir' && unset OLDPWD || exit 1\n"
         "\n"
@@ -53,6 +58,11 @@ def test_the_start_script_in_full() -> None:
         "    exec /bin/say 'it'\"'\"'s' 'a b'\n"
         "fi\n"
     )
+
+
+def test_an_image_without_a_path_keeps_that_of_the_profile() -> None:
+    script = enroot.rc(replace(CONFIG, env=("GREETING=PATH=/bin",)))
+    assert "PATH" not in script and "given" not in script
 
 
 def test_what_each_build_of_ours_changes_is_not_in_the_start_script() -> None:

@@ -74,6 +74,22 @@ def test_the_image_wins_over_the_host_and_the_request_over_both(
     assert {"COLOUR=asked", "GREETING=a=b c"} < set(asked.out.splitlines())
 
 
+def test_the_path_is_the_image_s_or_the_request_s_whatever_its_profile_says(
+    start: Start, images: Path
+) -> None:
+    def change(root: Path) -> None:
+        (root / "etc" / "profile").write_text("export PATH=/bin:/of/the/profile\n")
+
+    config = ImageConfig(reference="path", env=("PATH=/opt/x/bin:/usr/bin:/bin",))
+    image = tiny_root.sqsh(images / "path", config, change)
+    words = ("sh", "-c", "echo $PATH $given")
+    assert start(*words, image=image).out == "/opt/x/bin:/usr/bin:/bin\n"
+    asked = {"PATH": "/asked:/bin", "LINES": "1\nPATH=/no"}
+    assert start(*words, image=image, environment=asked).out == "/asked:/bin\n"
+    image = tiny_root.sqsh(images / "no-path", change=change)
+    assert start(*words, image=image).out == "/bin:/of/the/profile\n"
+
+
 def test_the_image_s_environment_is_not_for_the_programs_that_set_it_up(
     start: Start, images: Path
 ) -> None:
