@@ -22,7 +22,7 @@ from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkErr
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
 from sqshforge.host.rootpath import folder, inside, text, unescape
-from sqshforge.run import account, supervisor
+from sqshforge.run import account, passed, supervisor
 from sqshforge.run.supervisor import Supervisor
 
 PROGRAMS = Programs()
@@ -48,14 +48,15 @@ def merged_environment(
 ) -> dict[str, str]:
     """Merge as enroot does: the image's /etc/environment wins over the host, `asked` over both.
 
-    `${NAME}` in the image's file is replaced by the host's value, or by nothing.
+    But what goes into every container (`passed`) wins over the image. `${NAME}` in the image's file
+    is replaced by the host's value, or by nothing.
     """
     merged = dict(host)
     for line in image.split("\n"):
         name, separator, value = line.partition("=")
         if separator and name and not name.startswith("#"):
             merged[name] = re.sub(r"\$\{(\w+)\}", lambda found: host.get(found[1], ""), value)
-    return {**merged, **asked}
+    return {**merged, **{name: host[name] for name in passed.names(host)}, **asked}
 
 
 def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:

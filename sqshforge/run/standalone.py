@@ -30,6 +30,7 @@ def main(words: Sequence[str]) -> NoReturn:
             [*given.command, *words[end + 1 :]],
             mounts=[Mount.parse(one) for one in given.mount],
             environment=parse_pairs(given.env, "--env"),
+            runtime=given.runtime,
         )
     except SqshforgeError as error:
         print("\n".join(error.lines()), file=sys.stderr)
@@ -56,5 +57,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="Set a variable."
+    )
+    parser.add_argument(
+        "--runtime",
+        choices=start.RUNTIMES,
+        default="auto",
+        help="Who starts it; auto is enroot where that is installed [auto].",
     )
     return parser

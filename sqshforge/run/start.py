@@ -13,8 +13,10 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
+from sqshforge.run import enroot
 from sqshforge.run.container import Plan
 
+RUNTIMES = ("auto", "enroot", "builtin")  # auto: enroot where it is installed
 MAGIC = b"hsqs"  # the first bytes of every squash file
 SIZE_AT = 40  # where its superblock says how many bytes it has, a 64-bit number
 
@@ -55,7 +57,7 @@ def run(
     """Become a command in a sqsh; without a command, the image's own.
 
     This process is the command from then on: signals and exit code are the command's own.
-    `runtime` is auto, enroot or builtin; `fuse` says whether squashfuse mounts the file (None:
+    `runtime` is one of `RUNTIMES`; `fuse` says whether squashfuse mounts the file (None:
     only where the kernel does not let us). Raises `RequestError` for a file that is no sqsh,
     `MissingError` for what is not installed or not permitted.
     """
@@ -63,11 +65,9 @@ def run(
     environment = environment or {}
     image = image.absolute()
     require_sqsh(image)
-    enroot = programs.which("enroot") if runtime in ("auto", "enroot") else None
-    if runtime == "enroot" and enroot is None:
-        raise MissingError("enroot is not installed", mend="leave the choice to sqshforge")
-    if enroot is not None:
-        _become(enroot_command(enroot, image, command, mounts, environment))
+    if runtime == "enroot" or (runtime == "auto" and programs.which("enroot")):
+        call = enroot.call(image, command, mounts, environment, programs)
+        _become(call.argv, call.environment)
     _require_rights(programs)
     plan = Plan(
         image=str(image),
@@ -78,7 +78,7 @@ def run(
         gid=os.getegid(),
         fuse=fuse,
     )
-    _become(builtin_command(programs.require("unshare"), plan))
+    _become(builtin_command(programs.require("unshare"), plan), os.environ)
 
 
 def require_sqsh(image: Path) -> None:
@@ -107,25 +107,6 @@ def require_sqsh(image: Path) -> None:
         )
 
 
-def enroot_command(
-    enroot: Path,
-    image: Path,
-    command: Sequence[str],
-    mounts: Sequence[Mount],
-    environment: Mapping[str, str],
-) -> list[str]:
-    """The enroot call for a start straight from the file."""
-    argv = [str(enroot), "start", "--rw"]
-    for one in mounts:
-        kind = "dir" if one.source.is_dir() else "file"
-        # With rbind, enroot would leave what is mounted below a read-only source writable.
-        options = f"x-create={kind},{'bind,ro' if one.read_only else 'rbind,rw'}"
-        argv += ["--mount", f"{one.source}:{one.target}:{options}"]
-    for name, value in environment.items():
-        argv += ["--env", f"{name}={value}"]
-    return [*argv, str(image), *command]
-
-
 def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     """The call that enters a mount namespace (and, without root, a user namespace first).
 
@@ -144,12 +125,12 @@ def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(plan.__dict__)]
 
 
-def _become(argv: list[str]) -> NoReturn:
+def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Replace this process, with the dispositions of signals that Python found."""
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
-    os.execv(argv[0], argv)
+    os.execve(argv[0], [*argv], environment)
 
 
 def _require_rights(programs: Programs) -> None:

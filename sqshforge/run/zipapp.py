@@ -10,13 +10,16 @@ import zipfile
 from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
-RUN = ("__init__", "account", "container", "standalone", "start", "supervisor")
+RUN = (
+    *("__init__", "account", "container", "enroot", "passed", "standalone", "start", "supervisor"),
+)
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
     "__init__.py",
     "errors.py",
     *(f"host/{name}.py" for name in ("__init__", "programs", "rootpath", "suggest", "syscalls")),
     *(f"run/{name}.py" for name in RUN),
+    "run/enroot.conf",
 )
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold

@@ -81,8 +81,9 @@ def signal_all(number: signal.Signals) -> None:
 
 
 def argv(image: Path, *words: str | Path) -> list[str]:
-    """The command line that starts a container."""
-    return [sys.executable, "-m", "sqshforge", "run", str(image), *map(str, words)]
+    """The command line that starts a container by our own runtime."""
+    command = [sys.executable, "-m", "sqshforge", "run", "--runtime=builtin"]
+    return [*command, str(image), *map(str, words)]
 
 
 def argv_by(

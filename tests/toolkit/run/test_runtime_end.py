@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.errors import MissingError, RequestError
+from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.run.start import Mount, enroot_command, run
+from sqshforge.run.start import run
 from tests.support import containers, processes, tiny_root
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
@@ -191,60 +191,3 @@ def test_without_loop_devices_and_squashfuse_the_package_is_named(
     assert done.code == 3, done.err
     assert "squashfuse is not installed" in done.err
     assert "mend:  apt-get install squashfuse" in done.err
-
-
-def test_the_call_of_enroot() -> None:
-    mounts = [Mount(Path("/usr"), "/data"), Mount(Path("/etc/hosts"), "/h", read_only=True)]
-    argv = enroot_command(
-        Path("/usr/bin/enroot"), Path("/x.sqsh"), ["a", "-b c"], mounts, {"NAME": "two words"}
-    )
-    assert argv == [
-        "/usr/bin/enroot",
-        "start",
-        "--rw",
-        "--mount",
-        "/usr:/data:x-create=dir,rbind,rw",
-        "--mount",
-        "/etc/hosts:/h:x-create=file,bind,ro",
-        "--env",
-        "NAME=two words",
-        "/x.sqsh",
-        "a",
-        "-b c",
-    ]
-
-
-def test_enroot_asked_for_and_not_installed_is_told(tiny: Path) -> None:
-    class Without(Programs):
-        def which(self, program: str) -> Path | None:
-            return None if program == "enroot" else super().which(program)
-
-    with pytest.raises(MissingError, match="enroot is not installed"):
-        run(tiny, ["true"], runtime="enroot", programs=Without())
-
-
-def test_enroot_is_taken_where_it_is_installed(tiny: Path, tmp_path: Path) -> None:
-    """A stand-in that says what it was called with."""
-    fake = tmp_path / "enroot"
-    fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/argv\nexit 42\n')
-    fake.chmod(0o755)
-    done = Programs().attempt(
-        containers.argv(
-            tiny, "--mount", f"{tmp_path}:/data:ro", "--env", "A=b c=d", "--", "ls", "-l", ""
-        ),
-        env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
-    )
-    assert done.code == 42
-    assert (tmp_path / "argv").read_text().split("\n") == [
-        "start",
-        "--rw",
-        "--mount",
-        f"{tmp_path}:/data:x-create=dir,bind,ro",
-        "--env",
-        "A=b c=d",
-        str(tiny),
-        "ls",
-        "-l",
-        "",
-        "",
-    ]
