@@ -9,7 +9,7 @@ export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -30,6 +30,9 @@ test-root:  ## as root: run the tests that make test leaves out for an ordinary 
 	@# What root writes here is given to the owner of the checkout.
 	.venv/bin/python -m pytest -m root -n 2 --dist loadfile --no-loadscope-reorder; \
 	code=$$?; find . -user root -exec chown -h --reference=Makefile {} +; exit $$code
+
+test-enroot: setup-test  ## run the tests that take the real enroot, which must be on the PATH
+	.venv/bin/python -m pytest -m enroot
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer
@@ -75,7 +78,7 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
-	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch
+	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch sqshforge/run/*.conf
 	.venv/bin/pytest -q tests/toolkit/build/test_dockerfile.py -k hadolint
 
 launchers: setup-test  ## write launch/*.sbatch from launch/template/

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -111,11 +113,18 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by what is marked here
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the long ones: at the end, the other processes would wait for them.
 
-    Mark what takes root by a fixture, and let each report carry why its test may be skipped.
+    Mark what takes root by a fixture, and let each report carry why its test may be skipped. What
+    takes the real enroot is no part of a run that does not ask for it by its mark.
     """
+    if not re.search(r"(?<!not )\benroot\b", config.option.markexpr):
+        of_enroot = [item for item in items if item.get_closest_marker("enroot")]
+        items[:] = [item for item in items if item not in of_enroot]
+        config.hook.pytest_deselected(items=of_enroot)
+    elif shutil.which("enroot") is None:
+        raise pytest.UsageError("enroot is not on the PATH: the tests marked enroot take it")
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
     for item in items:
         if "as_root" in getattr(item, "fixturenames", ()):
