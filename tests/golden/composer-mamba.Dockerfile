@@ -237,6 +237,8 @@ ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
 COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/lib/ /opt/aws-ofi-nccl/lib/
 ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

@@ -50,6 +50,8 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
     && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

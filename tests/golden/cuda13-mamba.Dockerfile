@@ -144,6 +144,8 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
     && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         -i /tmp/added || [ "$?" -eq 1 ]; } \
     && rm /tmp/before /tmp/added
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

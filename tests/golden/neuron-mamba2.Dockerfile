@@ -110,6 +110,8 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --requirement /run/requirements/neuron.txt
 ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \

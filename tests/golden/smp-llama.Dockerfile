@@ -28,6 +28,8 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --find-links /run/wheels --requirement /run/requirements/packages.txt
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
