@@ -32,7 +32,7 @@ test-root:  ## as root: run the tests that make test leaves out for an ordinary 
 	code=$$?; find . -user root -exec chown -h --reference=Makefile {} +; exit $$code
 
 test-enroot: setup-test  ## run the tests that take the real enroot, which must be on the PATH
-	.venv/bin/python -m pytest -m enroot
+	.venv/bin/python -m pytest -m enroot tests tests/cluster
 
 test-cluster: setup-test  ## run every launcher on a real Slurm of two nodes, and all that may befall a job
 	@./setup.sh composer

@@ -34,7 +34,8 @@ def names(root: Path) -> list[str]:
 def render(root: Path, name: str) -> str:
     """A launcher's text."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(root / TEMPLATES),
+        # What keeps enroot's root to the end is the same for `sqshforge run`.
+        loader=jinja2.FileSystemLoader([root / TEMPLATES, root / "sqshforge" / "run"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

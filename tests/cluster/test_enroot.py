@@ -20,6 +20,7 @@ def enroot(site: Site, root: Path) -> Iterator[str]:
     programs = site.folder / "enroot"
     programs.mkdir()
     shutil.copy(root / "tests/support/stand_in_enroot.sh", programs / "enroot")
+    shutil.copy(root / "tests/support/stand_in_enroot/squashfuse", programs)
     yield f"{programs}:{site.path}"
     shutil.rmtree(programs)
 
@@ -35,6 +36,20 @@ def test_a_stop_saves(site: Site, undisturbed: Losses, enroot: str, words: tuple
     assert "by enroot on n[1-2]" in said
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
     assert site.slurm.restarts(job) == 1
+    assert site.losses(run) == undisturbed
+
+
+def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str) -> None:
+    """It continues and signals all processes, and the launcher, which does not requeue the job."""
+    run = "enroot-cancelled"
+    job = site.submit(run, *FLAGS, PATH=enroot)
+    site.reach(run, 8)
+    site.slurm.cancel(job)
+    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    said = site.slurm.output(job)
+    assert "asked to stop after step" in said and "SIGBUS" not in said
+    assert site.slurm.restarts(job) == 0
+    assert "resumed from" in site.complete(site.submit(run, *FLAGS, PATH=enroot))
     assert site.losses(run) == undisturbed
 
 

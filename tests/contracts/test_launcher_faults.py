@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
-import subprocess
 import tempfile
 from pathlib import Path
 
@@ -188,23 +186,3 @@ def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
 def test_done_before_it_could_stop(shell: Shell) -> None:
     code, said = shell.run(MEANWHILE=STOPPED.format(starts=0))
     assert code == 0 and said.endswith("mamba_fsdp: done\n")
-
-
-def test_enroot_outlives_a_signal_to_all(shell: Shell) -> None:
-    """Ignored signals stay ignored in what a program becomes."""
-    shell.program("squashfuse")
-    shell.program(
-        "enroot", "#!/bin/bash\n[[ $1 != start ]] || exec grep SigIgn /proc/self/status\n"
-    )
-    words = shell.srun(RUNTIME="enroot", COPY="checkpoints/*/.job-7.0/start_enroot")
-    done = subprocess.run(
-        ["bash", shell.called.with_name("called.copy"), "X", shell.image],
-        env={"PATH": str(shell.programs), "XDG_RUNTIME_DIR": str(shell.folder)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    ignored = int(done.stdout.split()[1], 16)
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        assert ignored & 1 << (number - 1), number
-    assert str(shell.image) in words

@@ -33,6 +33,8 @@ MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
 """What a launcher starts where that is not the entry point of its own name."""
 LOCAL_DATA = ("mamba_fsdp", "mamba2_neuron")
 """Those whose default is a folder, which is not here."""
+NOT_SETTINGS = ("SLURM_", "BASH", "XDG_DATA_", "ENROOT_", "SQSHFORGE_")
+"""How variables begin that are Slurm's, the shell's, enroot's and our own."""
 GOLDEN = Path(__file__).parents[1] / "golden" / "srun"
 
 
@@ -84,7 +86,7 @@ def test_its_variables_are_in_the_table(launcher: Path) -> None:
     table = (launcher.parent / "README.md").read_text()
     text = launcher.read_text()
     names = set(re.findall(r"\$\{([A-Z_]+)[:+/}-]", text))
-    settings = {name for name in names if not name.startswith(("SLURM_", "BASH_", "XDG_DATA_"))}
+    settings = {name for name in names if not name.startswith(NOT_SETTINGS)}
     assert {"IMAGE", "RUNTIME", "REQUEUES", "STAGE", "TRIAL"} <= settings
     assert not {name for name in settings if f"`{name}`" not in table}
 
@@ -153,15 +155,15 @@ def copies(shell: Shell) -> list[str]:
 @pytest.mark.parametrize("runtime", ["", "sqshforge"])
 def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
     """The words after it are those that an installed sqshforge gets."""
-    words = bare.srun(RUNTIME=runtime, COPY="checkpoints/*/.job-7.0/sqshforge-run.pyz")
+    words = bare.srun(RUNTIME=runtime)
     run = bare.folder / "checkpoints" / "mamba_fsdp"
     copy = f"{run}/.job-7.0/sqshforge-run.pyz"
-    assert words[4:8] == ["python3", "-I", "-S", copy]
-    assert bare.called.with_name("called.copy").read_text() == "a runtime\n"
+    assert words[4:9] == ["python3", "-I", "-S", copy, "--runtime=builtin"]
+    assert (bare.state / "sqshforge-run.pyz").read_text() == "a runtime\n"
     assert copies(bare) == []
     bare.program("sqshforge")
     installed = bare.srun(RUNTIME=runtime)
-    assert installed[:4] == words[:4] and installed[7:] == words[8:]
+    assert installed[:4] == words[:4] and installed[6:] == words[8:]
 
 
 def test_what_is_installed_comes_first(bare: Shell) -> None:
@@ -242,10 +244,11 @@ def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
 def enroot_words(shell: Shell, **env: str) -> list[str]:
     """The words that enroot gets on a node, whose srun has set variables there."""
     shell.enroot()
-    words = shell.srun(COPY="checkpoints/*/.job-7.0/start_enroot")
+    words = shell.srun()
     begin = next(n for n, word in enumerate(words) if word.endswith("/start_enroot"))
+    assert words[begin + 1] == words[begin].replace("start_enroot", "enroot.conf")
     done = subprocess.run(
-        ["bash", shell.called.with_name("called.copy"), *words[begin + 1 :]],
+        ["bash", shell.state / "start_enroot", shell.state / "enroot.conf", *words[begin + 2 :]],
         env={"PATH": str(shell.programs), "XDG_RUNTIME_DIR": str(shell.folder), **env},
         capture_output=True,
         text=True,

@@ -13,6 +13,7 @@ TOOLS = (
         "awk",
         "bash",
         "cat",
+        "cp",
         "df",
         "dirname",
         "grep",
@@ -45,7 +46,7 @@ state=$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 [[ -n ${NOT_STARTED:-} ]] || touch "$state/started.0"
 eval "${MEANWHILE:-}"
 printf '%s\\n' "$@" > "$CALLED"
-[[ -z ${COPY:-} ]] || cat $COPY > "$CALLED.copy"
+cp -r "$state" "$CALLED.state"
 exit "$SRUN_CODE"
 """
 SCONTROL = """\
@@ -95,11 +96,17 @@ class Shell:
     def tool(self, name: str) -> None:
         (self.programs / name).symlink_to(str(shutil.which(name)))
 
+    @property
+    def state(self) -> Path:
+        """What was in the start's folder while srun ran."""
+        return self.called.with_name("called.state")
+
     def run(self, *flags: str, become: Sequence[str] = (), **env: str) -> tuple[int, str]:
         """Run the script in the folder; its exit code and all it said, if not to another log.
 
         A trial, unless the environment says otherwise.
         """
+        shutil.rmtree(self.state, ignore_errors=True)
         done = subprocess.run(
             [*become, "bash", str(self.launcher), *flags],
             env={
