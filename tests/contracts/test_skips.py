@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,38 @@ def test_what_takes_root_is_left_out_for_a_user_and_told(as_root: None) -> None:
         assert "3 tests: 1 passed, 0 failed, 2 skipped" in done.stdout
         assert "1 of the skipped tests take root; to run them: sudo make test-root" in done.stdout
         assert user.run(*argv(user.home, SKIPPED)).returncode == pytest.ExitCode.TESTS_FAILED
+
+
+def test_what_takes_enroot_is_left_out_unless_asked_for_and_then_needs_it(tmp_path: Path) -> None:
+    text = """
+import pytest
+
+@pytest.mark.enroot
+def test_of_enroot():
+    pass
+
+def test_of_everybody():
+    pass
+"""
+    enroot = tmp_path / "programs" / "enroot"
+    enroot.parent.mkdir()
+    variables = {**os.environ, "PATH": str(enroot.parent)}
+
+    def run(*words: str) -> tuple[int, str]:
+        command = [*argv(tmp_path, text), *words]
+        done = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True)
+        return done.returncode, done.stdout + done.stderr
+
+    for words in ((), ("-m", "not root"), ("-m", "not enroot")):
+        code, said = run(*words)
+        assert code == 0 and "1 passed, 0 failed, 0 skipped" in said, said
+    code, said = run("-m", "enroot")
+    assert code == pytest.ExitCode.USAGE_ERROR
+    assert "enroot is not on the PATH: the tests marked enroot take it" in said
+    enroot.write_text("#!/bin/sh\n")
+    enroot.chmod(0o755)
+    code, said = run("-m", "enroot")
+    assert code == 0 and "1 tests: 1 passed" in said, said
 
 
 def test_a_test_that_starts_a_process_is_marked(tmp_path: Path) -> None:
