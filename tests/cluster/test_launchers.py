@@ -213,7 +213,7 @@ def test_scancel_is_the_end(desk: Desk) -> None:
     assert desk.slurm.wait(job) == "CANCELLED"
     time.sleep(1)
     assert (desk.slurm.state(job), desk.slurm.restarts(job)) == ("CANCELLED", 0)
-    assert "requeued" not in desk.slurm.output(job)
+    assert "requeued, to go on" not in desk.slurm.output(job)
     assert not list(desk.folder.glob("checkpoints/*/.job-*"))
 
 

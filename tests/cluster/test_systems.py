@@ -30,7 +30,6 @@ def test_a_trial(site: Site, system: str) -> None:
 
 
 def test_composer(site: Site) -> None:
-    """It asks for a trial by itself, as there is no config.yaml."""
     environment = site.root / ".venvcomposer"
     assert environment.is_dir(), "make test-cluster sets it up"
     place = site.place("composer")
@@ -44,6 +43,7 @@ def test_composer(site: Site) -> None:
         launcher="mamba_composer",
         PYTHON=str(environment / "bin" / "python"),
         MOUNTS=",".join(mounts),
+        TRIAL="1",
     )
     said = site.complete(job)
     assert "done: 40 steps" in said

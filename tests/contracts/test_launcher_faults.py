@@ -103,6 +103,21 @@ def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
     )
 
 
+def test_a_node_that_is_bad_is_left_out_if_asked(shell: Shell) -> None:
+    """Where the others are fine; what all have is wrong with the request."""
+    shell.program("squashfuse")
+    shell.program("enroot", "#!/bin/bash\n[[ $SLURMD_NODENAME == node-1 ]]\n")
+    asked = {"RUNTIME": "enroot", "EXCLUDE": "1"}
+    code, said = shell.run(**asked)
+    assert code == 87 and "(on node-2)" in said and "exit code 87: requeued" in said
+    assert not shell.called.exists()
+    told = Path(f"{shell.called}.scontrol")
+    assert told.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-2\n"
+    told.unlink()
+    refused(shell, "(on node-1 node-2)", MOUNTS="/nonexistent:/data", **asked)
+    assert not told.exists()
+
+
 def test_enroot_that_is_not_installed(shell: Shell) -> None:
     refused(shell, "error: enroot is not installed (on node-1 node-2)", RUNTIME="enroot")
 
