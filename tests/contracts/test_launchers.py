@@ -158,12 +158,12 @@ def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
     words = bare.srun(RUNTIME=runtime)
     run = bare.folder / "checkpoints" / "mamba_fsdp"
     copy = f"{run}/.job-7.0/sqshforge-run.pyz"
-    assert words[4:9] == ["python3", "-I", "-S", copy, "--runtime=builtin"]
+    assert words[5:10] == ["python3", "-I", "-S", copy, "--runtime=builtin"]
     assert (bare.state / "sqshforge-run.pyz").read_text() == "a runtime\n"
     assert copies(bare) == []
     bare.program("sqshforge")
     installed = bare.srun(RUNTIME=runtime)
-    assert installed[:4] == words[:4] and installed[6:] == words[8:]
+    assert installed[:5] == words[:5] and installed[7:] == words[9:]
 
 
 def test_what_is_installed_comes_first(bare: Shell) -> None:
