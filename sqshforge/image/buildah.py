@@ -79,9 +79,9 @@ class Storage:
             [self._program, "inspect", "--type", "image", "--", self.name]
         )
         if asked.code != 0:
-            self.programs.capture(
-                [self._program, "images", "--json"]
-            )  # else the storage is at fault
+            # Else the storage is at fault. A list of its images would stumble over one that another
+            # process is just removing.
+            self.programs.capture([self._program, "info"])
             raise RequestError(
                 f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
             )
