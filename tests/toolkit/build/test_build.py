@@ -92,6 +92,12 @@ def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
     patch.setenv("no_proxy", ",".join(hosts))
 
 
+def test_python_is_there_by_both_names(case: Case) -> None:
+    asked = "import os, shutil; print(*(os.path.realpath(shutil.which(n)) for n in N))"
+    found = case.run(f"N = ('python', 'python3'); {asked}").split()
+    assert found == ["/usr/bin/python3.11", "/usr/bin/python3.11"]
+
+
 def test_the_image_carries_what_it_should(case: Case) -> None:
     assert not case.built.up_to_date
     found = case.run(
