@@ -168,6 +168,22 @@ def test_signals_to_every_process_leave_the_root_until_the_command_has_saved(
     assert (place / "saved").exists()
 
 
+def test_a_supervisor_that_is_slow_to_start_is_waited_for(
+    tiny: Path, place: Path, tmp_path: Path
+) -> None:
+    """The signals would end it, and a root that is entered would take its programs away."""
+    slow = tmp_path / "bash"
+    slow.write_text('#!/bin/bash\nsleep 0.5\nexec -a fuse-supervisor /bin/bash "$@"\n')
+    slow.chmod(0o755)
+    argv = enroots.argv(tiny, "--env", enroots.marked(), "--", "sh", "-c", SAVES, str(place))
+    with enroots.patched({"STAND_IN_BASH": str(slow)}), containers.started(argv) as process:
+        assert containers.until((place / "ready").exists)
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            containers.signal_all(number)
+        assert process.wait(20) == 85
+    assert (place / "saved").exists()
+
+
 def test_kill_9_of_the_command_ends_what_is_beside_it(saving: subprocess.Popen[bytes]) -> None:
     saving.kill()
     saving.wait()
