@@ -15,7 +15,8 @@ from training.errors import TrainingError
 
 NOTHING: Mapping[str, str] = {}
 LOST = re.compile(
-    r"Connection (?:closed|reset) by (?:remote )?peer(?: \[\S+)?|.*ncclRemoteError.*|Broken pipe"
+    r"(?:\w+ error \S+ )?Connection (?:closed|reset) by (?:remote )?peer(?: \[\S+)?"
+    r"|.*ncclRemoteError.*|Broken pipe"
 )
 """What gloo, NCCL and the store say on a rank whose counterpart has ended."""
 

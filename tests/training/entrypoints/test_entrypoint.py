@@ -27,6 +27,15 @@ def test_a_rank_that_lost_another_says_so_in_a_line(
     )
 
 
+def test_it_names_the_peer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    told(lambda: fail("[pair.cc:547] Read error [10.0.0.5]:61098: Connection reset by peer. Check"))
+    said = "rank 1: another rank is gone: Read error [10.0.0.5]:61098: Connection reset by peer\n"
+    assert capsys.readouterr().err == said
+
+
 def test_any_other_error_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with pytest.raises(RuntimeError, match="out of memory"):
