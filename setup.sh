@@ -205,7 +205,8 @@ if [ -n "$packages" ] && [ "$manager" = apt-get ] && [ -n "$may_install" ]; then
     if [ -n "$required" ]; then
         [ -z "$log" ] || tail -n 12 "$log" >&2
         fail "apt-get could not install them: $required" \
-            "see above; ${as_root}apt-get install $packages; then run this again"
+            "see above; then run this again, after
+         ${as_root}apt-get install $packages"
     fi
 fi
 if [ -n "$required" ]; then
