@@ -170,6 +170,18 @@ def test_a_root_that_was_lost_is_told(shell: Shell) -> None:
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
 
 
+def test_nodes_that_cannot_be_looked_at(shell: Shell) -> None:
+    """A node was lost meanwhile, say: it is tried again."""
+    code, said = shell.run(CHECK_CODE="7")
+    assert code == 7 and "the nodes could not be looked at" in said
+    assert "exit code 7: requeued" in said and not shell.called.exists()
+
+
+def test_a_request_to_stop_before_anything_runs(shell: Shell) -> None:
+    code, said = shell.run(CHECK_MEANWHILE="kill -TERM $PPID", SLURM_RESTART_COUNT="9")
+    assert code == 85 and "exit code 85: requeued" in said and not shell.called.exists()
+
+
 # A request to stop is written down for the nodes; nothing is signalled.
 
 

@@ -36,11 +36,12 @@ SRUN = """\
 if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
 if [[ $* == *" check_node "* ]]; then
     while [[ $1 != bash ]]; do shift; done
+    eval "${CHECK_MEANWHILE:-}"
     for SLURMD_NODENAME in node-1 node-2; do
         export SLURMD_NODENAME
         "$@"
     done
-    exit
+    exit "${CHECK_CODE:-0}"
 fi
 state=$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 [[ -n ${NOT_STARTED:-} ]] || touch "$state/started.0"
