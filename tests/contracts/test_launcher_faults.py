@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.launcher_shell import NOTHING, Shell
+from tests.support.launcher_shell import NOTHING, SCONTROL, Shell
 
 pytestmark = pytest.mark.processes
 
@@ -213,3 +213,56 @@ def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
 def test_done_before_it_could_stop(shell: Shell) -> None:
     code, said = shell.run(MEANWHILE=STOPPED.format(starts=0))
     assert code == 0 and said.endswith("mamba_fsdp: done\n")
+
+
+# How a job ends, by the exit code of its nodes.
+
+
+def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
+    shell.program("sqshforge")
+    shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
+    code, said = shell.run(SRUN_CODE="137")
+    assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
+
+
+def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
+    shell.program("sqshforge")
+    with Path("/dev/full").open("w") as shell.log:
+        assert shell.run(SRUN_CODE="85")[0] == 85
+    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "requeued"),
+    [
+        ("1", {}, True),
+        ("1", {"SLURM_RESTART_COUNT": "2"}, True),
+        ("1", {"SLURM_RESTART_COUNT": "3"}, False),
+        ("137", {"REQUEUES": "0"}, False),
+        ("85", {"SLURM_RESTART_COUNT": "50"}, True),
+        ("2", {}, False),
+        ("3", {}, False),
+        ("0", {}, False),
+    ],
+)
+def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) -> None:
+    shell.program("sqshforge")
+    got, said = shell.run(SRUN_CODE=code, **env)
+    asked = Path(f"{shell.called}.scontrol")
+    assert got == int(code), said
+    assert asked.exists() == requeued
+    assert not requeued or asked.read_text() == "requeue 7\n"
+
+
+def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
+    shell.program("sqshforge")
+    bad = shell.folder / "checkpoints" / "mamba_fsdp" / "bad-nodes.7.1"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("node-1\nnode-2\n")
+    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
+    asked = Path(f"{shell.called}.scontrol")
+    shell.run(SRUN_CODE="87")
+    assert asked.read_text() == "requeue 7\n"
+    asked.unlink()
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"

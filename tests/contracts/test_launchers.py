@@ -16,7 +16,7 @@ import pytest
 
 from sqshforge import launchers
 from sqshforge.host.programs import Programs
-from tests.support.launcher_shell import NOTHING, SCONTROL, Shell
+from tests.support.launcher_shell import NOTHING, Shell
 from training.errors import RequestError
 
 pytestmark = pytest.mark.processes
@@ -326,20 +326,6 @@ def test_enroot_is_told_of_gpus_only_where_slurm_gave_some(shell: Shell) -> None
     assert "--env=CUDA_VISIBLE_DEVICES" in enroot_words(shell, CUDA_VISIBLE_DEVICES="0,1")
 
 
-def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
-    shell.program("sqshforge")
-    shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
-    code, said = shell.run(SRUN_CODE="137")
-    assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
-
-
-def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
-    shell.program("sqshforge")
-    with Path("/dev/full").open("w") as shell.log:
-        assert shell.run(SRUN_CODE="85")[0] == 85
-    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
-
-
 def test_pyxis_is_known_by_its_help(shell: Shell) -> None:
     shell.enroot()
     shell.help.write_text("   --container-image=...   [pyxis] the image\n" * 5000)
@@ -389,42 +375,6 @@ def test_wrong_requests(shell: Shell, env: dict[str, str], told: str) -> None:
     assert code == (1 if "SLURM_JOB_ID" in env else 2)
     assert told.format(folder=shell.folder) in said
     assert not shell.called.exists()
-
-
-@pytest.mark.parametrize(
-    ("code", "env", "requeued"),
-    [
-        ("1", {}, True),
-        ("1", {"SLURM_RESTART_COUNT": "2"}, True),
-        ("1", {"SLURM_RESTART_COUNT": "3"}, False),
-        ("137", {"REQUEUES": "0"}, False),
-        ("85", {"SLURM_RESTART_COUNT": "50"}, True),
-        ("2", {}, False),
-        ("3", {}, False),
-        ("0", {}, False),
-    ],
-)
-def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) -> None:
-    shell.program("sqshforge")
-    got, said = shell.run(SRUN_CODE=code, **env)
-    asked = Path(f"{shell.called}.scontrol")
-    assert got == int(code), said
-    assert asked.exists() == requeued
-    assert not requeued or asked.read_text() == "requeue 7\n"
-
-
-def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
-    shell.program("sqshforge")
-    bad = shell.folder / "checkpoints" / "mamba_fsdp" / "bad-nodes.7.1"
-    bad.parent.mkdir(parents=True)
-    bad.write_text("node-1\nnode-2\n")
-    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
-    asked = Path(f"{shell.called}.scontrol")
-    shell.run(SRUN_CODE="87")
-    assert asked.read_text() == "requeue 7\n"
-    asked.unlink()
-    shell.run(SRUN_CODE="87", EXCLUDE="1")
-    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
 
 
 def test_a_master_of_ones_own(shell: Shell) -> None:

@@ -80,20 +80,14 @@ def saved(name: str, folder: Path) -> str:
 
 
 def pack(address: str, output: Path, **options: Any) -> squash.Packed:
-    chosen = replace(squash.Options.of("fast"), **options)
-    programs = Programs()
-    image = parse(address)
+    return pack_source(parse(address), address, output, **options)
+
+
+def pack_source(image: source.Source, address: str, output: Path, **options: Any) -> squash.Packed:
+    """Pack what a source gives that may be the test's own."""
+    chosen, programs = replace(FAST, **options), Programs()
     return rootless.call_as_root(
         lambda: squash.pack(image, output, chosen, programs, QUIET), address, programs
-    )
-
-
-def pack_source(image: source.Source, name: str, output: Path) -> squash.Packed:
-    """Pack an image of buildah's by a source of the test's own."""
-    return rootless.call_as_root(
-        lambda: squash.pack(image, output, FAST, Programs(), QUIET),
-        f"buildah://{name}",
-        Programs(),
     )
 
 
@@ -355,7 +349,7 @@ def test_a_buildah_image_is_packed_as_it_was_described(another: Path, tmp_path: 
             return described
 
     with odd_root.in_buildah(another) as name:
-        packed = pack_source(Rebuilt(name, Programs()), name, tmp_path / "a.sqsh")
+        packed = pack_source(Rebuilt(name, Programs()), f"buildah://{name}", tmp_path / "a.sqsh")
         listed = Programs().capture(["buildah", "containers", "--format", "{{.ImageName}}"])
         assert name not in listed
     assert Programs().capture(["unsquashfs", "-cat", packed.path, "etc/another"]) == "another"
@@ -374,7 +368,7 @@ def test_a_buildah_image_that_goes_away_meanwhile(another: Path, tmp_path: Path)
         odd_root.in_buildah(another) as name,
         pytest.raises(WorkError, match=r"cannot be opened: .*image not known") as caught,
     ):
-        pack_source(Removed(name, Programs()), name, tmp_path / "a.sqsh")
+        pack_source(Removed(name, Programs()), f"buildah://{name}", tmp_path / "a.sqsh")
     assert "pack it again" in caught.value.mend
     assert not list(tmp_path.glob("a.sqsh*"))
 
