@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from training.config.config import Config
 from training.config.flags import Flag, assemble, parse, setting_flags
+from training.config.setting import integer
 from training.entrypoint import enter, leave
 from training.models import preset
 
@@ -20,6 +22,7 @@ ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_
 
 FLAGS = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
+    Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's"),
     *setting_flags(ALIASES),
 )
 
@@ -27,8 +30,11 @@ FLAGS = (
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     given = parse(FLAGS, arguments, program="python -m training.mamba_fsdp", about=str(__doc__))
-    name = given.pop("model_name")
-    return assemble(given, {"name": name, "sizes": preset(name)})
+    name, vocabulary = given.pop("model_name"), given.pop("vocab_size")
+    sizes = preset(name)
+    if vocabulary:
+        sizes = replace(sizes, vocab_size=vocabulary)
+    return assemble(given, {"name": name, "sizes": sizes})
 
 
 if __name__ == "__main__":

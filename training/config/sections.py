@@ -39,7 +39,7 @@ class ModelConfig:
 class DataConfig:
     """What is read; batch_size counts sequences of one rank that go through the model at once.
 
-    A step takes gradient_accumulation such batches.
+    A step takes gradient_accumulation such batches, or as many as make up global_batch.
     """
 
     dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
@@ -58,6 +58,12 @@ class DataConfig:
     seq_length: int = setting(4096, "tokens of a sequence", least=1)
     batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
     gradient_accumulation: int = setting(1, "such batches in one step", least=1)
+    global_batch: int = setting(
+        0,
+        "sequences in one step, over all ranks: gives gradient_accumulation for any number of "
+        "ranks; 0: not fixed",
+        least=0,
+    )
     epochs: int = setting(
         0, "passes over the data after which a run ends early, 0 for no limit", least=0
     )

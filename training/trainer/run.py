@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -83,6 +84,7 @@ def set_up(
     say = console.say if group.rank == 0 else _nothing
     backend = find_backend(config.parallel.backend)
     parameters = models.parameters(config.model.sizes)
+    config = accumulate(config, group.data_world_size)
     _check(config, group, backend, lease, parameters, say)
 
     config = fetch_data(config, group, say)
@@ -124,6 +126,32 @@ def set_up(
         phase=phase,
         metrics=_open_metrics(config, group, step, tokens_per_step, parameters, console),
     )
+
+
+def accumulate(config: Config, readers: int) -> Config:
+    """Set how many batches make up `global_batch` on so many data-parallel ranks.
+
+    Raises RequestError if no whole number does, or if another one was asked for.
+    """
+    data = config.data
+    at_once = data.batch_size * readers
+    if not data.global_batch:
+        return config
+    batches, rest = divmod(data.global_batch, at_once)
+    if rest:
+        below, above = batches * at_once, (batches + 1) * at_once
+        nearest = f"{below:,} or {above:,}" if below else f"{above:,}"
+        raise RequestError(
+            f"global_batch: {data.global_batch:,} sequences are no multiple of the {at_once:,} of "
+            f"batch_size {data.batch_size} on {readers} data-parallel ranks (all ranks / "
+            f"tensor_parallel {config.parallel.tensor_parallel}); the nearest is {nearest}"
+        )
+    if data.gradient_accumulation not in (1, batches):
+        raise RequestError(
+            f"gradient_accumulation: {data.gradient_accumulation} batches were asked for, and "
+            f"global_batch {data.global_batch:,} takes {batches} here; leave one of the two out"
+        )
+    return replace(config, data=replace(data, gradient_accumulation=batches))
 
 
 def _check(

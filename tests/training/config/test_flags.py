@@ -101,7 +101,7 @@ def test_every_setting_has_a_flag_of_its_own_name() -> None:
     )
     names = [name for section in sections for name in section.__dataclass_fields__]
     settings = sorted(set(names) - {"name", "sizes"})
-    assert sorted(flag.name for flag in FLAGS) == sorted(["model_name", *settings])
+    assert sorted(flag.name for flag in FLAGS) == sorted(["model_name", "vocab_size", *settings])
     assert len(settings) == len(names) - 3  # no name means two things but a model's and schedule's
 
 

@@ -85,7 +85,8 @@ def test_logits_and_gradients_are_those_of_the_whole_model(
         (4, 2, SHARED),
         (4, 4, ("backend=neuron", "fsdp_activation_checkpointing=True")),
         (2, 1, ("backend=neuron",)),
-        (2, 1, (*SHARED, "gradient_accumulation=2", "batch_size=1")),
+        (2, 1, (*SHARED, f"global_batch={GLOBAL_BATCH}", "batch_size=1")),
+        (4, 2, (*SHARED, f"global_batch={GLOBAL_BATCH}", "batch_size=1")),
     ],
 )
 def test_losses_are_those_of_one_process(

@@ -1,0 +1,150 @@
+"""What a launcher trains on: its default, or data of one's own, by a variable or by a flag.
+
+What is asked for replaces all that hung on the default: the configuration and the evaluation of
+C4, the tokenizer of texts, the vocabulary of bytes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher_shell import Shell
+from training.config.config import Config
+from training.errors import RequestError
+from training.trainer.run import accumulate
+
+pytestmark = pytest.mark.processes
+
+MODULES = {"mixtral_fsdp": "llama_fsdp"}
+LLAMA = ("llama_fsdp", "mixtral_fsdp")
+OF_C4 = ("dataset_config_name", "validation_freq")
+
+
+def started(folder: Path, root: Path, name: str, *flags: str, **env: str) -> Config:
+    """The configuration that the ranks get, which their entry point takes."""
+    words = flags_of(folder, root, name, *flags, **env)
+    entry_point = importlib.import_module(f"training.{MODULES.get(name, name)}")
+    made: Config = entry_point.configure(words)
+    return made
+
+
+def flags_of(folder: Path, root: Path, name: str, *flags: str, **env: str) -> list[str]:
+    shell = Shell(folder, root / "launch" / f"{name}.sbatch")
+    shell.program("sqshforge")
+    words = shell.srun(*flags, **{"TRIAL": "", **env})
+    return words[words.index("--", words.index("--module")) + 1 :]
+
+
+@pytest.mark.parametrize("name", LLAMA)
+@pytest.mark.parametrize(
+    ("flags", "env"),
+    [
+        (["--dataset=stream:/fsx/texts"], {}),
+        (["--dataset_path", "stream:/fsx/texts"], {}),
+        ([], {"DATASET": "stream:/fsx/texts"}),
+        (["--dataset=stream:/fsx/texts"], {"DATASET": "/fsx/other"}),
+    ],
+)
+def test_ones_own_texts(
+    tmp_path: Path, root: Path, name: str, flags: list[str], env: dict[str, str]
+) -> None:
+    config = started(tmp_path, root, name, *flags, **env)
+    assert config.data.dataset_path == "stream:/fsx/texts"
+    assert config.data.dataset_config == "" and config.run.eval_interval == 0
+    assert "llama" in config.data.tokenizer or "Mixtral" in config.data.tokenizer
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_texts_of_the_hub(tmp_path: Path, root: Path, name: str) -> None:
+    """C4 by default, with its own configuration and validation data; another set without."""
+    config = started(tmp_path, root, name)
+    assert config.data.dataset_path == config.data.eval_dataset_path == "stream:allenai/c4"
+    assert (config.data.dataset_config, config.run.eval_interval) == ("en", 500)
+    (tmp_path / "other").mkdir()
+    other = started(tmp_path / "other", root, name, DATASET="me/texts")
+    assert other.data.dataset_path == "stream:me/texts" and not other.data.eval_dataset_path
+    assert other.data.tokenizer == config.data.tokenizer and not other.data.dataset_config
+
+
+@pytest.mark.parametrize("name", LLAMA)
+def test_a_tokenized_set_takes_no_tokenizer(tmp_path: Path, root: Path, name: str) -> None:
+    config = started(tmp_path, root, name, DATASET="/fsx/set")
+    assert config.data.dataset_path == "/fsx/set" and not config.data.tokenizer
+
+
+def test_ones_own_flags_win(tmp_path: Path, root: Path) -> None:
+    flags = ("--dataset=stream:/fsx/texts", "--tokenizer=bytes", "--vocab_size=256")
+    config = started(tmp_path, root, "llama_fsdp", *flags)
+    assert config.data.tokenizer == "bytes" and config.model.sizes.vocab_size == 256
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "words"),
+    [
+        ("llama_fsdp", ["--dataset=/fsx/set"], 32000),
+        ("mixtral_fsdp", ["--dataset=/fsx/set"], 32000),
+        ("mamba_fsdp", ["--dataset_path=/fsx/set"], 50280),
+        ("mamba_fsdp", ["--dataset_path=/fsx/set", "--vocab_size=1000"], 1000),
+        ("mamba_fsdp", [], 256),
+        ("llama_fsdp", [], 256),
+        ("mamba2_neuron", [], 256),
+    ],
+)
+def test_a_trial_on_ones_own_data_has_their_vocabulary(
+    tmp_path: Path, root: Path, name: str, flags: list[str], words: int
+) -> None:
+    config = started(tmp_path, root, name, *flags, TRIAL="1")
+    assert config.model.sizes.vocab_size == words
+    assert config.data.dataset_path == ("/fsx/set" if flags else "text:/usr/lib/python3.*/**/*.py")
+
+
+def test_smp_reads_made_up_data_only_without_other(tmp_path: Path, root: Path) -> None:
+    flags = flags_of(tmp_path, root, "llama_smp", "--training_dir=/fsx/set")
+    assert "--use_synthetic_data=1" not in flags and "--training_dir=/fsx/set" in flags
+
+
+@pytest.mark.parametrize("tp", ["2", "8"])
+def test_a_step_of_the_neuron_launcher(tmp_path: Path, root: Path, tp: str) -> None:
+    """1,024 sequences, whatever TP and the number of nodes are; 3 nodes have no such number."""
+    config = started(tmp_path, root, "mamba2_neuron", "--seq_len=512", DATASET="text:/x", TP=tp)
+    for nodes in (1, 4, 16):
+        readers = nodes * 32 // int(tp)
+        data = accumulate(config, readers).data
+        assert data.batch_size * readers * data.gradient_accumulation == 1024
+    with pytest.raises(RequestError, match="the nearest is"):
+        accumulate(config, 3 * 32 // int(tp))
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "given"),
+    [
+        ([], {}, {"--global_batch=1024"}),
+        ([], {"GLOBAL_BATCH": "512"}, {"--global_batch=512"}),
+        ([], {"GRAD_ACCUM": "4"}, {"--grad_accum_usteps=4"}),
+        (["--grad_accum_usteps=4"], {}, {"--grad_accum_usteps=4"}),
+    ],
+)
+def test_batches_or_sequences_of_a_step(
+    tmp_path: Path, root: Path, flags: list[str], env: dict[str, str], given: set[str]
+) -> None:
+    words = flags_of(tmp_path, root, "mamba2_neuron", *flags, DATASET="/fsx/set", **env)
+    sizes = {word for word in words if word.startswith(("--global_batch", "--grad_accum"))}
+    assert sizes == given
+
+
+@pytest.mark.parametrize("data", ["stream:{}", "packed:{}/*.bin", "lines:{}/a?.json", "{}"])
+def test_ones_own_data_are_seen_in_the_container(tmp_path: Path, root: Path, data: str) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+    shell.program("sqshforge")
+    assert f"--mount={folder}:{folder}" in shell.srun(f"--dataset_path={data.format(folder)}")
+
+
+def test_the_python_sources_of_a_trial_are_the_images(tmp_path: Path, root: Path) -> None:
+    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+    shell.program("sqshforge")
+    assert not [word for word in shell.srun() if word.startswith("--mount=/usr")]
