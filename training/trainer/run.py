@@ -24,12 +24,13 @@ from training.data.remote import fetch_data
 from training.data.sources import open_data, open_evaluation
 from training.errors import RequestError
 from training.loggers.console import Console
+from training.observers.stop_request import StopRequest
 from training.parallel.backend import Backend, find_backend
 from training.process_group import Group, stop
 from training.trainer import flops
 from training.trainer.metrics import Metrics, write_resolved
 from training.trainer.step import TrainStep
-from training.trainer.trainer import StopRequest, Trainer
+from training.trainer.trainer import Trainer
 
 Say = Callable[[str], None]
 
@@ -80,7 +81,7 @@ def set_up(
     one there. Raises RequestError.
     """
     phases = phases or StartUp()
-    stop_request, console = StopRequest(), Console()
+    stop_request, console = StopRequest(lease.release, group.rank), Console()
     say = console.say if group.rank == 0 else _nothing
     backend = find_backend(config.parallel.backend)
     parameters = models.parameters(config.model.sizes)

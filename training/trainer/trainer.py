@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from dataclasses import dataclass
-from types import FrameType
 
 import torch
 from torch import nn
@@ -19,24 +17,13 @@ from training.errors import SAVED, TrainingError
 from training.loggers.console import Console
 from training.manifest import Manifest
 from training.observers.phases import Phases
+from training.observers.stop_request import StopRequest
 from training.process_group import Group
 from training.trainer.metrics import Metrics
 from training.trainer.step import TrainStep, evaluate
 
 COMPILED = 4
 """Steps of a run that only compiles: from the second on, their graphs are the same."""
-
-
-class StopRequest:
-    """Set by SIGTERM, or by SIGUSR1, which Slurm users often ask for; looked at between steps."""
-
-    def __init__(self) -> None:
-        self.made = False
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._make)
-
-    def _make(self, number: int, frame: FrameType | None) -> None:
-        self.made = True
 
 
 @dataclass
@@ -72,7 +59,8 @@ class Trainer:
     def run(self) -> int:
         """Train to the last step; the exit code.
 
-        0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on.
+        0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on;
+        before the first step is over the process ends so by itself, as StopRequest has it.
         """
         with self.saver, self.phase, self.metrics:
             over = self._is_over()
@@ -108,6 +96,7 @@ class Trainer:
         if not writing:
             self.saver.end()
         if self.step == self._first:
+            self.stop.first_step_is_over()
             self.metrics.flush()  # a person who waits for the first step sees it
         if self.step % run.report_interval == 0 or last:
             with self.phase("report"):

@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 from collections import deque
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +33,7 @@ from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
 from training.loggers.text import TextLogger
 from training.models import Sizes
+from training.observers.stop_request import StopRequest
 from training.parallel.optimizer import clip_gradients, set_learning_rate
 from training.systems.composer.config import ComposerConfig
 from training.trainer import flops
@@ -91,18 +90,14 @@ class Described(Callback):
 
 
 class Stopping(Callback):
-    """Ends the run after a step once any rank has had a SIGTERM or SIGUSR1; Composer then saves."""
+    """Ends the run after a step once any rank was asked to stop; Composer then saves."""
 
-    def __init__(self) -> None:
-        self._asked = 0
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        self._asked = 1
+    def __init__(self, request: StopRequest) -> None:
+        self._request = request
 
     def batch_end(self, state: State, logger: Logger) -> None:
-        asked = state.device.tensor_to_device(torch.tensor([self._asked]))  # (1,)
+        self._request.first_step_is_over()
+        asked = state.device.tensor_to_device(torch.tensor([int(self._request.made)]))  # (1,)
         dist.all_reduce(asked, "MAX")
         if asked.item():
             state.evaluators = []  # there is time to save, and for nothing else

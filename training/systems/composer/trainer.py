@@ -21,6 +21,7 @@ from training.errors import SAVED, RequestError, TrainingError
 from training.loggers import Logger
 from training.loggers.base import FaultTolerantLogger
 from training.loggers.console import Console
+from training.observers.stop_request import StopRequest
 from training.parallel.memory import compute_dtype
 from training.systems.composer import checkpoints as folders
 from training.systems.composer.callbacks import Clipping, Described, LearningRate, Records, Stopping
@@ -93,13 +94,14 @@ def _train(
         window_size=config.general.window_size,
         gpu_flops_available=flops.peak(device_name(device)) or 0,  # 0: Composer is not to guess
     )
+    stopping = Stopping(StopRequest(claim.release, dist.get_global_rank()))
     trainer = Trainer(
         **_model(config, device, say),
         **_how_long(config, evaluates=bool(data[1])),
         train_dataloader=data[0],
         eval_dataloader=data[1] or None,
         device_train_microbatch_size=config.data.micro_batch_size,
-        callbacks=[rate, clipping, Described(config.model.sizes), speed, Stopping()],
+        callbacks=[rate, clipping, Described(config.model.sizes), speed, stopping],
         loggers=[records],
         auto_log_hparams=config.trainer.auto_log_hparams,
         progress_bar=False,
