@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.support import processes
-from tests.support.slurm import Cluster, cluster
+from tests.support.site import Losses, Site
+from tests.support.slurm import cluster
 
-PATIENCE = 600  # seconds: catches what hangs, on the slowest of machines
 STEPS = 24
 FLAGS = (
     "--model_name=mamba-tiny",
@@ -27,91 +22,6 @@ FLAGS = (
     "--report_interval=4",
     "--checkpoint_interval=4",
 )
-
-Losses = list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Site:
-    """No other sqshforge is found than that of this environment."""
-
-    slurm: Cluster
-    image: Path
-    folder: Path
-    root: Path
-
-    @property
-    def small(self) -> Path:
-        """A file system of little room that both nodes see."""
-        return self.folder / "small"
-
-    @property
-    def path(self) -> str:
-        """The PATH of jobs: sqshforge is that of this environment."""
-        return f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-
-    def launcher(self, name: str) -> str:
-        """Read a launcher out of the image."""
-        argv = ["unsquashfs", "-cat", str(self.image), f"sqshforge/launch/{name}.sbatch"]
-        return subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-
-    def submit(
-        self,
-        run: str,
-        *flags: str,
-        launcher: str = "mamba_fsdp",
-        asked: tuple[str, ...] = (),
-        **env: str,
-    ) -> int:
-        """Submit a launcher out of the image, with flags for its door and words for sbatch."""
-        return self.slurm.submit(
-            *("--nodes=2", *asked, "/dev/stdin", *flags),
-            script=self.launcher(launcher),
-            env={
-                "PATH": self.path,
-                "IMAGE": str(self.image),
-                "CHECKPOINTS": str(self.place(run)),
-                "OMP_NUM_THREADS": "1",
-                **env,
-            },
-            folder=self.folder,
-        )
-
-    def place(self, run: str) -> Path:
-        return self.folder / run
-
-    def complete(self, job: int, patience: float = PATIENCE) -> str:
-        """Wait for the job's success; its output."""
-        state = self.slurm.wait(job, patience)
-        said = self.slurm.output(job)
-        assert state == "COMPLETED", said
-        return said
-
-    def reach(self, run: str, step: int) -> None:
-        """Wait until a run has a complete checkpoint of a step."""
-        place = self.place(run) / "checkpoints" / f"step_{step}_ckp"
-        self.slurm.until(place.exists, PATIENCE, f"{place} does not come")
-
-    def go_on_to(self, run: str, step: int) -> None:
-        """Wait until a run has written the losses of so many steps."""
-        path = self.place(run) / "metrics.jsonl"
-        self.slurm.until(
-            lambda: path.exists() and len(self.losses(run)) >= step,
-            PATIENCE,
-            f"{path} does not come to step {step}",
-        )
-
-    def kill(self, program: str, job: int) -> None:
-        """Kill -9 a program of a job on all nodes, by what its command line begins with."""
-        found = self.slurm.processes(job=job)
-        victims = [pid for pid in found if processes.command(pid).startswith(program)]
-        assert victims, f"no {program} runs"
-        processes.kill(victims)
-
-    def losses(self, run: str) -> Losses:
-        lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()
-        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
-        return [(line["step"], line["loss"]) for line in steps]
 
 
 @pytest.fixture(scope="session")

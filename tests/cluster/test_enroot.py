@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import FLAGS, PATIENCE, Losses, Site
+from tests.cluster.conftest import FLAGS
+from tests.support.site import PATIENCE, Losses, Site
 
 
 @pytest.fixture

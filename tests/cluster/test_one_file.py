@@ -16,7 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import FLAGS, PATIENCE, Losses, Site
+from tests.cluster.conftest import FLAGS
+from tests.support.site import PATIENCE, Losses, Site
 from tests.support.slurm import USER
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"

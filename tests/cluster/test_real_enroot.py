@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import FLAGS, PATIENCE, Losses, Site
+from tests.cluster.conftest import FLAGS
 from tests.support import slurm_config
+from tests.support.site import PATIENCE, Losses, Site
 from tests.support.slurm import USER, cluster
 
 pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]

@@ -14,8 +14,9 @@ from contextlib import suppress
 
 import pytest
 
-from tests.cluster.conftest import FLAGS, PATIENCE, STEPS, Losses, Site
+from tests.cluster.conftest import FLAGS, STEPS
 from tests.support import processes
+from tests.support.site import PATIENCE, Losses, Site
 
 WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
 SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")

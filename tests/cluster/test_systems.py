@@ -12,15 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.conftest import Site
+from tests.support.site import TRIAL_FLAGS, Site
 
-FLAGS = {"mamba2_neuron": ("--backend=gloo", "--logging_interval=10")}
 SYSTEMS = ("mamba_fsdp", "mamba2_neuron", "llama_fsdp", "mixtral_fsdp", "llama_smp")
 
 
 @pytest.mark.parametrize("system", SYSTEMS)
 def test_a_trial(site: Site, system: str) -> None:
-    job = site.submit(system, *FLAGS.get(system, ()), launcher=system, TRIAL="1", STEPS="40")
+    job = site.submit(system, *TRIAL_FLAGS.get(system, ()), launcher=system, TRIAL="1", STEPS="40")
     said = site.complete(job)
     assert "1: training.launch: node 1 of 2: 1 process" in said
     losses = site.losses(system)

@@ -14,7 +14,10 @@ import pytest
 from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
+from sqshforge import recipe
 from tests.support import checkouts, engines, vendor_bases
+from tests.support.site import TRIAL_FLAGS, Site
+from tests.support.slurm import Cluster, cluster
 
 pytestmark = pytest.mark.timeout(3000)
 
@@ -33,6 +36,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         vendor_bases.base(place / "build" / "bases")
         yield place
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    with cluster(kill_wait=20, apart=True) as started:
+        yield started
 
 
 def sqshforge(root: Path, *words: str | Path) -> str:
@@ -99,3 +108,19 @@ def test_its_bill_of_materials_is_spdx(made: tuple[str, Path], tmp_path: Path) -
     assert validate_full_spdx_document(document) == []
     names = {package.name for package in document.packages}
     assert {"libc6", "torch", "numpy"} <= names
+
+
+def test_its_launchers_train_on_two_nodes(
+    made: tuple[str, Path], root: Path, slurm: Cluster, tmp_path: Path
+) -> None:
+    """Each launcher that the image carries, out of it, on a tiny model by gloo."""
+    target, sqsh = made
+    launchers = recipe.find(vendor_bases.name_of(target), root / "recipes").launchers
+    assert launchers
+    site = Site(slurm, sqsh, tmp_path, root)
+    for name in launchers:
+        flags = TRIAL_FLAGS.get(name, ())
+        job = site.submit(name, *flags, launcher=name, TRIAL="1", STEPS="20")
+        said = site.complete(job)
+        assert "1: training.launch: node 1 of 2" in said
+        assert len(site.losses(name)) >= 20
