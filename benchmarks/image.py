@@ -61,7 +61,7 @@ class Bench:
         """
         files = dict(self.context.files)
         if edits:
-            files["training/edited.py"] = b"# an edit\n" * edits
+            files["payload/training/edited.py"] = b"# an edit\n" * edits
         replace(self.context, files=files).write(self.folder)
         docker = _docker(self.programs)
         docker.build(Build(context=self.folder, name=name), _unheard)

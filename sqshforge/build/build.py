@@ -10,7 +10,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -86,15 +86,17 @@ def build(
         image = engine.image(name)
         up_to_date = image is not None and image.labels.get(INPUTS) == inputs_digest
         if not up_to_date:
-            doctor.require_builder(
-                doctor.Host(project=project, programs=programs, engine=engine.name)
-            )
-            for warning in engine.check(context.files["Dockerfile"].decode()):
-                reporter.say(warning)
-            for entry in locked.unlocked:
-                reporter.say(f"warning: not locked: {entry}")
-            require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")
-            _build(what, locked, engine, project, inputs_digest, programs, reporter)
+            with ThreadPoolExecutor() as side:
+                machine = Machine.ask(what, project, programs, reporter, side)
+                doctor.require_builder(
+                    doctor.Host(project=project, programs=programs, engine=engine.name)
+                )
+                for warning in engine.check(context.files["Dockerfile"].decode()):
+                    reporter.say(warning)
+                for entry in locked.unlocked:
+                    reporter.say(f"warning: not locked: {entry}")
+                require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")
+            _build(what, locked, engine, project, inputs_digest, machine, programs, reporter)
             image = engine.image(name)
     if image is None:
         raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
@@ -107,22 +109,44 @@ def build(
     )
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What programs of this machine say of it, which each take their time to start."""
+
+    revision: Future[str]
+    deb_lines: Future[list[str]]
+    pip: Future[network.Pip]
+
+    @classmethod
+    def ask(
+        cls,
+        what: Recipe,
+        project: Project,
+        programs: Programs,
+        reporter: Reporter,
+        side: ThreadPoolExecutor,
+    ) -> Machine:
+        """Start to ask; the answers are there when `side` has ended."""
+        return cls(
+            side.submit(_revision, project.root, programs, reporter),
+            side.submit(base_image.deb_lines, what.base.bootstrap, programs),
+            side.submit(network.pip, programs),
+        )
+
+
 def _build(
     what: Recipe,
     locked: Lock,
     engine: Engine,
     project: Project,
     inputs_digest: str,
+    machine: Machine,
     programs: Programs,
     reporter: Reporter,
 ) -> None:
     """The build itself, of an image that is not there as it should be."""
     offline = inputs.offline()
-    with ThreadPoolExecutor() as side:  # each asks a program, which takes its time to start
-        asked = side.submit(_revision, project.root, programs, reporter)
-        archive = side.submit(base_image.deb_lines, what.base.bootstrap, programs)
-        pip = network.pip(programs)
-    revision = asked.result()
+    revision, pip = machine.revision.result(), machine.pip.result()
     mirrors = read_mirrors(project.root)
     bundle = project.bundle(what.target)
     environment = BuildEnvironment(
@@ -140,7 +164,7 @@ def _build(
             for path, total in network.local_wheels(pip, locked.sums())
         ]
         provider = base_image.BaseImageProvider.of(project, engine, environment)
-        started_from = base_image.prepare(what, locked, provider, archive.result())
+        started_from = base_image.prepare(what, locked, provider, machine.deb_lines.result())
     made_at = source_date_epoch()
     created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
@@ -170,9 +194,11 @@ def _build(
                 **({} if offline else network.proxies()),
                 **jobs(what),
                 **({} if made_at is None else {EPOCH_VARIABLE: str(made_at)}),
-                "INPUTS": inputs_digest,
-                "REVISION": revision,
-                "CREATED": created,
+            },
+            labels={
+                INPUTS: inputs_digest,
+                "org.opencontainers.image.revision": revision,
+                "org.opencontainers.image.created": created,
             },
             secrets=secrets,
             network="none" if offline else "host",

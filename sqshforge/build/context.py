@@ -16,7 +16,7 @@ TIME = 1_577_836_800
 SPREAD = 1 << 24  # seconds
 # What a Dockerfile may mount must be there, if only empty.
 FOLDERS = (
-    *("apt", "archives", "configs", "launch", "patches", "requirements", "sdists", "sources"),
+    *("apt", "archives", "patches", "payload", "requirements", "sdists", "sources"),
     *("triton-cache", "wheels"),
 )
 

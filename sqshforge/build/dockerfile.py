@@ -20,7 +20,8 @@ from sqshforge.recipe import Recipe, normalize
 from sqshforge.run import zipapp
 
 LEFT_OUT = ("__pycache__",)
-PROVENANCE = "meta/provenance.json"
+PAYLOAD = "payload"  # the context's folder of what one COPY brings to /sqshforge
+PROVENANCE = f"{PAYLOAD}/meta/provenance.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +110,10 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         **{f"requirements/{k}": v.encode() for k, v in requirement_files(what, lock).items()},
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
         **_launchers(what, root),
-        f"launch/{zipapp.NAME}": zipapp.runtime(),
+        f"{PAYLOAD}/launch/{zipapp.NAME}": zipapp.runtime(),
     }
-    folders = {"configs": "configs", "training": "training", "inside": "images/inside"}
-    folders |= {"triton-cache": f"warm/{what.target}"}
+    folders = {f"{PAYLOAD}/{name}": name for name in ("configs", "training")}
+    folders |= {"inside": "images/inside", "triton-cache": f"warm/{what.target}"}
     for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
@@ -214,7 +215,7 @@ def _launchers(what: Recipe, root: Path) -> dict[str, bytes]:
                 where=f"recipes/{what.target}.yaml, launchers",
                 mend=f"launchers are: {', '.join(known)}",
             )
-        files[f"launch/{path.name}"] = path.read_bytes()
+        files[f"{PAYLOAD}/launch/{path.name}"] = path.read_bytes()
     return files
 
 
@@ -226,7 +227,10 @@ def _provenance(
         "builder": f"sqshforge {__version__}",
         "target": what.target,
         **known,
-        "inputs": {name: f"sha256:{_sum(content)}" for name, content in sorted(files.items())},
+        "inputs": {
+            name.removeprefix(f"{PAYLOAD}/"): f"sha256:{_sum(content)}"
+            for name, content in sorted(files.items())
+        },
         "unlocked": list(lock.unlocked),
     }
     return (json.dumps(facts, indent=2) + "\n").encode()

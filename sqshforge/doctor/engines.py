@@ -18,16 +18,18 @@ HELPERS = ("usr/local/libexec", "usr/local/lib", "usr/libexec", "usr/lib")
 
 
 def findings(host: Host) -> Iterator[Finding]:
-    docker = _docker(host)
     buildah = host.programs.which("buildah")
-    uses_buildah = host.engine == "buildah" or (host.engine != "docker" and not docker.ok)
-    yield Finding(
-        docker.what,
-        docker.ok,
-        docker.detail,
-        docker.mend,
-        needed=host.engine == "docker" or (host.engine == "" and buildah is None),
-    )
+    uses_buildah = host.engine == "buildah"
+    if not uses_buildah:
+        docker = _docker(host)
+        uses_buildah = host.engine != "docker" and not docker.ok
+        yield Finding(
+            docker.what,
+            docker.ok,
+            docker.detail,
+            docker.mend,
+            needed=host.engine == "docker" or (host.engine == "" and buildah is None),
+        )
     yield Finding(
         BUILDAH,
         buildah is not None,

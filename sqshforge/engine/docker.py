@@ -138,6 +138,7 @@ class Docker:
             "--progress",
             "plain",
             *build.options(),
+            *(word for k, v in sorted(build.labels.items()) for word in ("--label", f"{k}={v}")),
             build.context,
         ]
         try:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # how layers of packages do when they are unpacked
+
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
@@ -28,6 +30,7 @@ class Build:
     name: str
     epoch: int | None = None
     args: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)  # beside those of the Dockerfile
     secrets: Mapping[str, Path] = field(default_factory=dict)
     network: str = "host"  # or "none"
     annotations: Mapping[str, str] = field(default_factory=dict)  # where the engine keeps any

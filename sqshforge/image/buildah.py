@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sqshforge.engine.buildah import unpacked_size
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.rootpath import unescape
@@ -28,7 +29,6 @@ class Storage:
     programs: Programs
 
     def config(self) -> ImageConfig:
-        listed = self.programs.capture([self._program, "images", "--json", self._id])
         reference = f"buildah://{self.name}"
         with understanding(reference):
             facts = self._facts
@@ -39,7 +39,7 @@ class Storage:
                 reference=reference,
                 digest=f"sha256:{self._id}",
                 created=created,
-                size=_bytes(json.loads(listed)[0]["size"]),
+                size=unpacked_size(facts),
                 layers=self._layers,
                 history=steps(oci.get("history")),
             )
@@ -137,9 +137,3 @@ def _look_through(folder: Path) -> None:
     """
     for path in folder.rglob("*"):
         path.lstat()
-
-
-def _bytes(text: str) -> int:
-    """A size as buildah writes it: 1.63 GB."""
-    number, unit = text.split()
-    return int(float(number) * 1000 ** ["B", "KB", "MB", "GB", "TB"].index(unit.upper()))

@@ -63,7 +63,7 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     )
     assert done.returncode == 0, done.stderr
     # Git does not read what another user owns, so the image does not claim a commit.
-    record = checkout / "build" / checkouts.TARGET / "context/meta/provenance.json"
+    record = checkout / "build" / checkouts.TARGET / "context/payload/meta/provenance.json"
     assert json.loads(record.read_text())["commit"] == "unknown"
     (mend,) = [line.strip() for line in done.stderr.splitlines() if "safe.directory" in line]
     assert mend == f"mend:  git config --global --add safe.directory {checkout}"

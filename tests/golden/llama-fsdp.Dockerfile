@@ -213,7 +213,6 @@ WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
 ENTRYPOINT []
 CMD ["/bin/bash"]
-# The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
@@ -222,14 +221,5 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Kernels that Triton has compiled before, from warm/llama-fsdp/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/
-COPY configs/ /sqshforge/configs/
-COPY launch/ /sqshforge/launch/
-COPY training/ /sqshforge/training/
-COPY meta/provenance.json /sqshforge/meta/
-# What the image was built from, so that an unchanged target is not built again.
-ARG INPUTS=unknown
-ARG REVISION=unknown
-ARG CREATED=unknown
-LABEL io.sqshforge.inputs=${INPUTS} \
-    org.opencontainers.image.revision=${REVISION} \
-    org.opencontainers.image.created=${CREATED}
+# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+COPY payload/ /sqshforge/

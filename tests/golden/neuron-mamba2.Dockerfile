@@ -125,21 +125,11 @@ WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
 ENTRYPOINT []
 CMD ["/bin/bash"]
-# The order is that of change: an edit of training/ makes only what follows it run again.
 COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
     && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
-COPY configs/ /sqshforge/configs/
-COPY launch/ /sqshforge/launch/
-COPY training/ /sqshforge/training/
-COPY meta/provenance.json /sqshforge/meta/
-# What the image was built from, so that an unchanged target is not built again.
-ARG INPUTS=unknown
-ARG REVISION=unknown
-ARG CREATED=unknown
-LABEL io.sqshforge.inputs=${INPUTS} \
-    org.opencontainers.image.revision=${REVISION} \
-    org.opencontainers.image.created=${CREATED}
+# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+COPY payload/ /sqshforge/

@@ -29,10 +29,7 @@ LABEL io.sqshforge.target={{ recipe.target }}
 """
 # What fragments/training.j2 does, less the bill of materials, which takes a Python in the image.
 PAYLOAD = """COPY meta/ /sqshforge/meta/
-COPY launch/ /sqshforge/launch/
-COPY training/ /sqshforge/training/
-ARG INPUTS=unknown
-LABEL io.sqshforge.inputs=${INPUTS}
+COPY payload/ /sqshforge/
 """
 
 

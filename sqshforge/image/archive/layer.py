@@ -16,6 +16,7 @@ from typing import IO, Protocol, cast
 import zstandard
 from isal import igzip, igzip_lib
 
+from sqshforge.engine.types import GROWS
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, refused, too_much
@@ -34,7 +35,6 @@ MAGIC = {
     b"BZh": "bzip2",
     b"\xfd7zXZ\0": "xz",
 }
-GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # how layers of packages do
 
 
 class File:

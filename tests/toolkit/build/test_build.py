@@ -180,8 +180,7 @@ def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
     again = checkouts.build(case.engine, case.root, reporter)
     assert not again.up_to_date
     assert reporter.executed() == [
-        "COPY training/ /sqshforge/training/",
-        "COPY meta/provenance.json /sqshforge/meta/",
+        "COPY payload/ /sqshforge/",
     ], reporter.heard
     expected = (case.root / "training" / "edited.py").read_text()
     assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected

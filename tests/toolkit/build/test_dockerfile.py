@@ -90,18 +90,24 @@ def test_a_template_that_is_not_there_or_broken_is_told(root: Path, tmp_path: Pa
 
 def test_the_context_carries_training_launchers_and_meta(root: Path) -> None:
     context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "abc"})
-    for name in ("training/__init__.py", "launch/mamba_fsdp.sbatch", "inside/sbom.py"):
+    for name in (
+        "payload/training/__init__.py",
+        "payload/launch/mamba_fsdp.sbatch",
+        "inside/sbom.py",
+    ):
         assert name in context.files
-    assert context.files["launch/sqshforge-run.pyz"] == zipapp.runtime()
+    assert context.files["payload/launch/sqshforge-run.pyz"] == zipapp.runtime()
     for name in ("recipe.yaml", "lock.json"):
         assert f"meta/{name}" in context.files
-    assert json.loads(context.loose["meta/provenance.json"])["commit"] == "abc"
+    provenance = json.loads(context.loose["payload/meta/provenance.json"])
+    assert provenance["commit"] == "abc"
+    assert {"training/__init__.py", "launch/mamba_fsdp.sbatch"} <= provenance["inputs"].keys()
     assert not [name for name in context.files if "__pycache__" in name]
 
 
 def test_its_digest_follows_the_content_and_nothing_else(root: Path, tmp_path: Path) -> None:
     context = dockerfile.context(*loaded(root, "cpu-mamba"), root, {})
-    changed = Context(files={**context.files, "training/new.py": b""})
+    changed = Context(files={**context.files, "payload/training/new.py": b""})
     again = dockerfile.context(*loaded(root, "cpu-mamba"), root, {"commit": "of another build"})
     assert context.digest() == again.digest()
     assert context.digest() != changed.digest()
