@@ -22,6 +22,7 @@ from tests.support.slurm import Cluster, cluster
 pytestmark = pytest.mark.timeout(3000)
 
 # cuda-mamba comes before smp-llama, whose base it stands in for.
+KERNEL = "abc/kernel.cubin"
 TARGETS = ["cuda-mamba", "smp-llama", "composer-mamba", "llama-fsdp", "neuron-mamba2"]
 
 
@@ -69,6 +70,9 @@ def within(sqsh: Path, name: str) -> str:
 def made(request: pytest.FixtureRequest, root: Path) -> Iterator[tuple[str, Path]]:
     """A target built and packed on its stand-in."""
     name = vendor_bases.name_of(request.param)
+    warm = root / "warm" / name / KERNEL
+    warm.parent.mkdir(parents=True)
+    warm.write_text("a kernel\n")
     sqshforge(root, "lock", name)
     sqshforge(root, "build", name)
     sqsh = root / "build" / f"{name}.sqsh"
@@ -98,6 +102,15 @@ def test_it_says_where_it_comes_from(made: tuple[str, Path]) -> None:
     assert provenance["engine"] == "buildah"
     assert any("no registry answered" in entry for entry in provenance["unlocked"])
     assert f"target: {vendor_bases.name_of(target)}" in within(sqsh, "meta/recipe.yaml")
+
+
+def test_it_carries_the_kernels_that_were_compiled_before(made: tuple[str, Path]) -> None:
+    target, sqsh = made
+    if target == "neuron-mamba2":  # which has no Triton
+        listed = subprocess.run(["unsquashfs", "-l", sqsh], check=True, capture_output=True)
+        assert b"triton-cache" not in listed.stdout
+    else:
+        assert within(sqsh, f"triton-cache/{KERNEL}") == "a kernel\n"
 
 
 def test_its_bill_of_materials_is_spdx(made: tuple[str, Path], tmp_path: Path) -> None:

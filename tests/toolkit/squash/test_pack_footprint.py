@@ -1,4 +1,4 @@
-"""Packing takes little of the machine: at 50,000 entries under 1 GiB of memory, and no disk."""
+"""Packing takes little of the machine: at 50,000 entries 400 MB of memory, and no disk."""
 
 from __future__ import annotations
 
@@ -9,13 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs
 from tests.support import resource_usage
 from tests.support.archives import Image, file, folder, layer, write
+from tests.support.engines import docker_host_fixture as docker_host_fixture
+from tests.support.engines import engine_fixture as engine_fixture
+from tests.support.engines import storage_fixture as storage_fixture
 
 pytestmark = pytest.mark.processes
 
 ENTRIES = 50_000
+MEMORY = 400_000_000  # bytes; 216 MB measured on two processors, which mksquashfs takes more with
 LARGE = 200 << 20  # bytes of one file that nothing makes smaller
 
 
@@ -32,21 +37,31 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "tree").mkdir()
     Programs().capture(["tar", "-x", "-C", place / "tree"], stdin=tar)
     for kind in ("oci", "oci-archive", "docker-archive"):
-        write(Image([tar], packing="zstd"), kind, place / kind)
+        packing = "tar" if kind == "docker-archive" else "zstd"  # which docker 20.10 cannot read
+        write(Image([tar], packing=packing, tag="footprint"), kind, place / kind)
     return place
 
 
 @pytest.mark.parametrize("kind", ["oci:oci", "oci-archive:oci-archive", "rootfs:tree"])
 def test_memory_and_disk(image: Path, tmp_path: Path, kind: str) -> None:
     scheme, _, name = kind.partition(":")
-    output, work, cache = tmp_path / "out", tmp_path / "work", tmp_path / "cache"
+    little(f"{scheme}:{image / name}", tmp_path)
+
+
+def test_memory_and_disk_of_an_engines_image(engine: Engine, image: Path, tmp_path: Path) -> None:
+    engine.restore(image / "docker-archive")
+    little(engine.source("test:footprint"), tmp_path)
+
+
+def little(source: str, place: Path) -> None:
+    """Pack, which takes little memory, and no disk beside its output and the cache."""
+    output, work, cache = place / "out", place / "work", place / "cache"
     output.mkdir()
     work.mkdir()
-    argv = [sys.executable, "-m", "sqshforge", "pack", f"{scheme}:{image / name}"]
     env = {"TMPDIR": str(work), "SQSHFORGE_CACHE": str(cache)}
     with (
         Programs().start(
-            [*argv, "-o", output / "out.sqsh"],
+            [sys.executable, "-m", "sqshforge", "pack", source, "-o", output / "out.sqsh"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -58,5 +73,6 @@ def test_memory_and_disk(image: Path, tmp_path: Path, kind: str) -> None:
     ):
         assert process.wait() == 0
     assert (output / "out.sqsh").stat().st_size > LARGE
-    assert 20 << 20 < peak.memory < 1 << 30
-    assert peak.disk - resource_usage.size(output) < 64 << 20
+    print(f"{source}: {peak.memory / 1e6:.0f} MB, disk {peak.disk - resource_usage.size(output)}")
+    assert 20 << 20 < peak.memory < MEMORY
+    assert peak.disk - resource_usage.size(output) < 1 << 20
