@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from training.cli import outlive
@@ -55,14 +59,26 @@ def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
         if rank == "0" or error.local:
             who = f"rank {rank}: " if error.local and rank != "0" else ""
             print(f"error: {who}{renamed(str(error), names)}", file=sys.stderr, flush=True)
+            _note_failure(error)
         return error.exit_code
-    except RuntimeError as error:
+    except Exception as error:
         # A rank that failed has said why; 60 lines from each of the others would bury that.
         said = LOST.search(str(error))
         if said is None or "RANK" not in os.environ:
+            _note_failure(error)
             raise
         print(f"rank {os.environ['RANK']}: another rank is gone: {said[0]}", file=sys.stderr)
         return TrainingError.exit_code
+
+
+def _note_failure(error: Exception) -> None:
+    """Leave torchrun a note of what ended this rank, and when, for the summary of the node."""
+    place = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if place:
+        said = f"{type(error).__name__}: {error}"
+        note = {"message": said.strip().splitlines()[0], "timestamp": int(time.time())}
+        with contextlib.suppress(OSError):
+            Path(place).write_text(json.dumps(note))
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:

@@ -69,7 +69,9 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
             key=lambda item: (item[1].timestamp, item[1].exitcode == -signal.SIGTERM),
         )
         for rank, failure in failures:
-            _tell(f"rank {rank} (process {failure.pid}) {ending(failure.exitcode)}")
+            # What the rank itself noted (training.entrypoint); torchrun makes words of its own up.
+            why = f": {failure.message}" if Path(failure.error_file).is_file() else ""
+            _tell(f"rank {rank} (process {failure.pid}) {ending(failure.exitcode)}{why}")
         if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
             _tell(gone)
         return outcome([failure.exitcode for _, failure in failures])

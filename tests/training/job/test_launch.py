@@ -33,6 +33,24 @@ if __name__ == "__main__":
     print("limits", resource.getrlimit(files)[0], resource.getrlimit(stack)[0])
 """
 
+FAILING = """\
+import os
+
+def configure(flags):
+    pass
+
+def work():
+    from training.process_group import start
+    group = start("cpu")
+    if group.rank == 1:
+        raise ValueError("the loss is gone\\nand more")
+    group.barrier()
+
+if __name__ == "__main__":
+    from training.entrypoint import leave, told
+    leave(told(work))
+"""
+
 
 @pytest.fixture
 def launch(tmp_path: Path, root: Path) -> Launch:
@@ -61,6 +79,20 @@ def test_exit_code_is_that_of_the_processes(
     got, _, err = launch.door(*what)
     assert got == code
     assert re.search(f"training.launch: rank {told}", err)
+
+
+def test_the_cause_of_a_failure_is_told_again_at_the_end(launch: Launch, tmp_path: Path) -> None:
+    """First of all ranks, with its own words; those that it took along have a line each."""
+    (tmp_path / "failing.py").write_text(FAILING)
+    code, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
+    assert code == 1
+    last = [line for line in err.splitlines() if line.startswith("training.launch: rank ")]
+    assert re.fullmatch(
+        r"training.launch: rank 1 \(process \d+\) ended with exit code 1: "
+        "ValueError: the loss is gone",
+        last[0],
+    )
+    assert err.count("Traceback") == 1 and len(last) <= 2
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
