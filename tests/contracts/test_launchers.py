@@ -313,7 +313,9 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
         code, said = shell.run("--batch_size=1", TRIAL="", **asked)
         assert code == 2 and not shell.called.exists()
         assert "error: there is no /fsx/data/wikicorpus_llama2_7B_tokenized_4k, the" in said
-        assert "fix: DATASET=... names what to train on, TRIAL=1 trains a tiny model" in said
+        make = "sqshforge run build/cuda-mamba.sqsh --mount=/fsx:/fsx -- python3 -m "
+        assert f"fix: {make}training.get_dataset --launcher=mamba_fsdp makes it; or" in said
+        assert "or DATASET=... names what to train on, or TRIAL=1 trains a tiny model" in said
     tiny = "--model_name=mamba-tiny"
     assert tiny in shell.srun()
     assert tiny not in shell.srun(TRIAL="", DATASET="/data")

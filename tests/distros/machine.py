@@ -109,10 +109,13 @@ class Machine:
             preexec_fn=lambda: syscalls.die_with_parent(signal.SIGKILL, us),
         ) as process:
             try:
-                if after is not None:
-                    time.sleep(after)
+                try:
+                    output, _ = process.communicate(timeout=limit if after is None else after)
+                except subprocess.TimeoutExpired:
+                    if after is None:
+                        raise
                     _signal(process, how)
-                output, _ = process.communicate(timeout=limit)
+                    output, _ = process.communicate(timeout=limit)
             except subprocess.TimeoutExpired:
                 process.kill()
                 output, _ = process.communicate()
