@@ -82,7 +82,9 @@ def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:
         for number in range(1, 40):
             how = (signal.SIGINT, signal.SIGKILL)[number % 2]
             ran = quickstart(fresh, USER, after=7.0 * number, how=how)
-            print(f"{how.name} after {ran.seconds:.0f} s: {ran.output.splitlines()[-1:]}", flush=True)
+            print(
+                f"{how.name} after {ran.seconds:.0f} s: {ran.output.splitlines()[-1:]}", flush=True
+            )
             assert "Traceback" not in ran.output, ran.output
             if ran.code == 0:
                 break

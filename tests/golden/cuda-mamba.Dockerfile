@@ -212,7 +212,7 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
     && env --chdir /tmp/plugin ./autogen.sh \
     && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
-        --with-libfabric=/opt/amazon/efa --with-mpi=/opt/amazon/openmpi --with-cuda=/usr/local/cuda \
+        --disable-tests --with-libfabric=/opt/amazon/efa --with-cuda=/usr/local/cuda \
     && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
     && rm -rf /tmp/plugin
 
@@ -234,14 +234,18 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
 COPY --from=nccl /opt/nccl/lib/ /opt/nccl/lib/
 # torch brings an NCCL of its own; this one, and not that, is loaded.
 ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
-COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/lib/ /opt/aws-ofi-nccl/lib/
+# With its share/, where it tells NCCL to find the topology of an instance.
+COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/ /opt/aws-ofi-nccl/
 ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH
 # Debian and Ubuntu have no `python`, which many a command line and script calls.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
+# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     OMPI_MCA_btl="tcp,self" \
     OMPI_MCA_btl_tcp_if_exclude="lo,docker0" \
     OMPI_MCA_pml="^cm,ucx" \

@@ -146,9 +146,12 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
     && rm /tmp/before /tmp/added
 # Debian and Ubuntu have no `python`, which many a command line and script calls.
 RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
+# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTORCH_VERSION="2.11.0"
 LABEL org.opencontainers.image.title="sqshforge cuda13-mamba" \
     org.opencontainers.image.description="Mamba and Mamba-2 pre-training on CUDA 13, for Hopper and Blackwell" \

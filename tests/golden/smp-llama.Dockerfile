@@ -30,9 +30,12 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --find-links /run/wheels --requirement /run/requirements/packages.txt
 # Debian and Ubuntu have no `python`, which many a command line and script calls.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
+# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
 ENV PYTHONPATH=/sqshforge \
     PYTHONUNBUFFERED=1 \
     PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
     PYTORCH_VERSION="2.2.0"
 LABEL org.opencontainers.image.title="sqshforge smp-llama" \
     org.opencontainers.image.description="Llama pre-training with SageMaker Model Parallel v2" \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -125,6 +126,23 @@ def test_written_twice_it_is_the_same_to_the_time_and_nothing_old_stays(tmp_path
     Context(files={"a/b": b"1"}).write(folder)
     assert (folder / "a" / "b").stat().st_mtime_ns == state.st_mtime_ns
     assert state.st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_driver_is_brought_in_where_it_is_wanted(root: Path, target: str) -> None:
+    """What enroot's hook 98-nvidia.sh and nvidia-container-toolkit look at.
+
+    Without NVIDIA_VISIBLE_DEVICES, or where it is void, they do nothing; by default they bring
+    nvidia-smi and no libcuda.
+    """
+    what, locked = loaded(root, target)
+    last = dockerfile.dockerfile(what, locked, root / "images").rpartition("\nFROM ")[2]
+    found = dict(re.findall(r"\b(NVIDIA_\w+)=(\S+)", last))
+    if what.accelerator == "cuda":
+        assert found["NVIDIA_VISIBLE_DEVICES"] == "all"
+        assert {"compute", "utility"} <= set(found["NVIDIA_DRIVER_CAPABILITIES"].split(","))
+    else:
+        assert found == {}
 
 
 @pytest.mark.processes
