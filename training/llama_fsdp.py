@@ -8,8 +8,7 @@ checkpoint (start it again), 86 ended by its watch as it made no progress.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from glob import has_magic
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from training.config.flags import (
 )
 from training.config.sections import STREAM
 from training.config.setting import boolean
+from training.data.splits import NoSplit, find, is_local
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems import llama
@@ -92,11 +92,10 @@ def configure(arguments: Sequence[str]) -> Config:
         "sharding_strategy": SHARDING[given["sharding_strategy"]],
         "dataset_path": _source(given["dataset"]),
     }
-    source = settings["dataset_path"]
-    if given["validation_freq"] and not settings["eval_dataset_path"] and _has_splits(source):
-        settings["eval_dataset_path"] = source  # its eval_split
-    _forget_defaults(settings)
     try:
+        if given["validation_freq"] and not settings["eval_dataset_path"] and _has_split(settings):
+            settings["eval_dataset_path"] = settings["dataset_path"]  # its eval_split
+        _forget_defaults(settings)
         return assemble(settings, {"name": given["model_type"], "sizes": llama.sizes(given)})
     except RequestError as error:
         raise RequestError(renamed(str(error), NAMES)) from error
@@ -108,12 +107,22 @@ def _source(dataset: str) -> str:
     return dataset if ":" in dataset or is_path else f"{STREAM}{MOVED.get(dataset, dataset)}"
 
 
-def _has_splits(source: str) -> bool:
-    """Tell whether what is trained on has another part to evaluate on: plain files have none."""
+def _has_split(settings: Mapping[str, Any]) -> bool:
+    """Tell whether what is trained on has another part to evaluate on. Raises RequestError."""
+    source = settings["dataset_path"]
     name = source.removeprefix(STREAM)
     if name == source:
         return (Path(source) / "dataset_dict.json").is_file()
-    return not (Path(name).exists() or has_magic(name) or "://" in name)
+    if "://" not in name and not is_local(name):
+        return True  # sets of the hub have splits, or it says that they have none
+    try:
+        return bool(find(name, settings["dataset_config"]).files(settings["eval_split"]))
+    except NoSplit as error:
+        raise RequestError(
+            f"eval_interval: {error}; name one by eval_split, or other data by eval_dataset_path"
+        ) from error
+    except RequestError as error:
+        raise RequestError(f"dataset_path: {error}") from error
 
 
 def _forget_defaults(settings: dict[str, Any]) -> None:

@@ -27,6 +27,7 @@ from training.config.flags import (
     wrong_choices,
 )
 from training.config.setting import boolean, integer
+from training.data.splits import how_to_read
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.models import Mamba2Config
@@ -190,13 +191,18 @@ def _length(given: dict[str, Any]) -> int:
     length: int = given["seq_len"]
     if not length:
         if not Path(given["data_dir"]).is_dir():
+            if known := how_to_read(given["data_dir"]):
+                raise RequestError(f"dataset_path: {known}")
             raise RequestError(
                 f"seq_len: must be given, for {given['data_dir']} is no folder of a tokenized set "
                 "that would tell it"
             )
         from training.data.arrow import row_length
 
-        length = row_length(given["data_dir"], given["dataset_split"])
+        try:
+            length = row_length(given["data_dir"], given["dataset_split"])
+        except RequestError as error:
+            raise RequestError(f"dataset_path: {error}") from error
     if length % given["chunk_size"]:
         raise RequestError(
             f"seq_len: {length} is no multiple of the chunk, {given['chunk_size']} (chunk_size); "

@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 
 from training.data.base import Sample
+from training.data.libraries import datasets_library
+from training.data.splits import TEXT, how_to_read, how_to_read_texts
 from training.data.tokenize.blocks import IDS, LABELS, METADATA
 from training.errors import RequestError
 from training.ops.loss import IGNORED
@@ -38,7 +40,7 @@ class Arrow:
 
     def __init__(self, path: str, seq_length: int, split: str = "train") -> None:
         self.seq_length = seq_length
-        folder, dataset, fingerprint = _opened(path, split)
+        folder, dataset, fingerprint = _opened(path, split, seq_length)
         length = self._row = _row_length(path, dataset.data.column(IDS))
         if length % seq_length:
             raise RequestError(
@@ -92,9 +94,9 @@ def row_length(path: str, split: str = "train") -> int:
     return _row_length(path, dataset.data.column(IDS))
 
 
-def _opened(path: str, split: str) -> tuple[Path, Any, str]:
+def _opened(path: str, split: str, seq_length: int = 0) -> tuple[Path, Any, str]:
     """Open a set: the folder of its files, the set, what tells it from others."""
-    folder = _folder(Path(path), split)
+    folder = split_folder(path, split, seq_length)
     files, fingerprint = _state(folder)
     if not files:
         raise RequestError(f"{path} has no rows")
@@ -102,16 +104,21 @@ def _opened(path: str, split: str) -> tuple[Path, Any, str]:
     if IDS not in dataset.column_names:
         raise RequestError(
             f"{path} has no column {IDS!r}; there are: "
-            f"{', '.join(dataset.column_names) or 'none'}; texts are tokenized by "
-            f"python -m training.data.tokenize"
+            f"{', '.join(dataset.column_names) or 'none'}"
+            + (f"; {how_to_read_texts(path, seq_length)}" if TEXT in dataset.column_names else "")
         )
     if not len(dataset):
         raise RequestError(f"{path} has no rows")
     return folder, dataset, fingerprint
 
 
-def _folder(path: Path, split: str) -> Path:
-    """Find the folder of the split's files, which is the set's own if it has no splits."""
+def split_folder(given: str, split: str, seq_length: int = 0) -> Path:
+    """Find the folder of the split's files, which is the set's own if it has no splits.
+
+    seq_length: what a set that is made of the texts that are there instead should have. Raises
+    RequestError where the folder or the split is not there, or it is no set on disk.
+    """
+    path = Path(given)
     if not path.is_dir():
         raise RequestError(f"{path} is not there, or is no folder")
     folder = path
@@ -120,14 +127,15 @@ def _folder(path: Path, split: str) -> Path:
         if not folder.is_dir():
             there = sorted(one.name for one in path.iterdir() if one.is_dir())
             raise RequestError(f"{path} has no split {split!r}; there are: {', '.join(there)}")
-    elif split not in ("train", "validation"):
-        raise RequestError(f"{path} has no splits, so none that is called {split!r}")
     for name in ("state.json", "dataset_info.json"):
         if not (folder / name).is_file():
             raise RequestError(
-                f"{folder} is no complete set on disk: it has no {name}; make one "
+                how_to_read(given, seq_length)
+                or f"{folder} is no complete set on disk: it has no {name}; make one "
                 f"with python -m training.data.tokenize"
             )
+    if folder == path and split not in ("train", "validation"):
+        raise RequestError(f"{path} has no splits, so none that is called {split!r}")
     return folder
 
 
@@ -145,13 +153,7 @@ def _state(folder: Path) -> tuple[list[str], str]:
 
 
 def _load(folder: Path) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError(
-            f"{folder} is read by the library datasets, which is not installed "
-            f"(pip install datasets)"
-        ) from error
+    datasets = datasets_library(f"{folder} is read")
     try:
         return datasets.load_from_disk(str(folder), keep_in_memory=False)
     except Exception as error:  # arrow, json and datasets have errors of their own

@@ -14,17 +14,20 @@ import torch
 
 from training.config.config import Config
 from training.config.sections import STREAM
-from training.data.arrow import Arrow
+from training.data.arrow import Arrow, split_folder
 from training.data.base import DataFeed, Sample, Samples
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
 from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
+from training.data.splits import how_to_read
 from training.data.stream import open_stream
 from training.errors import RequestError, TrainingError
 
 BYTE_VOCABULARY = 256
+LARGE_VOCABULARY = 1024
+"""A model with so many ids is one for a tokenizer's."""
 _PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 _MIXTURE_ENTRY = {"path", "weight", "order"}
 
@@ -69,13 +72,21 @@ class Text:
     seq_length + 1 bytes; each shares one byte with the next, so every byte but the first is
     predicted once.
 
-    Raises RequestError if nothing matches or a file cannot be read.
+    `notes` has a warning where the model's vocabulary is that of a tokenizer. Raises RequestError
+    if nothing matches or a file cannot be read.
     """
 
     vocab_size = BYTE_VOCABULARY
 
-    def __init__(self, pattern: str, seq_length: int) -> None:
+    def __init__(self, pattern: str, seq_length: int, model_vocabulary: int = 0) -> None:
         self.seq_length = seq_length
+        self.notes: list[str] = []
+        if model_vocabulary >= LARGE_VOCABULARY:
+            self.notes = [
+                f"WARNING: text:{pattern} is read as bytes, {BYTE_VOCABULARY} of the "
+                f"{model_vocabulary:,} ids that the model has; for a tokenizer's ids take "
+                "stream: with tokenizer, or a set that python -m training.data.tokenize makes"
+            ]
         self._paths, sizes = _text_files(pattern)
         self._ends = list(accumulate(sizes))
         names = "\n".join(
@@ -206,6 +217,10 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | No
             config.run.seed,
             split=data.eval_split,
         )
+        if isinstance(samples, Arrow) and Path(data.dataset_path).is_dir():
+            held_out = split_folder(data.eval_dataset_path, data.eval_split)
+            if held_out.samefile(split_folder(data.dataset_path, data.dataset_split)):
+                raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
         feed = Reader(
             samples,
             batch_size=data.eval_batch_size or data.batch_size,
@@ -252,7 +267,7 @@ def open_samples(
         raise RequestError("position_weighting: only packed data has positions")
     try:
         if kind == "text" and separator:
-            return Text(rest, seq_length)
+            return Text(rest, seq_length, vocab_size)
         if kind in _PACKED_KINDS and rest:
             return Packed(
                 rest,
@@ -271,6 +286,8 @@ def open_samples(
             return Arrow(path, seq_length, split)
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
+    if known := how_to_read(path, seq_length):
+        raise RequestError(f"{setting}: {known}")
     raise RequestError(
         f"{setting}: {path!r} is no source that is known; use text:GLOB, packed:GLOB, "
         "packed-17/13:GLOB, lines:FOLDER, synthetic:, mixture:FILE, stream:NAME or the folder "

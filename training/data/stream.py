@@ -15,23 +15,28 @@ Shapes: l sequence length, n tokens of a document, r rows that are read at once.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from training.config.config import Config, DataConfig
+from training.config.config import Config
 from training.config.sections import STREAM
 from training.data.base import BatchPart, Gather, Sample, stacked
 from training.data.sampler import OTHER_DATA, shuffled
-from training.data.stream_shards import Shards
+from training.data.splits import NoSplit
+from training.data.stream_shards import Shards, find_local
 from training.data.tokenize.tokenizer import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError, TrainingError
 from training.ops.loss import IGNORED
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -183,10 +188,14 @@ def open_stream(
         shards = Shards(name, data.dataset_config, split, data.stream_retries)
         if not checked:
             shards.tried(lambda: next(shards.read(0, 0), None))
+            for line in shards.told():
+                log.info(f"{setting}: {line}")
+        if not training:
+            _require_held_out(shards, config)
+    except NoSplit as error:
+        raise RequestError(f"{split_setting}: {error}") from error
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
-    if shards.has_no_splits and split != getattr(DataConfig, split_setting):
-        raise RequestError(f"{split_setting}: {name} is files, which are of no split")
     reading = StreamReading(
         shards=shards,
         encoder=Encoder(tokenizer, append_eos=True),
@@ -204,6 +213,26 @@ def open_stream(
         world_size=world_size,
         accumulation=accumulation,
     )
+
+
+def _require_held_out(shards: Shards, config: Config) -> None:
+    """Refuse to evaluate on what is trained on. Raises RequestError."""
+    data = config.data
+    if not data.dataset_path.startswith(STREAM):
+        return
+    name = data.dataset_path.removeprefix(STREAM)
+    trained = find_local(name, data.dataset_config)
+    shared: set[str] = set()
+    if trained and shards.local:
+        seen, held_out = (
+            {str(Path(file).resolve()) for file in local.splits.get(split, ())}
+            for local, split in ((trained, data.dataset_split), (shards.local, shards.split))
+        )
+        shared = seen & held_out
+    elif (name, data.dataset_split) == (shards.name, shards.split):
+        shared = {f"split {shards.split!r} of {name}"}
+    if shared:
+        raise RequestError(f"{min(shared)} is trained on; hold other files or another split out")
 
 
 def _tokenizer(name: str) -> Tokenizer:

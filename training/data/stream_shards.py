@@ -13,7 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from training.data.tokenize.texts import builder_of, causes, find_files, is_local
+from training.config.sections import STREAM
+from training.data.libraries import datasets_library
+from training.data.splits import TEXT, TRAIN, VALIDATION, LocalTexts, find, is_local
+from training.data.tokenize.blocks import IDS
+from training.data.tokenize.texts import causes
 from training.errors import RequestError, TrainingError
 
 LONGEST_WAIT = 60.0
@@ -27,9 +31,10 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TEXT_COLUMN = "text"
 DOCUMENTS_AT_ONCE = 256
 """Documents that are taken from the library at once."""
+SHARDS_ON_DISK = 1024
+"""Runs of documents that a set on disk is divided into, if it has so many documents."""
 
 
 @dataclass
@@ -84,30 +89,49 @@ def reason_of(error: BaseException) -> str:
 
 
 class Shards:
-    """What a name stands for: a set of the hub, local files, or files at URLs (commas between).
+    """What a name stands for: a set of the hub, local texts, or files at URLs (commas between).
 
-    `fingerprint` tells the same name, parts and files. Raises RequestError where nothing is there
-    or the library or one that it needs for URLs is missing.
+    `local` has the files by split, None for a set of the hub. Of a set on disk, whose documents are
+    found by their number, a shard is a run of documents; else it is a file. `fingerprint` tells the
+    same name, parts and files. Raises RequestError where nothing is there, the split is not, or the
+    library or one that it needs for URLs is missing.
     """
 
     def __init__(self, name: str, config: str, split: str, retries: int) -> None:
-        self.name, self.retries = name, retries
-        self._files: list[str] = []
+        self.name, self.retries, self.split = name, retries, split
+        self.local = find_local(name, config)
+        if self.local and split == VALIDATION and list(self.local.splits) == [TRAIN]:
+            self.split = split = TRAIN  # all that there is, under the name of what has no splits
+        self._files = list(self.local.files(split)) if self.local else []
         self._set = self._open(config, split)
-        self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
+        if self.is_saved:
+            self.count = min(len(self._set), SHARDS_ON_DISK)
+        else:
+            self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
         names = [file.rpartition("/")[2] for file in self._files]
+        if self.is_saved:
+            names.append(f"{len(self._set)} documents")
         self.fingerprint = f"{names or name} {config} {split} {self.count}"
 
     @property
-    def has_no_splits(self) -> bool:
-        return bool(self._files)
+    def is_saved(self) -> bool:
+        return self.local is not None and self.local.is_saved
+
+    def told(self) -> list[str]:
+        """Say what is read, and what the user may not expect of it."""
+        if not self.local:
+            return [f"split {self.split!r} of {self.name}"]
+        warnings = [f"WARNING: {warning}" for warning in self.local.warnings(self.split)]
+        others = [name for name in self.local.splits if name != self.split]
+        rest = f" (not the splits {', '.join(others)})" if others else ""
+        return [self.local.told(self.split) + rest, *warnings]
 
     def backoff(self) -> Backoff:
         return Backoff(self.name, self.retries)
 
     def where(self, shard: int) -> str:
         """Name a shard for messages."""
-        if len(self._files) == self.count:
+        if len(self._files) == self.count and not self.is_saved:
             return self._files[shard]
         return f"shard {shard + 1:,} of {self.count:,}"
 
@@ -116,12 +140,8 @@ class Shards:
 
         Raises TrainingError for a document without text, and whatever the libraries raise.
         """
-        from datasets.distributed import split_dataset_by_node
-
-        # As many nodes as shards: each has one.
-        one = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
         begin = 0
-        for table in one.with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE):
+        for table in self._tables(shard):
             if begin + len(table) > first:
                 for number, text in enumerate(self._texts(table, shard), begin):
                     if not isinstance(text, str):
@@ -130,39 +150,42 @@ class Shards:
                         yield text
             begin += len(table)
 
+    def _tables(self, shard: int) -> Iterator[Any]:
+        if self.is_saved:
+            own = self._set.shard(self.count, shard, contiguous=True)
+        else:
+            from datasets.distributed import split_dataset_by_node
+
+            # As many nodes as shards: each has one.
+            own = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
+        found: Iterator[Any] = own.with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE)
+        return found
+
     def _texts(self, table: Any, shard: int) -> list[Any]:
-        if TEXT_COLUMN not in table.column_names:
+        if TEXT not in table.column_names:
             there = ", ".join(sorted(table.column_names))
-            raise self._fault(shard, f"there is no column {TEXT_COLUMN!r}; there are: {there}")
-        found: list[Any] = table.column(TEXT_COLUMN).to_pylist()
+            if IDS in table.column_names:
+                raise TrainingError(
+                    f"{self.name} is tokenized already; leave out {STREAM!r} before it", local=True
+                )
+            raise self._fault(shard, f"there is no column {TEXT!r}; there are: {there}")
+        found: list[Any] = table.column(TEXT).to_pylist()
         return found
 
     def _fault(self, shard: int, what: str) -> TrainingError:
         return TrainingError(
             f"{self.name}: {self.where(shard)}: {what}; each document must have a text "
-            f"in column {TEXT_COLUMN!r}",
+            f"in column {TEXT!r}",
             local=True,
         )
 
     def _open(self, config: str, split: str) -> Any:
         datasets = _library()
-        if "://" in self.name:
-            builder, self._files = builder_of(self.name, self.name.split(","))
-        elif is_local(self.name):
-            builder, self._files = find_files(self.name)
-        else:
-            return self.tried(
-                lambda: datasets.load_dataset(
-                    self.name, config or None, split=split, streaming=True
-                )
-            )
-        if config:
-            raise RequestError(f"dataset_config: {self.name} is no set of the hub, and has none")
-        options = {"sample_by": "document", "keep_linebreaks": True} if builder == "text" else {}
+        local = self.local
+        if local:
+            return self.tried(lambda: local.load(split, streaming=True))
         return self.tried(
-            lambda: datasets.load_dataset(
-                builder, data_files=self._files, split="train", streaming=True, **options
-            )
+            lambda: datasets.load_dataset(self.name, config or None, split=split, streaming=True)
         )
 
     def tried(self, work: Callable[[], T]) -> T:
@@ -182,20 +205,16 @@ class Shards:
                     raise RequestError(str(last)) from error
 
 
+def find_local(name: str, config: str) -> LocalTexts | None:
+    """Find what is local or at URLs; None for a set of the hub. Raises RequestError."""
+    _library()
+    return find(name, config) if "://" in name or is_local(name) else None
+
+
 def _library() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError(
-            "streams are read by the library datasets, which is not installed "
-            "(pip install datasets)"
-        ) from error
-    config: Any = datasets.config
-    # Releases before 4 run a set's own code unless they are told not to.
-    config.HF_DATASETS_TRUST_REMOTE_CODE = False
+    datasets = datasets_library("streams are read")
     # Whether and when to try again is decided here, by stream_retries.
+    config: Any = datasets.config
     config.STREAMING_READ_MAX_RETRIES = config.STREAMING_OPEN_MAX_RETRIES = 1
     config.STREAMING_READ_RETRY_INTERVAL = config.STREAMING_OPEN_RETRY_INTERVAL = 0
-    # What goes wrong is told in one line.
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     return datasets

@@ -1,13 +1,14 @@
 """Every kind of data, trained on by the door: the same losses on one process and on two."""
 
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.training.support.runs import ROOT, TINY, run, train, write_text
+from tests.training.support.runs import DOOR, ROOT, TINY, run, train, write_text
 from training.data.packed import PackedWriter
 
 pytestmark = pytest.mark.processes
@@ -77,3 +78,62 @@ def test_what_is_no_source_is_told_with_those_that_are(tmp_path: Path) -> None:
         done = run(0, *TINY, f"--dataset_path={path}", *given)
         assert done.returncode == 2 and says in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+NEURON = ("-m", "training.mamba2_neuron")
+
+
+@pytest.mark.parametrize("flag", ["dataset_path", "data_dir"])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_texts_that_are_given_as_tokens_are_answered_with_what_to_write(
+    tmp_path: Path, flag: str, is_folder: bool
+) -> None:
+    """The command of the answer makes what is trained on then."""
+    folder = tmp_path / "my texts"
+    folder.mkdir()
+    rows = [json.dumps({"text": f"{n} is not {n + 1}. " * 9}) for n in range(90)]
+    (folder / "mine.jsonl").write_text("\n".join(rows))
+    given = folder if is_folder else folder / "mine.jsonl"
+    start: tuple[str, ...] = (*TINY, f"--save_ckpt_path={tmp_path}/run", "--num_steps=2")
+    if flag == "data_dir":
+        start = ("--backend=gloo", "--max_steps=2", f"--checkpoint_dir={tmp_path}/run")
+    program = NEURON if flag == "data_dir" else DOOR
+    done = run(0, *start, f"--{flag}={given}", program=program)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"error: {flag}: {given} has texts, as "), done.stderr
+    assert f"write stream:{given} and name a tokenizer" in done.stderr
+    command = done.stderr.partition("python3 ")[2].partition(" (and train on")[0]
+    words = shlex.split(command.replace("EleutherAI/gpt-neox-20b", "bytes"))
+    made = f"{folder}_tokenized" if is_folder else f"{folder}/mine_tokenized"
+    assert words[-1] == f"--save_path={made}"
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True, capture_output=True)
+    if flag == "dataset_path":
+        done = run(0, *start, f"--{flag}={made}")
+        assert done.returncode == 0, done.stderr
+
+
+def test_lines_of_tokens_are_answered_with_their_source(tmp_path: Path) -> None:
+    line = json.dumps({"input_ids": [1] * 30, "attention_mask": [1] * 30})
+    (tmp_path / "a.jsonl").write_text(f"{line}\n" * 9)
+    start = (*TINY, f"--save_ckpt_path={tmp_path}/run", "--num_steps=2", "--batch_size=2")
+    done = run(0, *start, f"--dataset_path={tmp_path}")
+    source = f"lines:{tmp_path}/*.jsonl"
+    assert done.returncode == 2 and f"has lines of tokens; write {source}" in done.stderr
+    done = run(0, *start, f"--dataset_path={source}")
+    assert done.returncode == 0, done.stderr
+
+
+def test_bytes_for_a_model_of_a_tokenizers_vocabulary_are_a_warning(tmp_path: Path) -> None:
+    data = write_text(tmp_path / "data")
+    yaml = tmp_path / "run.yaml"
+    for vocabulary, warned in ((50280, True), (256, False)):
+        sections = {
+            "model": {"family": "mamba", "d_model": 32, "n_layer": 1, "vocab_size": vocabulary},
+            "data": {"dataset_path": data, "seq_length": 17, "batch_size": 2},
+            "run": {"save_ckpt_path": f"{tmp_path}/{vocabulary}", "num_steps": 1},
+        }
+        yaml.write_text(json.dumps(sections))
+        done = run(0, "--config", str(yaml), program=("-m", "training"))
+        assert done.returncode == 0, done.stderr
+        told = f"WARNING: {data} is read as bytes, 256 of the 50,280 ids" in done.stdout
+        assert told == warned, done.stdout

@@ -236,8 +236,8 @@ def test_what_is_wrong_with_texts_is_told_with_its_file(tmp_path: Path) -> None:
     [
         ({"tokenizer": ""}, "tokenizer: a stream needs one"),
         ({"tokenizer": "/none.json"}, "^tokenizer: /none.json is not there"),
-        ({"dataset_config": "en"}, "dataset_config: .* is no set of the hub"),
-        ({"dataset_split": "test"}, "dataset_split: .* is files"),
+        ({"dataset_config": "en"}, "dataset_path: .* has no configuration 'en'"),
+        ({"dataset_split": "test"}, "dataset_split: .* has no split 'test'; there are: train"),
         ({"n_samples_to_skip": 4}, "n_samples_to_skip: a stream has none"),
         ({"position_weighting": True}, "position_weighting: a stream has none"),
     ],

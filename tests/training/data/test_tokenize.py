@@ -275,7 +275,8 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path
 def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
-    argv = command(place, f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set")
+    flags = (f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set", "--seq_len=512")
+    argv = command(place, *flags)
     process = subprocess.Popen([*argv, "--num_proc=2"], cwd=ROOT, stderr=-1, text=True)
 
     def workers() -> list[int]:
@@ -332,7 +333,7 @@ def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}')
     (tmp_path / "b.txt").write_text("")
     (tmp_path / "c.txt").write_text("short")
-    (tmp_path / "d.csv").write_text("x")
+    (tmp_path / "d.xyz").write_text("x")
     (tmp_path / "bad.json").write_text("{")
     (tmp_path / "there").mkdir()
     there, new = f"--save_path={tmp_path}/there", f"--save_path={tmp_path}/set"
@@ -344,20 +345,21 @@ def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
 
     a, b = f"--dataset={tmp_path}/a.jsonl", f"--dataset={tmp_path}/b.txt"
     told("--dataset: no file matches", f"--dataset={tmp_path}/none", new)
-    told("of several kinds", f"--dataset={tmp_path}", new)
-    told("no file that is known by its ending", f"--dataset={tmp_path}/d.csv", new)
+    told("of several kinds", f"--dataset={tmp_path}/*", new)
+    told("no file that is known by its ending", f"--dataset={tmp_path}/d.xyz", new)
+    told("no file that is known by its ending", f"--dataset={tmp_path}/there", new)
     told("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
     told("no column 'text'; there are: body, n", a, new)
     told("'n' of .* holds int64, not text", a, new, "--text_column=n")
     told("has no text", b, new)
-    told("--seq_len: 1,024 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
+    told("--seq_len: 4,096 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
     told("is there already", a, there)
-    told("local files have none", a, new, "--dataset_config=en")
-    told("all of split 'train', not 'test'", a, new, "--split=test")
+    told("has no configuration 'en'", a, new, "--dataset_config=en")
+    told(r"^--split: .*no split 'test'; there are: train \(1 file\)", a, new, "--split=test")
     told("--num_proc: must be at least 1, not '0'", a, new, "--num_proc=0")
     told("--seq_len: must be at least 1", a, new, "--seq_len=0")
     told("none/tokenizer.json is not there", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json")
-    told("cannot be read", a, new, f"--tokenizer={tmp_path}/d.csv")
+    told("cannot be read", a, new, f"--tokenizer={tmp_path}/d.xyz")
     told("bytes states no end-of-text", a, new, "--tokenizer=bytes", "--append_eos")
     told("did you mean --dryrun", a, new, "--dry_run")
     told("--save_path: must be given", a)
@@ -368,9 +370,8 @@ def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_what_is_not_on_this_machine_is_told_in_a_line(place: Path, tmp_path: Path) -> None:
     for flag, name in (("dataset", "no-such-set"), ("tokenizer", "no/such-tokenizer")):
-        wrong = run(
-            place, f"--dataset={tmp_path}", f"--save_path={tmp_path}/set", f"--{flag}={name}"
-        )
+        base = (f"--dataset={tmp_path}", f"--save_path={tmp_path}/set", "--seq_len=512")
+        wrong = run(place, *base, f"--{flag}={name}")
         assert wrong.returncode == 2
         assert wrong.stderr.startswith(f"error: --{flag}: {name} is no local file or folder, and")
         assert wrong.stderr.count("\n") == 1

@@ -127,9 +127,14 @@ def test_bad_input(flags: tuple[str, ...], told: str) -> None:
 
 
 def test_plain_files_have_no_part_to_evaluate_on(tmp_path: Path) -> None:
-    for dataset in ("text:x", f"stream:{tmp_path}", "stream:/x/*.jsonl"):
+    (tmp_path / "a.txt").write_text("text")
+    for dataset, message in (
+        ("text:x", "^validation_freq: there is no eval_dataset"),
+        (f"stream:{tmp_path}", "^validation_freq: .* has no split 'validation'; there are: train"),
+        ("stream:/x/*.jsonl", "^dataset: no file matches /x/"),
+    ):
         given = ("--checkpoint_dir=/x", f"--dataset={dataset}", "--validation_freq=5")
-        with pytest.raises(RequestError, match=r"^validation_freq: there is no eval_dataset"):
+        with pytest.raises(RequestError, match=message):
             configure(given)
 
 

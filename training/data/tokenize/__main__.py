@@ -17,7 +17,9 @@ from typing import Any
 
 from training.cli import run_command
 from training.config.flags import Flag, parse
+from training.config.sections import DataConfig
 from training.config.setting import boolean, integer
+from training.data.splits import TOKENIZER
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
 from training.data.tokenize.tokenizer import open_tokenizer
 from training.data.tokenize.work import Job, run, was_placed
@@ -63,7 +65,7 @@ FLAGS = (
     Flag(
         "tokenizer",
         str,
-        "EleutherAI/gpt-neox-20b",
+        TOKENIZER,
         "a tokenizer.json or its folder, 'bytes', or a name of the hub",
     ),
     Flag(
@@ -72,7 +74,7 @@ FLAGS = (
         None,
         "end each text with the end-of-text token (default: if the tokenizer has one)",
     ),
-    Flag("seq_len", _at_least_one, 1024, "tokens of a row"),
+    Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens of a row"),
     Flag("save_path", Path, None, "folder to make"),
     Flag(
         "num_proc",

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from glob import has_magic, iglob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
+from training.data.libraries import datasets_library
+from training.data.splits import NoSplit, find, is_local
 from training.errors import RequestError, TrainingError
 
-BUILDERS = {".txt": "text", ".json": "json", ".jsonl": "json", ".parquet": "parquet"}
-COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 SAMPLES_BY = ("document", "paragraph", "line")
 LARGEST_TEXT = 2**31 - 1
 """Bytes of one text, the most that arrow's strings hold."""
@@ -29,41 +29,6 @@ LEAST_SHARD, MOST_SHARD, SHARDS = 2**18, 2**23, 256
 """Bytes of a shard: a 256th of all, between 256 KiB and 8 MiB."""
 AT_ONCE = 10_000
 """Documents whose lengths are looked up at once."""
-
-
-def is_local(name: str) -> bool:
-    """Whether files are meant, which may be missing, rather than a set of the hub."""
-    return Path(name).exists() or has_magic(name) or name.startswith((".", "/", "~"))
-
-
-def find_files(name: str) -> tuple[str, list[str]]:
-    """Find the files of a folder or a pattern, sorted, and their builder. Raises RequestError."""
-    pattern = f"{name}/**/*" if Path(name).is_dir() else name
-    found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
-    if not found:
-        raise RequestError(f"no file matches {pattern}")
-    return builder_of(name, found)
-
-
-def builder_of(name: str, paths: Sequence[str]) -> tuple[str, list[str]]:
-    """Choose the builder by the endings; the files that it reads. Raises RequestError."""
-    known: dict[str, list[str]] = {}
-    for path in paths:
-        endings = [end for end in PurePosixPath(path).suffixes if end not in COMPRESSED]
-        if endings and endings[-1] in BUILDERS:
-            known.setdefault(BUILDERS[endings[-1]], []).append(path)
-    if not known:
-        raise RequestError(
-            f"{name} has no file that is known by its ending; "
-            f"they are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
-        )
-    if len(known) > 1:
-        raise RequestError(
-            f"{name} has files of several kinds ({', '.join(sorted(known))}); "
-            f"name one with a pattern, such as '{name}/**/*.txt'"
-        )
-    ((builder, files),) = known.items()
-    return builder, files
 
 
 @dataclass(frozen=True)
@@ -141,55 +106,32 @@ def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.in
 
 
 def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise RequestError(
-            "--dataset: texts are read by the library datasets, which is not installed "
-            "(pip install datasets)"
-        ) from error
-    # Releases before 4 run a set's own code unless they are told not to.
-    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False  # type: ignore[attr-defined]
-    # What goes wrong is told here, in one line.
-    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    datasets = datasets_library("--dataset: texts are read")
     if not is_local(name):
         with _told(name, hub=True):
             return datasets.load_dataset(name, config, split=split)
-    if config is not None:
-        raise RequestError(f"--dataset_config: {name} is local, and local files have none")
-    folder = Path(name)
-    if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        with _told(name):
-            found = datasets.load_from_disk(name)
-        if isinstance(found, datasets.Dataset):
-            found = datasets.DatasetDict({str(found.split or "train"): found})
-        if split not in found:
-            raise RequestError(
-                f"--split: {name} has no split {split!r}; there are: {', '.join(found)}"
-            )
-        return found[split]
-    if split != "train":
-        raise RequestError(f"--split: local files are all of split 'train', not {split!r}")
-    builder, files = _files(name)
-    options = {"sample_by": sample_by, "keep_linebreaks": True} if builder == "text" else {}
-    if builder == "text" and sample_by == "document":
-        _check_sizes(files)
-    with _told(name):
-        return datasets.load_dataset(builder, data_files=files, split=split, **options)
-
-
-def _files(name: str) -> tuple[str, list[str]]:
     try:
-        return find_files(name)
+        local = find(name, config or "")
+        for one in {part.partition("[")[0].strip() for part in split.split("+")}:
+            files = local.files(one)
+            for warning in local.warnings(one):
+                print(f"warning: {warning}", file=sys.stderr)
+            print(f"reading {local.told(one)}")
+            if sample_by == "document":
+                _check_sizes(files)
+    except NoSplit as error:
+        raise RequestError(f"--split: {error}") from error
     except RequestError as error:
         raise RequestError(f"--dataset: {error}") from error
+    with _told(name):
+        return local.load(split, sample_by=sample_by)
 
 
-def _check_sizes(files: list[str]) -> None:
+def _check_sizes(files: Sequence[str]) -> None:
     for path in files:
-        if Path(path).stat().st_size > LARGEST_TEXT:
+        if ".txt" in PurePosixPath(path).suffixes and Path(path).stat().st_size > LARGEST_TEXT:
             raise RequestError(
-                f"--dataset: {path} is over 2 GiB, too large for one document; "
+                f"{path} is over 2 GiB, too large for one document; "
                 f"use --sample_by=paragraph or line"
             )
 

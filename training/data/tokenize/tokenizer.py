@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from training.data.libraries import library
 from training.errors import RequestError
 
 BYTES = "bytes"
@@ -85,13 +86,7 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
 
 
 def _made(name: str, definition: str) -> Any:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise RequestError(
-            f"--tokenizer: {name} is read by the library tokenizers, which is not installed "
-            f"(pip install tokenizers)"
-        ) from error
+    tokenizers = library("tokenizers", f"--tokenizer: {name} is read")
     try:
         made = tokenizers.Tokenizer.from_str(definition)
     except Exception as error:  # the library raises plain Exception
@@ -131,13 +126,8 @@ def _from_hub(name: str) -> Tokenizer:
 
 
 def _from_hub_alone(name: str) -> Tokenizer:
-    try:
-        import tokenizers
-    except ImportError as error:
-        raise RequestError(
-            f"--tokenizer: {name} is no local file; the hub is asked by the libraries transformers "
-            f"or tokenizers, and neither is installed"
-        ) from error
+    asked = f"--tokenizer: {name} is no local file, and the hub is asked"
+    tokenizers = library("tokenizers", asked)
     try:
         definition = tokenizers.Tokenizer.from_pretrained(name).to_str()
     except Exception as error:  # the library raises plain Exception

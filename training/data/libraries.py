@@ -1,0 +1,42 @@
+"""The libraries that read and tokenize text, which not every image has. Light: no torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from training.errors import RequestError
+
+IMAGES = ("cuda-mamba", "cuda13-mamba", "composer-mamba", "llama-fsdp", "neuron-mamba2")
+"""Images that have all of them."""
+INSTALLED_BY = "pip install 'datasets>=2.19' 'tokenizers>=0.20' transformers"
+
+
+def library(name: str, what: str) -> Any:
+    """Import a library that `what` is done by. Raises RequestError that says where there is one."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise missing(name, what, error) from error
+
+
+def missing(names: str, what: str, error: ImportError) -> RequestError:
+    """Say where libraries are that cannot be imported here."""
+    reason = " ".join(str(error).split())
+    return RequestError(
+        f"{what} by {names}, which cannot be imported here ({reason}); {INSTALLED_BY}, or use an "
+        f"image that has it: {', '.join(IMAGES)}"
+    )
+
+
+def datasets_library(what: str) -> Any:
+    """Import the library datasets, so that it is quiet and never runs code that comes with a set.
+
+    Raises RequestError as library() does.
+    """
+    datasets = library("datasets", what)
+    # Releases before 4 run a set's own code unless they are told not to.
+    datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
+    # What goes wrong is told by its caller, in one line.
+    datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    return datasets

@@ -1,0 +1,363 @@
+"""Local texts by split: which files of a folder are trained on, and which are held out.
+
+A folder is read as `datasets.load_dataset(folder)` reads it, by that library itself: by the
+configurations in the front matter of its README.md, else by the names of its files and folders,
+else all of it as `train`. A set on disk (`save_to_disk`) has the splits that it was saved with.
+Files that are named one by one, or by a pattern, are one split, `train`.
+
+All files of a split are of one kind, in an order that depends on their names alone. Light: no
+torch.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import shlex
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from glob import escape, has_magic, iglob
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from training.data.libraries import datasets_library
+from training.errors import RequestError
+
+BUILDERS = {
+    ".txt": "text",
+    ".json": "json",
+    ".jsonl": "json",
+    ".parquet": "parquet",
+    ".csv": "csv",
+}
+COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
+TEXT = "text"
+TOKENIZER = "EleutherAI/gpt-neox-20b"
+"""The tokenizer of training.data.tokenize where none is named."""
+FIRST_LINE = 2**24
+"""Bytes of a file's first line that are read at most."""
+TRAIN, VALIDATION = "train", "validation"
+READ_BY = "texts are read"
+CARDS = ("README.md", ".huggingface.yaml")
+"""Files of a folder that may say which of the others belong to which split."""
+SHOWN = 3
+"""Files that a line names."""
+NAMED_FOR = re.compile(
+    r"(?:^|[-._ 0-9/])(?:(train|training)|validation|valid|val|dev|test|testing|eval|evaluation)"
+    r"(?=[-._ 0-9/])"
+)
+"""A name of a split in a path, as the library finds it; the group: that of training."""
+
+
+class NoSplit(RequestError):  # noqa: N818 - said as it is
+    """A split that is asked for is not there."""
+
+
+@dataclass(frozen=True)
+class LocalTexts:
+    """Local texts under a name, their files by split.
+
+    source: what the library opens, a folder or one of its builders. is_saved: a set on disk.
+    left_out: files of a folder that could be read but are in no split.
+    """
+
+    name: str
+    source: str
+    splits: Mapping[str, tuple[str, ...]]
+    config: str = ""
+    is_saved: bool = False
+    left_out: tuple[str, ...] = ()
+
+    def files(self, split: str) -> tuple[str, ...]:
+        """Give the files of a split. Raises NoSplit naming those that there are."""
+        if split not in self.splits:
+            there = ", ".join(f"{name} ({_count(files)})" for name, files in self.splits.items())
+            raise NoSplit(
+                f"{self.name} has no split {split!r}; there are: {there or 'none'}"
+                + (f"; {self._in_none()}" if self.left_out else "")
+            )
+        return self.splits[split]
+
+    def load(self, split: str, *, streaming: bool = False, sample_by: str = "document") -> Any:
+        """Open a split by the library; of files it may be a part, such as train[:10%].
+
+        sample_by: what a text of a .txt file is. Raises RequestError for a split that is not
+        there, and whatever the library raises.
+        """
+        datasets = datasets_library(READ_BY)
+        if self.is_saved:
+            self.files(split)
+            folder = Path(self.source)
+            has_splits = (folder / "dataset_dict.json").is_file()
+            return datasets.load_from_disk(str(folder / split if has_splits else folder))
+        names = [part.partition("[")[0].strip() for part in split.split("+")]
+        files = {name: [escape(path) for path in self.files(name)] for name in names}
+        every = [path for name in names for path in self.files(name)]
+        options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
+        if all(_kind(path) == "text" for path in every):
+            options |= {"sample_by": sample_by, "keep_linebreaks": True}
+        return datasets.load_dataset(self.source, self.config or None, **options)
+
+    def told(self, split: str) -> str:
+        """Say what a split is read from."""
+        return f"split {split!r} of {self.name}: {shown(self.files(split))}"
+
+    def warnings(self, split: str) -> list[str]:
+        """List what the user may not expect of a split."""
+        found = [f"{self.name}: {self._in_none()}"] if self.left_out else []
+        mine = set(self.files(split))
+        for other, files in self.splits.items():
+            if other != split and mine & set(files):
+                shared = shown(sorted(mine & set(files)))
+                found.append(f"{self.name}: split {split!r} shares files with {other!r}: {shared}")
+        return found
+
+    def _in_none(self) -> str:
+        return (
+            f"in no split, so not read: {shown(self.left_out)} (what is read are files of the most "
+            "frequent kind, and if names tell a split, those alone; files named by a pattern are "
+            "all read)"
+        )
+
+
+def is_local(name: str) -> bool:
+    """Whether files are meant, which may be missing, rather than a set of the hub."""
+    return Path(name).exists() or has_magic(name) or name.startswith((".", "/", "~"))
+
+
+def find(name: str, config: str = "") -> LocalTexts:
+    """Find what is at a local path or pattern, or at URLs (commas between).
+
+    config: which configuration of a folder that has several. Raises RequestError where there is
+    nothing, or it cannot be told what belongs together.
+    """
+    if "://" in name:
+        return _of_files(name, name.split(","), config)
+    path = Path(name).expanduser()
+    for mark in ("dataset_dict.json", "state.json"):
+        if (path / mark).is_file():
+            _require_no_config(name, config)
+            return LocalTexts(name, str(path), _saved_splits(path), is_saved=True)
+    if path.is_dir():
+        return _of_folder(name, path, config)
+    found = sorted(one for one in iglob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
+    if not found:
+        raise RequestError(f"no file matches {name}")
+    return _of_files(name, found, config)
+
+
+def shown(files: Sequence[str]) -> str:
+    """Name a few of many files."""
+    more = f", ... {files[-1]}" if len(files) > SHOWN else ""
+    return f"{_count(files)}: {', '.join(files[: SHOWN - bool(more)])}{more}"
+
+
+def text_files(folder: Path) -> Iterator[str]:
+    """Find the files of a folder that can be read as texts; hidden ones are none of them."""
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
+        for name in sorted(names):
+            if _kind(name) and not name.startswith((".", "__")):
+                yield f"{place}/{name}"
+
+
+def _kind(path: str) -> str:
+    """Tell by the ending which builder reads a file; empty where none does."""
+    endings = [end for end in PurePosixPath(path).suffixes if end not in COMPRESSED]
+    return BUILDERS.get(endings[-1].lower(), "") if endings else ""
+
+
+def _count(files: Sequence[str]) -> str:
+    return f"{len(files):,} file{'s' if len(files) != 1 else ''}"
+
+
+def _require_no_config(name: str, config: str) -> None:
+    if config:
+        raise RequestError(
+            f"{name} has no configuration {config!r}: only a folder whose README.md lists some, "
+            "or a set of the hub, has any; leave it out"
+        )
+
+
+def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
+    """Take files that are named as one split. Raises RequestError for files of several kinds."""
+    _require_no_config(name, config)
+    known: dict[str, list[str]] = {}
+    for path in paths:
+        known.setdefault(_kind(path), []).append(path)
+    known.pop("", None)
+    if not known:
+        raise _no_texts(name)
+    if len(known) > 1:
+        raise RequestError(
+            f"{name} has files of several kinds ({', '.join(sorted(known))}); name those of one "
+            "by their ending, as FOLDER/**/*.jsonl"
+        )
+    ((builder, files),) = known.items()
+    if builder != "text":  # a file of text is one document, which may be called anything
+        _require_one_split(name, files)
+    return LocalTexts(name, builder, {TRAIN: tuple(files)})
+
+
+def _require_one_split(name: str, files: Iterable[str]) -> None:
+    """Refuse files that are named for training together with others that are held out."""
+    files = list(files)
+    begin = len(os.path.commonpath([file.rpartition("/")[0] for file in files]))
+    first: dict[bool, str] = {}
+    for file in files:
+        found = {bool(match[1]) for match in NAMED_FOR.finditer(file[begin:])}
+        if len(found) == 1:
+            first.setdefault(found.pop(), file)
+    if len(first) > 1:
+        raise RequestError(
+            f"{name} are files of several splits, as {first[True]} and {first[False]} are named; "
+            "name the folder, whose splits are kept apart, or the files of one split"
+        )
+
+
+def _no_texts(name: str) -> RequestError:
+    return RequestError(
+        f"{name} has no file that is known by its ending; "
+        f"they are {', '.join(BUILDERS)}, also with {', '.join(COMPRESSED)}"
+    )
+
+
+def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
+    texts = list(text_files(folder))
+    has_card = any(_lists_configs(folder / card) for card in CARDS)
+    below = len(str(folder))
+    try:
+        splits = {} if has_card else _unnamed(folder, [path[below:] for path in texts], config)
+        splits = splits or _named(folder, config)
+    except Exception as error:  # the library has many ways to say no
+        raise _refused(name, folder, config, error) from error
+    every = {path for files in splits.values() for path in files}
+    if not every:
+        raise _no_texts(name)
+    kinds = {_kind(path) for path in every}
+    if has_card or kinds - set(BUILDERS.values()) or len(kinds) > 1:
+        return LocalTexts(name, str(folder), splits, config)
+    root = folder.resolve()  # as the library's paths begin
+    there = (str(root / path[below:].lstrip("/")) for path in texts)
+    left_out = tuple(path for path in there if path not in every)
+    return LocalTexts(name, kinds.pop(), splits, left_out=left_out)
+
+
+def _named(folder: Path, config: str) -> dict[str, tuple[str, ...]]:
+    """Let the library find the splits of a folder. Raises what it raises."""
+    builder = datasets_library(READ_BY).load_dataset_builder(str(folder), config or None)
+    return {
+        # A name that matches two of the library's patterns is listed twice; each is read once.
+        str(split): tuple(dict.fromkeys(map(str, files)))
+        for split, files in (builder.config.data_files or {}).items()
+        if files
+    }
+
+
+def _unnamed(folder: Path, texts: Sequence[str], config: str) -> dict[str, tuple[str, ...]]:
+    """Find the files of a folder whose names tell no split; none if some do.
+
+    As the library would, but in one look instead of 25: its patterns for each word of each split
+    take a minute in a folder of many files. `texts` are paths below the folder.
+    """
+    datasets = datasets_library(READ_BY)
+    words = [word for those in datasets.data_files.SPLIT_KEYWORDS.values() for word in those]
+    if any(word in path for path in texts for word in (*words, "-of-")):
+        return {}
+    builder = datasets.load_dataset_builder(str(folder), config or None, data_files="**")
+    kind = type(builder.config).__name__.removesuffix("Config").lower()
+    files = tuple(str(path) for path in builder.config.data_files[TRAIN] if _kind(path) == kind)
+    return {TRAIN: files} if files else {}
+
+
+def _lists_configs(card: Path) -> bool:
+    try:
+        return "configs:" in card.read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def _refused(name: str, folder: Path, config: str, error: Exception) -> RequestError:
+    """Say why the library does not open a folder."""
+    datasets = datasets_library(READ_BY)
+    try:
+        there = list(datasets.get_dataset_config_names(str(folder)))
+    except Exception:  # the same fault again
+        there = []
+    if there not in ([], ["default"]) and config not in there:
+        return RequestError(
+            f"{name} has the configurations {', '.join(there)}"
+            + (f", and no {config!r}" if config else "")
+            + "; name one by dataset_config"
+        )
+    if config and there == ["default"]:
+        _require_no_config(name, config)
+    if not any(text_files(folder)):
+        return _no_texts(name)
+    return RequestError(f"{name} cannot be read: {' '.join(str(error).split())}")
+
+
+def _saved_splits(folder: Path) -> dict[str, tuple[str, ...]]:
+    """Read which files a set on disk has, by split. Raises RequestError for one that is broken."""
+    listing = folder / "dataset_dict.json"
+    if not listing.is_file():
+        split, files = _saved_files(folder)
+        return {split: files}
+    try:
+        names = [str(name) for name in json.loads(listing.read_text())["splits"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{listing} is broken or half-written: {error!r}") from error
+    return {name: _saved_files(folder / name)[1] for name in names}
+
+
+def _saved_files(folder: Path) -> tuple[str, tuple[str, ...]]:
+    path = folder / "state.json"
+    try:
+        state = json.loads(path.read_text())
+        files = tuple(str(folder / file["filename"]) for file in state["_data_files"])
+        return str(state.get("_split") or TRAIN), files
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RequestError(f"{path} is broken or half-written: {error!r}") from error
+
+
+def how_to_read(path: str, seq_length: int = 0) -> str:
+    """Say how to train on texts that are given as if they were tokenized; empty if it is no text.
+
+    seq_length: that of the run, 0 for the default. The first line of a JSON file tells whether it
+    has texts or tokens.
+    """
+    place = Path(path)
+    files = [path] if place.is_file() and _kind(path) else text_files(place)
+    first = next(iter(files), "")
+    if not first:
+        return ""
+    if _keys(Path(first)) >= {"input_ids", "attention_mask"}:
+        pattern = "*" + "".join(PurePosixPath(first).suffixes[-2:])
+        return f"{path} has lines of tokens; write lines:{Path(first).parent}/{pattern}"
+    return f"{path} has texts, as {first}, and no tokens; {how_to_read_texts(path, seq_length)}"
+
+
+def how_to_read_texts(path: str, seq_length: int = 0) -> str:
+    """Say what to write to train on texts: the source, or the command that tokenizes them."""
+    place = Path(path).absolute()
+    name = place.name.partition(".")[0] or place.name
+    made = shlex.quote(str(place.with_name(f"{name}_tokenized")))
+    length = f" --seq_len={seq_length}" if seq_length else ""
+    return (
+        f"write stream:{path} and name a tokenizer, which reads them as they are, or tokenize them "
+        f"first: python3 -m training.data.tokenize --dataset={shlex.quote(path)} "
+        f"--tokenizer={TOKENIZER}{length} --save_path={made} (and train on {made})"
+    )
+
+
+def _keys(path: Path) -> set[str]:
+    """Read the keys of the first line of JSON lines; none where that is not what a file has."""
+    opened: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rb") as file:
+            return set(json.loads(file.readline(FIRST_LINE)))
+    except (OSError, EOFError, ValueError, TypeError, zlib.error):
+        return set()
