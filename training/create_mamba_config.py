@@ -72,7 +72,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _data(given: dict[str, str]) -> dict[str, Any]:
     """Count the tokens of what is trained on, and weigh it. Raises RequestError listing faults."""
-    from training.data.packed import count_tokens
+    from training.data.packed import count_tokens, find_packed, require_held_out
 
     paths = {name: [one for one in text.split(",") if one] for name, text in given.items()}
     faults: list[str] = []
@@ -83,6 +83,12 @@ def _data(given: dict[str, str]) -> dict[str, Any]:
                 tokens[path] = count_tokens(path)
             except RequestError as error:
                 faults.append(f"--{name}: {error}")
+    for path in paths["eval_paths"]:
+        try:
+            count_tokens(path)
+            require_held_out(find_packed([path]), find_packed(list(tokens)) if tokens else [])
+        except RequestError as error:
+            faults.append(f"--eval_paths: {error}")
     if not tokens and not faults:
         faults.append("--text_paths: no data is given, nor by --code_paths")
     if faults:

@@ -1,8 +1,6 @@
 """Packed tokens: headerless files of 32-bit words, each a token, its position and its loss bit.
 
-A word (little-endian, bit 31 zero) holds the token's id in its lowest bits, above it the token's
-position in its document, and in bit 30 whether the token counts as a target. LAYOUTS tells how
-many bits there are for ids and positions. PATH.size, where it is there, has the number of tokens
+The words are those of training.data.layout. PATH.size, where it is there, has the number of tokens
 as text. A position that is 0 or below the one before begins a document.
 
 Shapes: l sequence length.
@@ -17,7 +15,6 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from glob import glob
 from itertools import accumulate
 from pathlib import Path
@@ -29,35 +26,14 @@ import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from training.data.base import Sample
+from training.data.layout import LAYOUTS, LOSS_BIT, SIZE, WORD, Layout, words_of
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
 
-WORD = np.dtype("<i4")
-LOSS_BIT = 30
-SIZE = ".size"
 MAPS = 256
 """Files mapped at one time: a map holds a descriptor, and a process has about a thousand."""
 PROBE = 1 << 16
 """Words at the beginning of a file that are looked at for a loss bit."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How many bits of a word hold the id, from bit 0, and how many the position, above them."""
-
-    token_bits: int
-    position_bits: int
-
-    @property
-    def vocabulary(self) -> int:
-        return 1 << self.token_bits
-
-    @property
-    def positions(self) -> int:
-        return 1 << self.position_bits
-
-
-LAYOUTS = {"16/14": Layout(16, 14), "17/13": Layout(17, 13)}
 
 
 class Packed:
@@ -86,7 +62,7 @@ class Packed:
     ) -> None:
         self.seq_length, self.layout = seq_length, layout
         self.vocab_size = vocab_size or layout.vocabulary
-        self._paths = _found([paths] if isinstance(paths, str) else paths)
+        self._paths = find_packed([paths] if isinstance(paths, str) else paths)
         sizes = [_tokens_of(path) for path in self._paths]
         self._maps = Maps()
         self._ends = list(accumulate(size // (seq_length + 1) for size in sizes))  # in windows
@@ -192,10 +168,9 @@ class PackedWriter:
         marks = np.ones(len(ids), bool) if counts is None else np.asarray(counts, bool)  # (n,)
         if marks.shape != ids.shape:
             raise self._refusal(f"has {len(ids):,} tokens and {marks.size:,} marks of what counts")
-        positions = np.arange(len(ids)) << self.layout.token_bits  # (n,)
-        words = ids.astype(np.int64) | positions | marks.astype(np.int64) << LOSS_BIT  # (n,)
+        words = words_of(ids, self.layout, marks)  # (n,)
         with writing(self.path):
-            self._file.write(words.astype(WORD).tobytes())
+            self._file.write(words.tobytes())
         self.documents += 1
         self.tokens += len(ids)
 
@@ -296,11 +271,22 @@ def publish(written: Path, path: Path) -> None:
 
 def count_tokens(pattern: str) -> int:
     """Count the tokens of files by name or pattern. Raises RequestError as Packed does."""
-    return sum(_tokens_of(path) for path in _found([pattern]))
+    return sum(_tokens_of(path) for path in find_packed([pattern]))
 
 
-def _found(patterns: Sequence[str]) -> list[str]:
-    """The files of all patterns, sorted, each once; a PATH.size beside its PATH is none of them."""
+def require_held_out(held_out: Sequence[str], trained: Sequence[str]) -> None:
+    """Refuse files that are evaluated on and trained on. Raises RequestError naming the first."""
+    seen = {Path(file).resolve() for file in trained}
+    for file in sorted(held_out):
+        if Path(file).resolve() in seen:
+            raise RequestError(f"{file} is trained on; hold other files out")
+
+
+def find_packed(patterns: Sequence[str]) -> list[str]:
+    """Find the files of all patterns, sorted, each once.
+
+    A PATH.size beside its PATH is none of them. Raises RequestError where a pattern has no file.
+    """
     found: set[str] = set()
     for pattern in patterns:
         # A name that a file has is taken as it is, whatever it would mean as a pattern.

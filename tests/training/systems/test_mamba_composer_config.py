@@ -222,12 +222,12 @@ def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, tol
 
 def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, size in (("a", 60), ("b", 20), ("c", 20)):
+    for name, size in (("a", 60), ("b", 20), ("c", 20), ("fr", 9)):
         with PackedWriter(tmp_path / f"{name}.npy") as packed:
             packed.write(range(size))
     data = ("--text_paths=a.npy,b.npy", "--code_paths=c*.npy")
     changes = ("--lr=1e-3", "--optimizer.beta1=.8", "--model.activation_checkpointing=False")
-    assert main([*data, "--eval_paths=/x/fr.npy", *changes, "--save_interval=5ba"]) == 0
+    assert main([*data, "--eval_paths=fr.npy", *changes, "--save_interval=5ba"]) == 0
     made = file.read(Path("config.yaml"))
     assert made.data.text_paths == (
         Part(path="a.npy", weight=0.6),
@@ -244,6 +244,23 @@ def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         main(["--layers=3"])
     with pytest.raises(RequestError, match=r"2 faults\n  - --text_paths: no file(.|\n)*--code_pa"):
         main(["--output=x.yaml", "--text_paths=d.npy", "--code_paths=e.npy"])
+
+
+def test_data_that_training_refuses_to_evaluate_on_is_refused_as_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with PackedWriter(tmp_path / "a.npy") as packed:
+        packed.write(range(60))
+    for eval_paths, message in (
+        ("a.npy", r"^--eval_paths: a\.npy is trained on; hold other files out$"),
+        ("*.npy", r"^--eval_paths: a\.npy is trained on"),
+        (f"{tmp_path}/a.npy", r"^--eval_paths: .*a\.npy is trained on"),
+        ("b.npy", r"^--eval_paths: no file matches 'b\.npy'"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            main(["--code_paths=a.npy", f"--eval_paths={eval_paths}"])
+    assert not Path("config.yaml").exists()
 
 
 def test_what_fsdp_is_told() -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +21,11 @@ from training.config.sections import DataConfig
 from training.config.setting import boolean, integer
 from training.data.splits import TOKENIZER
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
-from training.data.tokenize.tokenizer import open_tokenizer
+from training.data.tokenize.tokenizer import Tokenizer, open_tokenizer
 from training.data.tokenize.work import Job, run, was_placed
 from training.errors import RequestError
 
 PROGRAM = "python -m training.data.tokenize"
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0))
 
 
 def _at_least_one(text: str) -> int:
@@ -45,13 +41,13 @@ def _sample_by(text: str) -> str:
     return text
 
 
-FLAGS = (
+SOURCE_FLAGS = (
     Flag("dataset", str, None, "folder or pattern of files, a set on disk, or a set of the hub"),
     Flag(
         "dataset_config",
         str,
         None,
-        "part of a set of the hub, such as raw_en",
+        "configuration of a folder or of a set of the hub, such as raw_en",
         ("dataset_config_name",),
     ),
     Flag("split", str, "train", "split to take"),
@@ -74,8 +70,6 @@ FLAGS = (
         None,
         "end each text with the end-of-text token (default: if the tokenizer has one)",
     ),
-    Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens of a row"),
-    Flag("save_path", Path, None, "folder to make"),
     Flag(
         "num_proc",
         _at_least_one,
@@ -84,25 +78,31 @@ FLAGS = (
     ),
     Flag("dryrun", boolean, False, "take 8192 texts only, shuffled with seed 42"),
 )
+"""What texts are read, and how they are tokenized: those of training.data.pack too."""
+FLAGS = (
+    *SOURCE_FLAGS,
+    Flag("seq_len", _at_least_one, DataConfig.seq_length, "tokens of a row"),
+    Flag("save_path", Path, None, "folder to make"),
+)
 
 
 def tokenize(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     given = parse(FLAGS, arguments, program=PROGRAM, about=str(__doc__))
-    absent = [name for name in ("dataset", "save_path") if given[name] is None]
-    if absent:
-        raise RequestError.of([f"--{name}: must be given" for name in absent])
-    target: Path = given["save_path"].absolute()
+    target = target_of(given)
     if was_placed(target):
         print(f"{target} is complete")
         return
-    if target.exists() or target.is_symlink():
-        raise RequestError(f"--save_path: {target} is there already; remove it or name another")
-    # A process is a thread: the parts are many, and threads within them would be in the way.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    _quiet()
-    job = _job(given, target)
-    made = run(job, given["num_proc"] or _processors())
+    require_new(target)
+    tokenizer = open_tokenizer(given["tokenizer"])
+    if tokenizer.longest is not None and given["seq_len"] > tokenizer.longest:
+        print(
+            f"warning: --seq_len={given['seq_len']} is more than the {tokenizer.longest} that "
+            f"{tokenizer.name} states as its longest; rows are made as asked for",
+            file=sys.stderr,
+        )
+    job = open_job(given, tokenizer, target, seq_len=given["seq_len"])
+    made = run(job, processes_of(given))
     print(
         f"{target}: {made['rows']:,} rows of {job.seq_len:,} tokens of {job.tokenizer.name}, from "
         f"{made['documents']:,} texts; {made['dropped']:,} tokens at the end are dropped"
@@ -110,19 +110,36 @@ def tokenize(arguments: Sequence[str]) -> None:
     print(f"to train with it: --dataset_path={target} --seq_length={job.seq_len}")
 
 
-def _job(given: dict[str, Any], target: Path) -> Job:
-    tokenizer = open_tokenizer(given["tokenizer"])
+def target_of(given: dict[str, Any]) -> Path:
+    """Give where to write. Raises RequestError for flags that must be given."""
+    absent = [name for name in ("dataset", "save_path") if given[name] is None]
+    if absent:
+        raise RequestError.of([f"--{name}: must be given" for name in absent])
+    target: Path = given["save_path"].absolute()
+    return target
+
+
+def require_new(target: Path) -> None:
+    if target.exists() or target.is_symlink():
+        raise RequestError(f"--save_path: {target} is there already; remove it or name another")
+
+
+def processes_of(given: dict[str, Any]) -> int:
+    return int(given["num_proc"] or len(os.sched_getaffinity(0)))
+
+
+def open_job(
+    given: dict[str, Any], tokenizer: Tokenizer, target: Path, *, seq_len: int = 0, layout: str = ""
+) -> Job:
+    """Find the texts that SOURCE_FLAGS ask for. Raises RequestError."""
+    # A process is a thread: the parts are many, and threads within them would be in the way.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    _quiet()
     append_eos = given["append_eos"]
     if append_eos is None:
         append_eos = tokenizer.eos is not None
     elif append_eos and tokenizer.eos is None:
         raise RequestError(f"--append_eos: {tokenizer.name} states no end-of-text token")
-    if tokenizer.longest is not None and given["seq_len"] > tokenizer.longest:
-        print(
-            f"warning: --seq_len={given['seq_len']} is more than the {tokenizer.longest} that "
-            f"{tokenizer.name} states as its longest; rows are made as asked for",
-            file=sys.stderr,
-        )
     texts = open_texts(
         given["dataset"],
         config=given["dataset_config"],
@@ -131,7 +148,7 @@ def _job(given: dict[str, Any], target: Path) -> Job:
         sample_by=given["sample_by"],
         dryrun=given["dryrun"],
     )
-    return Job(texts, tokenizer, append_eos, given["seq_len"], target)
+    return Job(texts, tokenizer, append_eos, seq_len, target, layout)
 
 
 def _quiet() -> None:
@@ -143,9 +160,10 @@ def _quiet() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 
-def main() -> int:
+def main(work: Callable[[Sequence[str]], None] = tokenize) -> int:
+    """Do what the command line asks for; the exit code."""
     try:
-        return run_command(tokenize, sys.argv[1:])
+        return run_command(work, sys.argv[1:])
     except KeyboardInterrupt:
         print("stopped; the same command goes on from here", file=sys.stderr)
         return 130

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cli import leave_with_parent
+from training.data.layout import LAYOUTS, pieces_of
 from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
 from training.data.tokenize.texts import Texts
 from training.data.tokenize.tokenizer import Encoder, Tokenizer
@@ -88,13 +89,17 @@ def duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Job:
-    """What is made of which texts, and where."""
+    """What is made of which texts, and where: rows of seq_len tokens, or packed words of a layout.
+
+    Where there is a layout, seq_len is 0 and does not count.
+    """
 
     texts: Texts
     tokenizer: Tokenizer
     append_eos: bool
     seq_len: int
     target: Path
+    layout: str = ""
 
     @property
     def folder(self) -> Path:
@@ -106,7 +111,7 @@ class Job:
             "text": self.texts.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "append_eos": self.append_eos,
-            "seq_len": self.seq_len,
+            **({"layout": self.layout} if self.layout else {"seq_len": self.seq_len}),
         }
 
     def tokens(self, number: int) -> Path:
@@ -132,8 +137,8 @@ def was_placed(target: Path) -> bool:
 
 def run(job: Job, processes: int) -> dict[str, Any]:
     """Make the set; what METADATA says of it. Raises TrainingError and RequestError."""
-    with _held(job):
-        _encode(job, processes)
+    with held(job):
+        encode(job, processes)
         line = job.line()
         if len(line) < job.seq_len:
             shutil.rmtree(job.folder)
@@ -158,10 +163,10 @@ def run(job: Job, processes: int) -> dict[str, Any]:
 
 
 @contextmanager
-def _held(job: Job) -> Iterator[None]:
+def held(job: Job) -> Iterator[None]:
     """Take the work folder for this run alone, new or as an earlier run of the same left it."""
     with writing(job.folder):
-        (job.folder / SET).mkdir(parents=True, exist_ok=True)
+        job.folder.mkdir(parents=True, exist_ok=True)
         lock = (job.folder / "lock").open("w")
     with lock:
         # A file system without locks has none to tell; the lock only guards against a slip.
@@ -191,7 +196,8 @@ def _check_journal(job: Job) -> None:
         )
 
 
-def _encode(job: Job, processes: int) -> None:
+def encode(job: Job, processes: int) -> None:
+    """Make the file of tokens, or of words, of each shard that is not done yet."""
     shards = job.texts.shards()
     sizes = [int(job.texts.sizes[first:end].sum()) for first, end in shards]
     missing = [number for number in range(len(shards)) if not job.tokens(number).exists()]
@@ -206,6 +212,8 @@ def _encode(job: Job, processes: int) -> None:
 
 
 def _assemble(job: Job, tokens: int, processes: int) -> None:
+    with writing(job.folder):
+        (job.folder / SET).mkdir(exist_ok=True)
     names = file_names(tokens, job.seq_len)
     missing = [
         number for number, name in enumerate(names) if not (job.folder / SET / name).exists()
@@ -320,10 +328,16 @@ def _begin_worker(path: Path) -> None:
 
 
 def _encode_shard(number: int, first: int, end: int) -> int:
-    ids = _encoder.encode(_job.texts.read(first, end))  # (tokens,)
+    texts = _job.texts.read(first, end)
+    if _job.layout:
+        ids = [_encoder.encode([text]) for text in texts]  # (n,) each
+        pieces = [piece for one in ids for piece in pieces_of(one, LAYOUTS[_job.layout])]
+    else:
+        pieces = [_encoder.encode(texts)]  # (tokens,)
     with whole(_job.tokens(number)) as file:
-        file.write(ids.astype("<i4", copy=False).data)
-    return len(ids)
+        for piece in pieces:
+            file.write(piece.astype("<i4", copy=False).data)
+    return sum(map(len, pieces))
 
 
 def _write_file(number: int, name: str) -> int:

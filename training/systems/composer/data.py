@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from training.data.base import Sample, Samples, stacked
 from training.data.mixture import Mixture, Source
-from training.data.packed import Packed, count_tokens
+from training.data.packed import Packed, count_tokens, require_held_out
 from training.data.sampler import OTHER_DATA
 from training.errors import RequestError
 from training.ops.loss import counted
@@ -200,7 +199,7 @@ def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
     Raises RequestError, also for a file that is trained on.
     """
     data = config.data
-    trained = {file for source in open_sources(config) for file in _files(source.samples)}
+    trained = [file for source in open_sources(config) for file in _files(source.samples)]
     if not data.eval_paths:
         say("data.eval_paths: there are none, so nothing is evaluated")
     found = []
@@ -212,8 +211,10 @@ def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
                 f"{where}: {one.path} has {packed.told()}, which make no sample of seq_len "
                 f"{data.seq_len}"
             )
-        if shared := sorted(trained & _files(packed)):
-            raise RequestError(f"{where}: {shared[0]} is trained on; hold other files out")
+        try:
+            require_held_out(_files(packed), trained)
+        except RequestError as error:
+            raise RequestError(f"{where}: {error}") from error
         loader: DataLoader[Sample] = DataLoader(
             packed,  # type: ignore[arg-type]  # it has a length, and items by number
             batch_size=data.eval_batch_size,
@@ -248,10 +249,9 @@ def _packed(config: ComposerConfig, path: str, where: str, *, training: bool) ->
         raise RequestError(f"{where}: {error}") from error
 
 
-def _files(samples: Samples) -> set[Path]:
-    """Give the files of packed data, whatever they are called by."""
+def _files(samples: Samples) -> list[str]:
     assert isinstance(samples, Packed)
-    return {Path(file).resolve() for file in samples.files}
+    return samples.files
 
 
 def _note(windows: Windows, config: ComposerConfig, say: Say) -> None:
