@@ -88,7 +88,11 @@ FLAGS = (
 
 def tokenize(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
-    given = parse(FLAGS, arguments, program=PROGRAM, about=str(__doc__))
+    make_set(parse(FLAGS, arguments, program=PROGRAM, about=str(__doc__)))
+
+
+def make_set(given: dict[str, Any]) -> None:
+    """Make the set that FLAGS ask for. Raises RequestError and TrainingError."""
     target = target_of(given)
     if was_placed(target):
         print(f"{target} is complete")

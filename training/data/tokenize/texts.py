@@ -163,7 +163,12 @@ class _told:  # noqa: N801, used as a phrase: with _told(name)
         if self.hub:
             where = f"{self.name} is no local file or folder, and the hub does not give it"
             if isinstance(error, RuntimeError) and "script" in str(error):
-                reason += " (code of others is never run: take a copy of the set in parquet)"
+                folder = f"./{self.name.rpartition('/')[2]}"
+                reason += (
+                    " (code of others is never run; the hub may keep it in parquet: hf download "
+                    f"{self.name} --repo-type=dataset --revision=refs/convert/parquet "
+                    f"--local-dir={folder}, then --dataset={folder}/CONFIG)"
+                )
         raise RequestError(f"--dataset: {where}: {reason}") from error
 
 
