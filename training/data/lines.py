@@ -40,6 +40,7 @@ from numpy.typing import NDArray
 
 from training.data.base import Sample
 from training.data.packed import Maps, partial, publish
+from training.data.splits import TEXT
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
 
@@ -171,7 +172,11 @@ def _found(given: Path) -> tuple[list[Path], Path]:
     except OSError as error:
         raise RequestError(f"{folder}: cannot be read: {error.strerror}") from error
     if not paths:
-        raise RequestError(f"{folder}: has no {' or '.join(patterns)} files; give their folder")
+        others = [one for one in (*PATTERNS, "*.jsonl", "*.jsonl.gz") if any(folder.glob(one))]
+        fix = (
+            f"there are {others[0]}: write {folder}/{others[0]}" if others else "give their folder"
+        )
+        raise RequestError(f"{folder}: has no {' or '.join(patterns)} files; {fix}")
     return paths, folder
 
 
@@ -297,7 +302,8 @@ def _unmarked(marked: NDArray[Any]) -> NDArray[Any]:
 
 def _integers(given: dict[str, Any], key: str, where: str) -> NDArray[np.int64]:
     if key not in given:
-        raise RequestError(f"{where}: has no {key}; a line needs {' and '.join(KEYS)}")
+        texts = "; texts are read by stream:FOLDER, or tokenized first" if TEXT in given else ""
+        raise RequestError(f"{where}: has no {key}; a line needs {' and '.join(KEYS)}{texts}")
     value = given[key]
     if not isinstance(value, list) or not value:
         raise RequestError(f"{where}: {key} is no list with something in it")

@@ -87,7 +87,7 @@ def test_a_pattern_says_which_files(folder: Path, pattern: str, count: int) -> N
 
 
 def test_a_pattern_that_means_no_file_is_told(folder: Path) -> None:
-    with pytest.raises(RequestError, match=r"has no d\*\.json files; give their folder"):
+    with pytest.raises(RequestError, match=r"has no d\*\.json files; there are \*\.json: write /"):
         Lines(folder / "d*.json", 4, seed=0)
 
 
@@ -232,6 +232,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
         ("[1, 2]", "is no JSON object"),
         ('{"input_ids": [1]}', "has no attention_mask"),
         ('{"attention_mask": [1]}', "has no input_ids"),
+        ('{"text": "words"}', "has no input_ids; .*; texts are read by stream:FOLDER, or token"),
         ('{"input_ids": [], "attention_mask": []}', "input_ids is no list with something in it"),
         ('{"input_ids": "12", "attention_mask": [1]}', "input_ids is no list"),
         ('{"input_ids": [1.0], "attention_mask": [1]}', "input_ids is no list of integers"),

@@ -78,6 +78,22 @@ def test_a_run_goes_on_by_itself(trained: Any) -> None:
     assert kept == ["step_4_ckp", "step_6_ckp"]
 
 
+def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "packed", range(40))
+    (tmp_path / "plain").mkdir()
+    for file in (tmp_path / "packed").iterdir():
+        (tmp_path / "plain" / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    save = f"--checkpoint_dir={tmp_path}/save"
+    for name, zipped, there in (("packed", 0, r"*.json.gz"), ("plain", 1, "*.json")):
+        flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}", f"--zipped_data={zipped}")
+        done = run(0, *flags, "--max_steps=1", program=DOOR)
+        answer = f"there are {there}: write {tmp_path}/{name}/{there}"
+        assert done.returncode == 2 and answer in done.stderr, done.stderr
+        flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}/{there}", "--max_steps=1")
+    done = run(0, *flags, program=DOOR)
+    assert done.returncode == 0, done.stderr
+
+
 def test_it_tells_what_the_system_tells(trained: Any) -> None:
     folder, first, again = trained
     line = re.search(r"step 4/4 \| .* \| ([\d.]+) samples/s \| ([\d.]+) TFLOPS/device", first)
