@@ -142,7 +142,8 @@ def find(name: str, config: str = "") -> LocalTexts:
             _require_no_config(name, config)
             return LocalTexts(name, str(path), _saved_splits(path), is_saved=True)
     if path.is_dir():
-        return _of_folder(name, path, config)
+        # Absolute: a folder that is called json is not the library's builder of that name.
+        return _of_folder(name, path.absolute(), config)
     found = sorted(one for one in iglob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
     if not found:
         raise RequestError(f"no file matches {name}")

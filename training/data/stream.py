@@ -185,7 +185,9 @@ def open_stream(
     batch_size = data.batch_size if training else data.eval_batch_size or data.batch_size
     accumulation = data.gradient_accumulation if training else 1
     try:
-        shards = Shards(name, data.dataset_config, split, data.stream_retries)
+        shards = Shards(
+            name, data.dataset_config, split, data.stream_retries, held_out=not training
+        )
         if not checked:
             shards.tried(lambda: next(shards.read(0, 0), None))
             for line in shards.told():

@@ -93,15 +93,19 @@ class Shards:
 
     `local` has the files by split, None for a set of the hub. Of a set on disk, whose documents are
     found by their number, a shard is a run of documents; else it is a file. `fingerprint` tells the
-    same name, parts and files. Raises RequestError where nothing is there, the split is not, or the
-    library or one that it needs for URLs is missing.
+    same name, parts and files. With `held_out`, local texts that have no splits, which are called
+    train then, serve as validation. Raises RequestError where nothing is there, the split is not,
+    or the library or one that it needs for URLs is missing.
     """
 
-    def __init__(self, name: str, config: str, split: str, retries: int) -> None:
-        self.name, self.retries, self.split = name, retries, split
+    def __init__(
+        self, name: str, config: str, split: str, retries: int, *, held_out: bool = False
+    ) -> None:
+        self.name, self.retries = name, retries
         self.local = find_local(name, config)
-        if self.local and split == VALIDATION and list(self.local.splits) == [TRAIN]:
-            self.split = split = TRAIN  # all that there is, under the name of what has no splits
+        if held_out and self.local and split == VALIDATION and list(self.local.splits) == [TRAIN]:
+            split = TRAIN
+        self.split = split
         self._files = list(self.local.files(split)) if self.local else []
         self._set = self._open(config, split)
         if self.is_saved:

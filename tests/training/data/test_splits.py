@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,9 +14,12 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.training.data import test_stream
 from tests.training.support.runs import ROOT, TINY, run
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
+from training.data.libraries import IMAGES
 from training.data.sources import open_evaluation, open_feed
 from training.data.splits import find
 from training.data.stream_shards import Shards
@@ -138,6 +142,14 @@ def test_a_folder_has_the_splits_that_the_library_finds(tmp_path: Path, layout: 
         expected = list(dict.fromkeys(right[split]["text"]))
         assert found.load(split)["text"][:] == expected
         assert streamed(str(folder), split) == expected
+
+
+def test_a_folder_may_be_called_as_a_builder_of_the_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path / "json", "train.csv", "test.csv")
+    assert streamed("json", "test") == [f"<test.csv {number}>" for number in range(3)]
 
 
 def text_options(names: tuple[str, ...]) -> dict[str, object]:
@@ -264,11 +276,28 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/*.jsonl"), 0, 1)
     for name in ("train.jsonl", "validation.jsonl"):
         write(tmp_path, name)
+    write(tmp_path / "plain", "a.jsonl")
+    with pytest.raises(RequestError, match=r"^dataset_split: .* no split 'validation'; there are"):
+        plain = {"dataset_path": f"stream:{tmp_path}/plain", "dataset_split": "validation"}
+        open_feed(config(**plain), 0, 1)
     with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
         open_feed(config(dataset_path=f"stream:{tmp_path}/*.jsonl"), 0, 1)
     for name in ("train-stations.txt", "test-drive.txt"):  # documents, by their titles
         write(tmp_path / "texts", name)
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/texts/*.txt"), 0, 1)
+
+
+@pytest.mark.parametrize("make", [carded, saved])
+def test_a_split_is_read_once_an_epoch_and_gone_on_with(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    path = f"stream:{make(tmp_path / 'mine')}"
+    read = re.findall(r"<[^>]*>", "".join(test_stream.texts(path)))
+    assert len(read) == len(set(read)) == 30 and all("train" in text for text in read)
+    one, again = test_stream.feed(path), test_stream.feed(path)
+    test_stream.rows([one], 9)
+    assert again.resume(test_stream.state_of([one])) is None
+    assert test_stream.rows([again], 20) == test_stream.rows([one], 20)
 
 
 def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
@@ -334,3 +363,13 @@ def test_libraries_that_are_missing_are_named_with_images_that_have_them(
         assert f"by {absent}, which cannot be imported here" in done.stderr
         assert "pip install 'datasets>=2.19' 'tokenizers" in done.stderr
         assert "use an image that has it: cuda-mamba, " in done.stderr
+
+
+@pytest.mark.parametrize("target", IMAGES)
+def test_images_that_are_named_hold_the_libraries(target: str) -> None:
+    packages = []
+    while target:
+        recipe = yaml.safe_load((ROOT / "recipes" / f"{target}.yaml").read_text())
+        packages += [re.split("[=<>]", one)[0] for one in recipe["python"]["packages"]]
+        target = recipe.get("extends", "")
+    assert {"datasets", "transformers"} <= set(packages), "transformers brings tokenizers"
