@@ -24,7 +24,7 @@ PROGRAM = ("-m", "training.get_dataset")
 def test_command_launcher_and_configuration_name_one_path(launcher: str) -> None:
     path = str(DEFAULTS[launcher]["save_path"])
     script = (ROOT / "launch" / f"{launcher}.sbatch").read_text()
-    assert re.findall(r"^data=\$\{DATASET:-(.*)\}$", script, re.MULTILINE) == [path]
+    assert re.findall(r"^    data=(/\S*)$", script, re.MULTILINE) == [path]
     data = yaml.safe_load((ROOT / "configs" / f"{launcher}.yaml").read_text())["data"]
     assert data["dataset_path"] == path
     assert data["seq_length"] == DEFAULTS[launcher]["seq_len"]
