@@ -7,7 +7,8 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from sqshforge.engine.types import GROWS, Build, Image
 from sqshforge.errors import MissingError
-from sqshforge.host import network
+from sqshforge.host import network, temporary
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
 
@@ -26,6 +27,7 @@ _OTHER = re.compile(r"--mount=type=(?!secret)\S+")
 
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
 OUR_BASE = "/sqshforge-base:"
+KIND = "image"  # of our own working containers
 PATIENCE = 10.0  # seconds
 PROCESSES = 32768
 
@@ -122,23 +124,31 @@ class Buildah:
         self.programs.capture([self.program, "pull", "--quiet", f"docker-archive:{tar}"])
 
     def copy_out(self, name: str, folder: str, place: Path) -> None:
-        container = self.programs.capture([self.program, "from", *_limits(), name]).strip()
-        try:
+        with self._working_container(name, *_limits()) as container:
             argv: list[str | Path] = [self.program, "run", "--isolation", "chroot"]
             argv += ["--volume", f"{place}:/run/place:rw", container, "--"]
             # Without owners: those would be ids of the caller's range, which it cannot remove.
             argv += ["cp", "--recursive", "--no-dereference", "--preserve=mode,timestamps,links"]
             self.programs.capture([*argv, f"{folder}/.", "/run/place/"])
-        finally:
-            self.programs.attempt([self.program, "rm", container])
 
     def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
-        made = self.programs.capture([self.program, "from", "--name", _scratch(name), "scratch"])
-        container = made.strip()
-        try:
+        with self._working_container("scratch") as container:
             self.programs.capture([self.program, "add", "--quiet", container, tar, "/"])
             argv: list[str | Path] = [self.program, "commit", "--quiet", "--format", "docker"]
             self.programs.capture([*argv, *_timestamp(epoch), container, name])
+
+    @contextmanager
+    def _working_container(self, image: str, *options: str) -> Iterator[str]:
+        """A working container of an image; those that killed processes of ours left go first."""
+        listed = self.programs.capture(
+            [self.program, "containers", "--format", "{{.ContainerName}}"]
+        )
+        for abandoned in temporary.abandoned(listed.splitlines(), KIND):
+            self.programs.attempt([self.program, "rm", abandoned])
+        container = temporary.name(KIND)
+        try:
+            self.programs.capture([self.program, "from", "--name", container, *options, image])
+            yield container
         finally:
             self.programs.attempt([self.program, "rm", container])
 
@@ -253,11 +263,6 @@ def _limits() -> list[str]:
 
 def _labels(facts: dict[str, Any]) -> dict[str, str]:
     return (facts["Docker"].get("config") or {}).get("Labels") or {}
-
-
-def _scratch(name: str) -> str:
-    """The name of the working container that becomes an image."""
-    return "sqshforge-load-" + re.sub(r"[^a-z0-9]+", "-", name)
 
 
 def unpacked_size(facts: dict[str, Any]) -> int:
