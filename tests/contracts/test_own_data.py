@@ -1,0 +1,76 @@
+"""docs/own-data.md by copy and paste: from texts with splits to a trained model's words."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.site import Site
+from tests.support.slurm import Cluster, cluster
+
+pytestmark = [pytest.mark.processes, pytest.mark.root]
+
+WORDS = "the quick brown fox jumps over a lazy dog while it rains and nobody looks"
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Cluster]:
+    with cluster() as started:
+        yield started
+
+
+@pytest.fixture
+def project(tmp_path: Path, root: Path, packed_image: Path) -> Path:
+    """What `make quickstart` leaves, and a folder of texts."""
+    place = tmp_path / "project"
+    (place / "build").mkdir(parents=True)
+    (place / "build" / "cpu-mamba.sqsh").symlink_to(packed_image)
+    (place / "launch").symlink_to(root / "launch")
+    (place / ".venv").symlink_to(Path(sys.prefix))
+    mine = place / "mine"
+    mine.mkdir()
+    for name, begin, count in (("train", 0, 900), ("validation", 900, 60)):
+        lines = (json.dumps({"text": text(number)}) for number in range(begin, begin + count))
+        (mine / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return place
+
+
+def text(number: int) -> str:
+    words = WORDS.split()
+    return " ".join(words[(number + at) % len(words)] for at in range(40)) + "."
+
+
+def test_from_texts_to_a_trained_model(project: Path, root: Path, slurm: Cluster) -> None:
+    page = (root / "docs" / "own-data.md").read_text()
+    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    assert len(blocks) == 6
+    site = Site(slurm, project / "build" / "cpu-mamba.sqsh", project, root)
+    said = []
+    for block in blocks:
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", block],
+            cwd=project,
+            env={**slurm.env, "OMP_NUM_THREADS": "1"},
+            text=True,
+            capture_output=True,
+            timeout=600,
+        )
+        log = "".join(path.read_text() for path in project.glob("slurm-*.out"))
+        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}{log}"
+        said.append(done.stdout + done.stderr)
+    assert "train.jsonl" in said[1] and "validation.jsonl" in said[1]
+    assert "1: training.launch: node 1 of 2" in log
+    losses = [loss for _, loss in site.losses("checkpoints/llama_fsdp")]
+    assert len(losses) == 60 and losses[-1] < 0.7 * losses[0]
+    records = (project / "checkpoints/llama_fsdp/metrics.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in records]
+    assert kinds.count("evaluation") == 3
+    assert (project / "mine/report/report.html").stat().st_size > 10_000
+    assert json.loads((project / "mine/model/config.json").read_text())["vocab_size"] == 1024
+    assert len(set(re.findall(r"\w+", said[5])) & set(WORDS.split())) >= 3, said[5]
