@@ -33,13 +33,21 @@ class RequestError(TrainingError):
     """What was asked for is wrong: a flag, a name, a size, a folder, the data."""
 
     exit_code = 2
+    _faults: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, faults: list[str]) -> RequestError:
         """Make one error that lists all the faults, a line each."""
         if len(faults) == 1:
             return cls(faults[0])
-        return cls("\n".join([f"{len(faults)} faults", *(f"  - {fault}" for fault in faults)]))
+        error = cls("\n".join([f"{len(faults)} faults", *(f"  - {fault}" for fault in faults)]))
+        error._faults = tuple(faults)
+        return error
+
+    @property
+    def faults(self) -> list[str]:
+        """Each fault on its own, to be listed among others."""
+        return list(self._faults) or [str(self)]
 
 
 class BadNode(TrainingError):  # noqa: N818 - what is bad is the node

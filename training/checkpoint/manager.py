@@ -26,6 +26,7 @@ from training.config.config import Config
 from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError
 from training.manifest import Manifest
+from training.models.sizes import completed, identity
 from training.parallel.backend import Backend
 from training.process_group import Group
 
@@ -183,6 +184,7 @@ def resume(
             f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
         )
     state = backend.state(model, optimizer)
+    told = replace(told, model=completed(told.model))
     dcp.load(path, told, state, group, model_identity(config))
     backend.restore(model, optimizer, state)
     say(f"resumed from {path} at step {told.step}")
@@ -201,8 +203,7 @@ def resume(
 
 def model_identity(config: Config) -> dict[str, Any]:
     """Give what must not change between a checkpoint and its resumption."""
-    sizes = config.model.sizes
-    return {"family": sizes.family, **asdict(sizes)}
+    return identity(config.model.sizes)
 
 
 def changeable_settings(config: Config) -> dict[str, Any]:

@@ -166,10 +166,9 @@ def _sizes(kind: type[Sizes], given: Mapping[str, Any], found: _Found) -> dict[s
             found.faults.append(f"model.{name}: {kind.family} has no such size{near(name, known)}")
         elif name == _ROPE and isinstance(value, Mapping):
             try:
-                sizes[name] = RopeScaling(**value)
-            except TypeError:
-                ours = ", ".join(one.name for one in fields(RopeScaling))
-                found.faults.append(f"model.{name}: must have kind and factor, may have {ours}")
+                sizes[name] = RopeScaling.of(value)
+            except RequestError as error:
+                found.faults += [f"model.{fault}" for fault in error.faults]
         elif name == _ROPE and value is None:
             sizes[name] = None
         else:

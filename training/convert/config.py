@@ -68,16 +68,8 @@ def make(
         if not found:
             return kind(**values)
     except RequestError as error:
-        found = [str(error)]
+        found = error.faults
     raise RequestError.of([f"{where}: {fault}" for fault in found])
-
-
-def rope_scaling(values: Mapping[str, Any], where: Path) -> RopeScaling:
-    """Make a RopeScaling from values by our names. Raises RequestError as `make` does."""
-    found = _faults(RopeScaling, values, {})
-    if found:
-        raise RequestError.of([f"{where}: rope_scaling: {fault}" for fault in found])
-    return RopeScaling(**values)
 
 
 def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) -> list[str]:

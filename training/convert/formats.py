@@ -73,7 +73,6 @@ _ONLY_OF_LAYERS: dict[str, tuple[Any, ...]] = {
     "D_has_hdim": (False,),
     "rmsnorm": (True,),
     "norm_before_gate": (False,),
-    "dt_limit": (None, [0.0, math.inf]),
 }
 """The same for those of ssm_cfg."""
 
@@ -141,10 +140,6 @@ def read_state_spaces(settings: Settings, where: Path) -> Sizes:
             f"({', '.join(_LAYERS)})"
         )
     faults = _others("", settings, _ONLY_OF_MODEL) + _others("ssm_cfg.", layers, _ONLY_OF_LAYERS)
-    width = settings.get("d_model")
-    rank = layers.get("dt_rank", "auto")
-    if rank != "auto" and isinstance(width, int) and rank != math.ceil(width / 16):
-        faults.append(f"ssm_cfg.dt_rank {rank}: ours is always d_model / 16, rounded up")
     values: Settings = {n: settings[n] for n in ("d_model", "n_layer") if n in settings}
     values |= {
         "vocab_size": _padded(settings),
@@ -152,6 +147,11 @@ def read_state_spaces(settings: Settings, where: Path) -> Sizes:
         "residual_in_fp32": settings.get("residual_in_fp32", True),
         "norm_eps": _EPSILON,
     }
+    if family == "mamba":
+        width = settings.get("d_model")
+        values |= hf.read_rank(layers.get("dt_rank"), width, faults, "ssm_cfg.dt_rank")
+    else:
+        values |= hf.read_limit(layers.get("dt_limit"), faults, "ssm_cfg.dt_limit")
     names = _NAMES[family]
     values |= {ours: layers[theirs] for ours, theirs in names.items() if theirs in layers}
     called = {ours: f"ssm_cfg.{theirs}" for ours, theirs in names.items()}
@@ -173,8 +173,11 @@ def write_state_spaces(sizes: Sizes) -> Settings:
     if sizes.norm_eps != _EPSILON:
         raise RequestError(f"norm_eps {sizes.norm_eps}: mamba-ssm's norms have {_EPSILON} always")
     layers = {theirs: getattr(sizes, ours) for ours, theirs in _NAMES[sizes.family].items()}
-    if isinstance(sizes, Mamba2Config):
+    if isinstance(sizes, MambaConfig):
+        layers |= {"dt_rank": sizes.dt_rank} if sizes.dt_rank else {}
+    else:
         layers = {"layer": "Mamba2", **layers}
+        layers |= {"dt_limit": list(sizes.dt_limit)} if sizes.is_limited else {}
         if sizes.n_groups > 1 and sizes.norm_across_groups:
             raise RequestError(
                 f"n_groups: mamba-ssm normalises each group of Mamba-2's channels alone, and this "

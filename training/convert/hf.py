@@ -8,13 +8,13 @@ models do not have are refused by name.
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from training.convert.config import make
 from training.errors import RequestError
 from training.models import (
+    ACTIVATIONS,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -23,6 +23,7 @@ from training.models import (
     RopeScaling,
     Sizes,
 )
+from training.ops.rope_scaling import USES
 
 Settings = dict[str, Any]
 
@@ -75,8 +76,13 @@ NAMES: dict[str, dict[str, str]] = {
         "n_groups": "n_groups",
         "chunk_size": "chunk_size",
     },
-    "llama": {**_MISTRAL, "attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
-    "mistral": _MISTRAL,
+    "llama": {
+        **_MISTRAL,
+        "hidden_act": "hidden_act",
+        "attention_bias": "attention_bias",
+        "mlp_bias": "mlp_bias",
+    },
+    "mistral": {**_MISTRAL, "hidden_act": "hidden_act"},
     "mixtral": {**_MISTRAL, "n_expert": "num_local_experts", "top_k": "num_experts_per_tok"},
     "gpt_neox": {
         **_ATTENTION,
@@ -146,13 +152,17 @@ _ABSENT: dict[str, Settings] = {
 }
 """What transformers takes for a setting that is not there."""
 
+_SWISH = "swish"
+"""Another name of silu."""
 _ACTIVATIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(NAMES, ("silu", "swish")),
+    **dict.fromkeys(NAMES, ("silu", _SWISH)),
+    **dict.fromkeys(("llama", "mistral"), (*ACTIVATIONS, _SWISH)),
     "gpt_neox": ("gelu",),
 }
-"""What transformers calls the function that each family of ours is made with."""
+"""What transformers calls the functions that each family of ours may be made with."""
 
-_ROPE_TYPES = ("default", "linear", "llama3")
+_ROPE_TYPES = ("default", *USES)
+_CONTEXT = "original_max_position_embeddings"
 
 
 def read(settings: Settings, where: Path) -> Sizes:
@@ -166,7 +176,7 @@ def read(settings: Settings, where: Path) -> Sizes:
     values = {ours: given[theirs] for ours, theirs in NAMES[family].items() if theirs in given}
     faults = _not_ours(family, settings)
     if family == "mamba":
-        _read_mamba(given, faults)
+        _read_mamba(given, values, faults)
     elif family == "mamba2":
         _read_mamba2(given, values, faults)
     elif family == "gpt_neox":
@@ -182,21 +192,23 @@ def write(sizes: Sizes) -> Settings:
     _refuse_unwritable(sizes)
     settings: Settings = {"architectures": [ARCHITECTURES[family]], "model_type": family}
     settings |= {theirs: getattr(sizes, ours) for ours, theirs in NAMES[family].items()}
-    settings["hidden_act"] = _ACTIVATIONS[family][0]
+    settings.setdefault("hidden_act", _ACTIVATIONS[family][0])
     # Null, for else transformers takes numbers of its own, which may be ordinary tokens here.
     settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     # The names of before transformers 5 for what turns with positions: 5 reads them too.
     if isinstance(sizes, MambaConfig):
-        settings |= {"time_step_rank": sizes.dt_rank, "intermediate_size": sizes.d_inner}
+        settings |= {"time_step_rank": sizes.d_delta, "intermediate_size": sizes.d_inner}
     elif isinstance(sizes, Mamba2Config):
         settings["num_heads"] = sizes.n_head
+        if sizes.is_limited:
+            settings["time_step_limit"] = list(sizes.dt_limit)
     elif isinstance(sizes, NeoXConfig):
         settings |= {"rotary_pct": sizes.rotary_pct, "rotary_emb_base": sizes.rope_theta}
     elif isinstance(sizes, LlamaConfig):
         settings |= {
             "head_dim": sizes.d_head,
             "rope_theta": sizes.rope_theta,
-            "rope_scaling": _write_rope(sizes.rope_scaling),
+            **_write_rope(sizes.rope_scaling),
         }
         if isinstance(sizes, MistralConfig):
             settings["sliding_window"] = sizes.window or None
@@ -211,22 +223,20 @@ def _not_ours(family: str, settings: Settings) -> list[str]:
     found = []
     activation = settings.get("hidden_act", _ACTIVATIONS[family][0])
     if activation not in _ACTIVATIONS[family]:
-        found.append(f"hidden_act {activation!r}: {family} is made with {_ACTIVATIONS[family][0]}")
+        known = " or ".join(one for one in _ACTIVATIONS[family] if one != _SWISH)
+        found.append(f"hidden_act {activation!r}: {family} is made with {known}")
     if settings.get("quantization_config") is not None:
         found.append("quantization_config: quantised weights are not read; give the original ones")
     return found
 
 
-def _read_mamba(given: Settings, faults: list[str]) -> None:
-    rank, width = given.get("time_step_rank", "auto"), given.get("hidden_size")
-    if rank != "auto" and isinstance(width, int) and rank != math.ceil(width / 16):
-        faults.append(f"time_step_rank {rank}: ours is always hidden_size / 16, rounded up")
+def _read_mamba(given: Settings, values: Settings, faults: list[str]) -> None:
+    rank, width = given.get("time_step_rank"), given.get("hidden_size")
+    values |= read_rank(rank, width, faults, "time_step_rank")
 
 
 def _read_mamba2(given: Settings, values: Settings, faults: list[str]) -> None:
-    limit = given.get("time_step_limit")
-    if limit is not None and _bounds(limit) != [0.0, math.inf]:
-        faults.append(f"time_step_limit {limit}: ours is not limited")
+    values |= read_limit(given.get("time_step_limit"), faults, "time_step_limit")
     heads, size = given["num_heads"], given["head_dim"]
     expand, width = given["expand"], given.get("hidden_size", 0)
     numbers = all(type(number) is int for number in (heads, size, expand, width))
@@ -250,6 +260,8 @@ def _read_neox(given: Settings, values: Settings, faults: list[str]) -> None:
 
 def _read_llama(family: str, given: Settings, values: Settings, faults: list[str]) -> None:
     heads, width = given.get("num_attention_heads"), given.get("hidden_size")
+    if values.get("hidden_act") == _SWISH:
+        values["hidden_act"] = "silu"
     if values["n_kv_head"] is None and heads is not None:
         values["n_kv_head"] = heads
     size = values["head_dim"]
@@ -258,7 +270,7 @@ def _read_llama(family: str, given: Settings, values: Settings, faults: list[str
     rope = _rope(given, faults)
     absent = 1e6 if family == "mixtral" else 1e4
     values["rope_theta"] = rope.get("rope_theta", given.get("rope_theta", absent))
-    values["rope_scaling"] = _read_rope(rope, given, faults)
+    values["rope_scaling"] = _read_rope(rope, given, values, faults)
     factor = rope.get("partial_rotary_factor", given.get("partial_rotary_factor"))
     if factor not in (None, 1):
         faults.append(f"partial_rotary_factor {factor}: {family} rotates all of a head")
@@ -283,36 +295,48 @@ def _rope_type(rope: Settings) -> Any:
     return rope.get("rope_type", rope.get("type", "default"))
 
 
-def _read_rope(rope: Settings, given: Settings, faults: list[str]) -> RopeScaling | None:
-    kind = _rope_type(rope)
+def _read_rope(
+    rope: Settings, given: Settings, values: Settings, faults: list[str]
+) -> RopeScaling | None:
+    kind, positions = _rope_type(rope), given["max_position_embeddings"]
     if kind not in _ROPE_TYPES:
         faults.append(f"rope type {kind!r}: not one that we have ({', '.join(_ROPE_TYPES)})")
-    if kind not in _ROPE_TYPES or kind == "default":
+    if kind not in USES or type(positions) is not int:  # `make` tells what is no number
         return None
-    wanted = {"factor": "factor"}
-    if kind == "llama3":
-        wanted |= {"low_freq_factor": "low_freq_factor", "high_freq_factor": "high_freq_factor"}
-        wanted |= {"original_context": "original_max_position_embeddings"}
-        rope = {"original_max_position_embeddings": given["max_position_embeddings"], **rope}
-    wrong = [theirs for theirs in wanted.values() if type(rope.get(theirs)) not in (int, float)]
-    faults += [f"rope_scaling: {theirs} must be a number" for theirs in wrong]
-    if wrong:
-        return None
+    found = {name: rope[name] for name in USES[kind] if rope.get(name) is not None}
+    if kind == "dynamic":
+        found["original_context"] = positions
+    elif kind != "linear":
+        # As transformers has it: one that stands beside the table counts more.
+        found["original_context"] = given.get(_CONTEXT) or rope.get(_CONTEXT) or positions
+    if kind in ("yarn", "longrope") and type(found["original_context"]) is int:
+        ratio = positions / (found["original_context"] or 1)
+        found.setdefault("factor", ratio if kind == "yarn" else max(1.0, ratio))
     try:
-        return RopeScaling(kind=kind, **{ours: rope[theirs] for ours, theirs in wanted.items()})
+        scaling = RopeScaling.of({"kind": kind, **found})
     except RequestError as error:
-        faults.append(str(error))
+        faults += [one.replace("original_context", _CONTEXT) for one in error.faults]
         return None
+    if kind == "dynamic":  # theirs is the context that the model was trained with
+        values["context"] = int(positions * scaling.factor)
+    return scaling
 
 
-def _write_rope(scaling: RopeScaling | None) -> Settings | None:
+def _write_rope(scaling: RopeScaling | None) -> Settings:
     if scaling is None:
-        return None
-    values = asdict(scaling)
-    if scaling.kind == "linear":
-        return {"rope_type": "linear", "factor": values["factor"]}
-    kind, context = values.pop("kind"), values.pop("original_context")
-    return {"rope_type": kind, "original_max_position_embeddings": context, **values}
+        return {"rope_scaling": None}
+    used = {name: value for name, value in scaling.used().items() if value is not None}
+    used = {name: list(v) if isinstance(v, tuple) else v for name, v in used.items()}
+    context = used.pop("original_context", None)
+    for name in ("mscale", "mscale_all_dim"):  # 0 is that they are not there
+        if not used.get(name):
+            used.pop(name, None)
+    written: Settings = {"rope_scaling": {"rope_type": scaling.kind, **used}}
+    if scaling.kind == "dynamic":
+        written["max_position_embeddings"] = context
+    elif context is not None:
+        written["rope_scaling"][_CONTEXT] = context
+    return written
 
 
 def _refuse_unwritable(sizes: Sizes) -> None:
@@ -328,7 +352,34 @@ def _refuse_unwritable(sizes: Sizes) -> None:
                 raise RequestError(f"{name}: transformers' {sizes.family} has none")
 
 
-def _bounds(limit: Any) -> list[Any]:
-    """Undo transformers' way to write infinity, {"__float__": "Infinity"}."""
-    found = limit if isinstance(limit, list) else [limit]
-    return [float(v.get("__float__", "nan")) if isinstance(v, dict) else v for v in found]
+def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> Settings:
+    """Read Mamba's rank of delta's projection, a number or "auto", under the name that it has.
+
+    0, which is ours for what follows from the width, wherever the two are the same.
+    """
+    if rank is None or rank == "auto" or type(width) is not int:
+        return {}
+    if type(rank) is not int or rank < 1:
+        faults.append(f"{called} must be a whole number from 1 on, or auto, not {rank!r}")
+        return {}
+    return {"dt_rank": 0 if rank == math.ceil(width / 16) else rank}
+
+
+def read_limit(limit: Any, faults: list[str], called: str) -> Settings:
+    """Read what Mamba-2's delta is kept within, under the name that it has; null: without limit."""
+    if limit is None:
+        return {}
+    # Transformers writes infinity as {"__float__": "Infinity"}.
+    numbers = [
+        float(one.get("__float__", "nan")) if isinstance(one, dict) else one
+        for one in (limit if isinstance(limit, list | tuple) else [limit])
+    ]
+    if (
+        len(numbers) != 2
+        or any(type(one) not in (int, float) for one in numbers)
+        or not 0 <= numbers[0] < numbers[1]
+    ):
+        faults.append(f"{called} must be two numbers from 0 on, the less one first, not {limit}")
+        return {}
+    low, high = (float(one) for one in numbers)
+    return {"dt_limit_low": low, "dt_limit_high": 0.0 if high == math.inf else high}

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from training import manifest
-from training.convert.config import FAMILIES, make, rope_scaling
+from training.convert.config import FAMILIES, make
 from training.convert.weights import Found, Weights
 from training.errors import RequestError
-from training.models import Sizes
+from training.models import RopeScaling, Sizes
 
 _PREFIX = "model."
 """Before the names of parameters, in what training.checkpoint.dcp saves."""
@@ -53,7 +53,10 @@ def read_sizes(settings: dict[str, Any], where: Path) -> Sizes:
         raise RequestError(f"{where}: has no sizes")
     scaling = values.get("rope_scaling")
     if isinstance(scaling, dict):
-        values = {**values, "rope_scaling": rope_scaling(scaling, where)}
+        try:
+            values = {**values, "rope_scaling": RopeScaling.of(scaling)}
+        except RequestError as error:
+            raise RequestError.of([f"{where}: {fault}" for fault in error.faults]) from error
     return make(str(family), values, where)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from training.models.presets import PRESETS, preset
 from training.models.sizes import (
+    ACTIVATIONS,
     FAMILIES,
     LlamaConfig,
     Mamba2Config,
@@ -50,6 +51,7 @@ def parameters(sizes: Sizes) -> int:
 
 
 __all__ = [
+    "ACTIVATIONS",
     "FAMILIES",
     "PRESETS",
     "LlamaConfig",

@@ -13,7 +13,9 @@ Parameter names are those of the Hugging Face checkpoints.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -67,18 +69,29 @@ class Attention(nn.Module):
         return self.o_proj(o.flatten(2))  # (b, l, d_model)
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    # Two names of one approximation (Hendrycks & Gimpel 2016, arXiv:1606.08415, section 2).
+    "gelu_new": functools.partial(F.gelu, approximate="tanh"),
+    "gelu_pytorch_tanh": functools.partial(F.gelu, approximate="tanh"),
+}
+
+
 class MLP(nn.Module):
-    """SwiGLU (Shazeer 2020)."""
+    """SwiGLU, or GEGLU with another hidden_act (Shazeer 2020)."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
+        self.activation = _ACTIVATIONS[config.hidden_act]
         self.gate_proj = nn.Linear(config.d_model, config.d_ff, bias=config.mlp_bias)
         self.up_proj = nn.Linear(config.d_model, config.d_ff, bias=config.mlp_bias)
         self.down_proj = nn.Linear(config.d_ff, config.d_model, bias=config.mlp_bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model)."""
-        gated = F.silu(self.gate_proj(hidden)) * self.up_proj(hidden)  # (b, l, f)
+        gate = self.activation(self.gate_proj(hidden))  # (b, l, f)
+        gated = gate * self.up_proj(hidden)  # (b, l, f)
         return self.down_proj(gated)  # (b, l, d_model)
 
 
@@ -166,5 +179,6 @@ class Llama(LanguageModel):
 
 def turns(config: LlamaConfig, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
     """Cos and sin (l, d) of the positions of hidden (b, l, d_model), counted from `first`."""
-    positions = torch.arange(first, first + hidden.shape[1], device=hidden.device)  # (l,)
-    return angles(positions, config.d_head, config.rope_theta, config.rope_scaling)
+    length = first + hidden.shape[1]
+    positions = torch.arange(first, length, device=hidden.device)  # (l,)
+    return angles(positions, config.d_head, config.rope_theta, config.rope_scaling, length)

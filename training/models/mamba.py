@@ -4,7 +4,7 @@ Glossary, code name = the paper's symbol:
     b       = B        batch size              l       = L     sequence length
     d_model = D        width of the stream     d_inner = E D   channels of the scan (E = expand)
     n       = N        state size (d_state)    k               taps of the convolution (d_conv)
-    dt_rank            rank of delta's projection, ceil(d_model / 16)
+    d_delta            rank of delta's projection (the paper's dt_rank), d_model / 16 mostly
     delta   = Delta    step size               A_log           log(-A), so that A stays negative
     A, B, C, D         parameters of the state space; B and C depend on the input ("selective")
     x, z               the two branches of a block: through the scan, and the gate
@@ -33,14 +33,14 @@ class MambaMixer(Mixer):
     def __init__(self, config: MambaConfig) -> None:
         super().__init__()
         self.config = config
-        d_inner, n, dt_rank = config.d_inner, config.d_state, config.dt_rank
+        d_inner, n, d_delta = config.d_inner, config.d_state, config.d_delta
         self.in_proj = nn.Linear(config.d_model, 2 * d_inner, bias=config.bias)
         # Holds weight (d_inner, 1, k) and bias (d_inner); causal_conv1d does the work.
         self.conv1d = nn.Conv1d(
             d_inner, d_inner, config.d_conv, groups=d_inner, bias=config.conv_bias
         )
-        self.x_proj = nn.Linear(d_inner, dt_rank + 2 * n, bias=False)
-        self.dt_proj = nn.Linear(dt_rank, d_inner, bias=True)
+        self.x_proj = nn.Linear(d_inner, d_delta + 2 * n, bias=False)
+        self.dt_proj = nn.Linear(d_delta, d_inner, bias=True)
         self.A_log = nn.Parameter(torch.empty(d_inner, n))  # (d_inner, n)
         self.D = nn.Parameter(torch.empty(d_inner))  # (d_inner,)
         self.out_proj = nn.Linear(d_inner, config.d_model, bias=config.bias)
@@ -81,8 +81,8 @@ class MambaMixer(Mixer):
 
     def _selected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What depends on the input: dt (b, l, d_inner) without its bias, B and C (b, l, n)."""
-        n, dt_rank = self.config.d_state, self.config.dt_rank
-        dt, B, C = self.x_proj(x).split([dt_rank, n, n], dim=-1)  # (b, l, dt_rank | n | n)
+        n, d_delta = self.config.d_state, self.config.d_delta
+        dt, B, C = self.x_proj(x).split([d_delta, n, n], dim=-1)  # (b, l, d_delta | n | n)
         return F.linear(dt, self.dt_proj.weight), B, C  # the scan adds the bias
 
 

@@ -54,7 +54,8 @@ class Mamba2Mixer(Mixer):
         conv = self.conv1d
         xBC = causal_conv1d(shown(xBC, mask), conv.weight, conv.bias, silu=True)
         x, B, C = self._split(shown(xBC, mask))  # (b, l, h, p), (b, l, g, n) twice
-        y = ssd(x, dt, self.A, B, C, self.D, self.config.chunk_size, self.dt_bias)  # (b, l, h, p)
+        c = self.config
+        y = ssd(x, dt, self.A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit)  # (b, l, h, p)
         return self.out_proj(self.norm(y.flatten(2), z))  # (b, l, d_model)
 
     def start(self, batch: int) -> State:
@@ -72,8 +73,9 @@ class Mamba2Mixer(Mixer):
         conv = self.conv1d
         xBC = causal_conv1d_step(xBC, state["conv"], conv.weight, conv.bias, silu=True)
         x, B, C = self._split(xBC)  # (b, l, h, p), (b, l, g, n) twice
+        c = self.config
         y = ssd_from(
-            state["ssm"], x, dt, self.A, B, C, self.D, self.config.chunk_size, self.dt_bias
+            *(state["ssm"], x, dt, self.A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit)
         )  # (b, l, h, p)
         return self.out_proj(self.norm(y.flatten(2), z))  # (b, l, d_model)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, ClassVar
 
 from training.errors import RequestError
 from training.ops.rope_scaling import RopeScaling
+
+ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh")
+"""What an MLP of Llama or Mistral may be made with, by transformers' names."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +62,19 @@ class MambaConfig(Sizes):
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     dt_init_floor: float = 1e-4
+    dt_rank: int = 0  # of delta's projection; 0: d_model / 16, rounded up
 
     @property
     def d_inner(self) -> int:
         return self.expand * self.d_model
 
     @property
-    def dt_rank(self) -> int:
-        return math.ceil(self.d_model / 16)
+    def d_delta(self) -> int:
+        """The rank of delta's projection."""
+        return self.dt_rank or math.ceil(self.d_model / 16)
+
+    def least(self, name: str) -> int:
+        return 0 if name == "dt_rank" else 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +98,17 @@ class Mamba2Config(Sizes):
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     dt_init_floor: float = 1e-4
+    dt_limit_low: float = 0.0  # delta is at least this, after its softplus
+    dt_limit_high: float = 0.0  # and at most this; 0: no limit
+
+    @property
+    def dt_limit(self) -> tuple[float, float]:
+        """The least and the greatest delta."""
+        return self.dt_limit_low, self.dt_limit_high or math.inf
+
+    @property
+    def is_limited(self) -> bool:
+        return bool(self.dt_limit_low or self.dt_limit_high)
 
     @property
     def d_inner(self) -> int:
@@ -107,6 +128,9 @@ class Mamba2Config(Sizes):
             return [f"head_dim: {self.head_dim} does not divide d_inner {self.d_inner}"]
         if self.n_head % self.n_groups:
             return [f"n_groups: {self.n_groups} does not divide the {self.n_head} heads"]
+        low, high = self.dt_limit
+        if not 0 <= low < high:
+            return [f"dt_limit_low: {low} must not be negative, and be below dt_limit_high {high}"]
         return []
 
 
@@ -123,6 +147,7 @@ class LlamaConfig(Sizes):
     head_dim: int = 0  # 0: d_model / n_head
     rope_theta: float = 10000.0
     rope_scaling: RopeScaling | None = None
+    hidden_act: str = "silu"  # of the MLP: one of ACTIVATIONS
     attention_bias: bool = False
     mlp_bias: bool = False
     context: int = 4096  # positions that it is meant for; told to others, no limit here
@@ -142,6 +167,11 @@ class LlamaConfig(Sizes):
             found.append(f"n_head: rotary positions need an even head size, not {self.d_head}")
         if self.n_head % self.n_kv_head:
             found.append(f"n_kv_head: {self.n_kv_head} does not divide n_head {self.n_head}")
+        if self.hidden_act not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            found.append(f"hidden_act: must be one of {known}, not {self.hidden_act!r}")
+        if self.rope_scaling is not None:
+            found += self.rope_scaling.faults(self.d_head, self.rope_theta)
         return found
 
 
@@ -174,6 +204,8 @@ class MixtralConfig(MistralConfig):
             found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
         if self.mlp_bias:
             found.append("mlp_bias: experts have none; leave it out")
+        if self.hidden_act != "silu":
+            found.append(f"hidden_act: experts have silu only, not {self.hidden_act!r}")
         return found
 
 
@@ -216,3 +248,21 @@ FAMILIES: dict[str, type[Sizes]] = {
     one.family: one
     for one in (MambaConfig, Mamba2Config, LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig)
 }
+
+
+def identity(sizes: Sizes) -> dict[str, Any]:
+    """Give the family and the sizes in plain values, as they are after a JSON file."""
+    return dict(json.loads(json.dumps({"family": sizes.family, **asdict(sizes)})))
+
+
+def completed(written: Mapping[str, Any]) -> dict[str, Any]:
+    """Give what `identity` wrote with the sizes that are newer than it, by their defaults."""
+    found = dict(written)
+    defaults = {
+        field.name: field.default
+        for field in fields(FAMILIES.get(str(found.get("family")), Sizes))
+        if field.default is not MISSING
+    }
+    if isinstance(found.get("rope_scaling"), dict):
+        found["rope_scaling"] = asdict(RopeScaling.of(found["rope_scaling"]))
+    return dict(json.loads(json.dumps(defaults | found)))

@@ -2,7 +2,7 @@
 
 Dao & Gu 2024, sections 5 and 6. For each head, with B and C shared by the heads of a group:
 
-    delta = softplus(dt + dt_bias)
+    delta = softplus(dt + dt_bias), kept within a limit
     h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
     y[t] = C[t] h[t] + D x[t]
 
@@ -29,6 +29,7 @@ through the chunks from the last to the first and computes the rest again.
 # ruff: noqa: N803, N806  (A, B, C, D, G, L are the paper's own names)
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -42,6 +43,9 @@ from training.ops.nki import torch_ops
 CPU_CHUNK = 64
 """Steps of a chunk on a CPU, whatever the model's: what a chunk needs then fits the cache. A GPU
 takes the model's, since few large products are better there than many small ones."""
+
+NO_LIMIT = (0.0, math.inf)
+"""The least and the greatest delta where nothing else is asked for: all that softplus gives."""
 
 FAINT = -60.0
 """Least exponent of a decay. Nothing is seen of e^-60 beside any other step in float32, and smaller
@@ -57,15 +61,16 @@ def ssd(
     D: Tensor,
     chunk: int,
     dt_bias: Tensor | None = None,
+    limit: tuple[float, float] = NO_LIMIT,
 ) -> Tensor:
     """Compute y (b, l, h, p) of the equations above, for x (b, l, h, p), dt (b, l, h).
 
     A, D and dt_bias are (h), A must be < 0; B and C are (b, l, g, n), where g divides h and head i
     belongs to group i // (h / g). The state starts at zero. `chunk` is c; the result does not
-    depend on it but for rounding. Computed in float32 (float64 for float64 inputs) whatever the
-    input's dtype; the result has the dtype of x.
+    depend on it but for rounding. limit: the least and the greatest delta. Computed in float32
+    (float64 for float64 inputs) whatever the input's dtype; the result has the dtype of x.
     """
-    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk)  # (b, l, h, p)
+    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk, limit)  # (b, l, h, p)
     return y
 
 
@@ -80,9 +85,10 @@ def ssd_from(
     D: Tensor,
     chunk: int,
     dt_bias: Tensor | None = None,
+    limit: tuple[float, float] = NO_LIMIT,
 ) -> Tensor:
     """Compute the same from a state (b, g, n, r p), which becomes the one after the last step."""
-    inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+    inputs = _Inputs(x, dt, A, B, C, D, dt_bias, limit)
     y = torch.empty_like(x)  # (b, l, h, p)
     for cut in _cuts(x, chunk):
         part = inputs.chunk(cut)
@@ -109,7 +115,9 @@ class _Inputs:
         C: Tensor,
         D: Tensor,
         dt_bias: Tensor | None,
+        limit: tuple[float, float],
     ) -> None:
+        self.limit = limit
         self.work = torch.promote_types(x.dtype, torch.float32)
         self.x, self.dt, self.B, self.C = x, dt, B, C
         self.groups = B.shape[2]
@@ -135,15 +143,27 @@ class _Inputs:
             B=self.B[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
             C=self.C[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
             D=self.D,
+            limit=self.limit,
         )
 
 
 class _Chunk:
     """One chunk: what of it both passes need."""
 
-    def __init__(self, x: Tensor, raw: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor) -> None:
+    def __init__(
+        self,
+        x: Tensor,
+        raw: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor,
+        limit: tuple[float, float],
+    ) -> None:
         self.x, self.raw, self.A, self.B, self.C, self.D = x, raw, A, B, C, D
-        self.delta = F.softplus(raw)  # (b, g, r, c)
+        self.limit = limit
+        free = F.softplus(raw)  # (b, g, r, c)
+        self.delta = free if limit == NO_LIMIT else free.clamp(*limit)  # (b, g, r, c)
         sums = (self.delta.double() * A.double()).cumsum(-1)  # (b, g, r, c)
         between = (sums[..., :, None] - sums[..., None, :]).to(x.dtype)  # (b, g, r, c, c)
         # Above the diagonal the difference would be positive; G has zeros there.
@@ -154,6 +174,13 @@ class _Chunk:
         self.since = sums.to(x.dtype).clamp_(min=FAINT).exp_()  # (b, g, r, c)
         self.until = self.L[..., -1, :]  # (b, g, r, c)
         self.whole = self.since[..., -1]  # (b, g, r)
+
+    def slope(self) -> Tensor:
+        """Give the derivative of delta, (b, g, r, c): the sigmoid, and 0 beyond the limit."""
+        slope = torch.sigmoid(self.raw)  # (b, g, r, c)
+        if self.limit == NO_LIMIT:
+            return slope
+        return slope * (F.softplus(self.raw) == self.delta)  # (b, g, r, c)
 
     def inside(self) -> Tensor:
         """Give what takes x to y inside the chunk, (b, g, r, c, c); D is on its diagonal."""
@@ -210,8 +237,10 @@ class _SSD(torch.autograd.Function):
         D: Tensor,
         dt_bias: Tensor | None,
         chunk: int,
+        limit: tuple[float, float] = NO_LIMIT,
     ) -> Tensor:
-        inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, limit)
+        ctx.limit = limit
         ctx.cuts = _cuts(x, chunk)
         y = torch.empty_like(x)  # (b, l, h, p)
         (b, _, h, p), (g, n) = x.shape, B.shape[2:]
@@ -229,7 +258,7 @@ class _SSD(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, dt, A, B, C, D, dt_bias, *states = ctx.saved_tensors
-        inputs = _Inputs(x, dt, A, B, C, D, dt_bias)
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, ctx.limit)
         dx, ddt = torch.empty_like(x), torch.empty_like(dt)  # (b, l, h, p), (b, l, h)
         dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, g, n)
         dA, dD, dbias = (torch.zeros_like(inputs.A[..., 0]) for _ in range(3))  # (g, r)
@@ -242,8 +271,7 @@ class _SSD(torch.autograd.Function):
             dx[:, cut] = found.dx.transpose(1, 2).flatten(2, 3)  # (b, c, h, p)
             dB[:, cut] = found.dB.transpose(1, 2)  # (b, c, g, n)
             dC[:, cut] = found.dC.transpose(1, 2)  # (b, c, g, n)
-            # softplus' is the sigmoid.
-            draw = found.ddelta * torch.sigmoid(part.raw)  # (b, g, r, c)
+            draw = found.ddelta * part.slope()  # (b, g, r, c)
             ddt[:, cut] = draw.flatten(1, 2).transpose(1, 2)  # (b, c, h)
             dA += (found.da * part.delta).sum((0, 3))  # (g, r)
             dD += found.dD.sum(0)  # (g, r)
@@ -256,6 +284,7 @@ class _SSD(torch.autograd.Function):
             dC,
             dD.flatten().to(D.dtype),  # (h,)
             None if dt_bias is None else dbias.flatten().to(dt_bias.dtype),  # (h,)
+            None,
             None,
         )
 
@@ -308,6 +337,7 @@ def _fast(
     D: Tensor,
     dt_bias: Tensor | None,
     chunk: int,
+    limit: tuple[float, float] = NO_LIMIT,
 ) -> Tensor:
     """mamba-ssm's Triton kernels."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
@@ -322,6 +352,7 @@ def _fast(
         D=D.float(),
         dt_bias=None if dt_bias is None else dt_bias.float(),
         dt_softplus=True,
+        dt_limit=limit,
     )  # (b, l, h, p)
     return y
 

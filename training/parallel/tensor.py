@@ -104,7 +104,7 @@ class SharedMixer(Shared, Mamba2Mixer):
         x, B, C = rows.split(shown(xBC, mask))  # (b, l, h / N, p), (b, l, own groups, n) twice
         A = -torch.exp(wide(small["A_log"][heads]))  # (h / N,)
         D, dt_bias = small["D"][heads], small["dt_bias"][heads]  # (h / N,) both
-        y = ssd(x, dt, A, B, C, D, c.chunk_size, dt_bias)  # (b, l, h / N, p)
+        y = ssd(x, dt, A, B, C, D, c.chunk_size, dt_bias, c.dt_limit)  # (b, l, h / N, p)
         scale = small["norm"][self.share.own(c.d_inner)]  # (d_inner / N,)
         groups, mean = self.share.mean(self.norm.groups)
         y = gated_rms_norm(y.flatten(2), z, scale, groups, self.norm.eps, mean)

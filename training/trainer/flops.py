@@ -62,7 +62,7 @@ def weights(sizes: Sizes) -> int:
 def _of_layer(sizes: Sizes) -> int:
     m = sizes.d_model
     if isinstance(sizes, MambaConfig):
-        d, n, rank = sizes.d_inner, sizes.d_state, sizes.dt_rank
+        d, n, rank = sizes.d_inner, sizes.d_state, sizes.d_delta
         return m * 2 * d + d * (rank + 2 * n) + rank * d + d * m
     if isinstance(sizes, Mamba2Config):
         return m * (sizes.d_inner + sizes.d_conv_in + sizes.n_head) + sizes.d_inner * m

@@ -261,21 +261,21 @@ HF_LLAMA = {
     [
         ({**HF_MAMBA, "model_type": "rwkv"}, "model_type 'rwkv' is not one that we have"),
         ({**HF_MAMBA, "hidden_act": "relu"}, "hidden_act 'relu': mamba is made with silu"),
-        ({**HF_MAMBA, "time_step_rank": 7}, "time_step_rank 7: ours is always hidden_size / 16"),
+        ({**HF_MAMBA, "time_step_rank": 0}, "time_step_rank must be a whole number from 1 on"),
         ({**HF_MAMBA, "hidden_size": "16"}, "hidden_size must be a whole number, not '16'"),
         ({**HF_MAMBA, "hidden_size": 0}, "d_model: must be at least 1, not 0"),
         (
             {**HF_MAMBA, "quantization_config": {"bits": 4}},
             "quantization_config: quantised weights are not read",
         ),
-        ({**HF_MAMBA2, "time_step_limit": [0.0, 0.1]}, "time_step_limit [0.0, 0.1]: ours is not"),
+        ({**HF_MAMBA2, "time_step_limit": [0.2, 0.1]}, "time_step_limit must be two numbers from"),
         ({**HF_MAMBA2, "num_heads": 5}, "num_heads 5: times head_dim 8 must be"),
         (
-            {**HF_LLAMA, "rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
-            "rope type 'yarn': not one that we have (default, linear, llama3)",
+            {**HF_LLAMA, "rope_parameters": {"rope_type": "proportional"}},
+            "rope type 'proportional': not one that we have (default, linear, dynamic, llama3,",
         ),
-        ({**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope type 'dynamic'"),
-        ({**HF_LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be a number"),
+        ({**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor must be at"),
+        ({**HF_LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be given"),
         (
             {**HF_LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}},
             "rope_parameters: must be one table for all layers",
@@ -327,15 +327,15 @@ SS_MAMBA: dict[str, Any] = {"d_model": 16, "n_layer": 1, "vocab_size": 12}
         ({**SS_MAMBA, "rms_norm": False}, "rms_norm False: ours has True only"),
         ({**SS_MAMBA, "d_intermediate": 64}, "d_intermediate 64: ours has 0 only"),
         ({**SS_MAMBA, "attn_layer_idx": [3]}, "attn_layer_idx [3]: ours has [] only"),
-        ({**SS_MAMBA, "ssm_cfg": {"dt_rank": 5}}, "ssm_cfg.dt_rank 5: ours is always"),
+        ({**SS_MAMBA, "ssm_cfg": {"dt_rank": "5"}}, "ssm_cfg.dt_rank must be a whole number"),
         ({**SS_MAMBA, "ssm_cfg": {"d_state": 1.5}}, "ssm_cfg.d_state must be a whole number"),
         (
             {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}},
             "ssm_cfg.norm_before_gate True: ours has False only",
         ),
         (
-            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.0, 0.5]}},
-            "ssm_cfg.dt_limit [0.0, 0.5]: ours has None only",
+            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.5]}},
+            "ssm_cfg.dt_limit must be two numbers from 0 on, the less one first, not [0.5]",
         ),
         ({"d_model": 16, "vocab_size": 12}, "n_layer is not there"),
     ],
@@ -350,7 +350,7 @@ def test_settings_of_state_spaces_that_we_do_not_have(
 
 def test_all_faults_of_a_config_are_told_at_once() -> None:
     with pytest.raises(RequestError) as error:
-        hf.read({**HF_MAMBA, "hidden_act": "relu", "time_step_rank": 7, "expand": True}, WHERE)
+        hf.read({**HF_MAMBA, "hidden_act": "relu", "time_step_rank": 0, "expand": True}, WHERE)
     told = str(error.value).splitlines()
     assert told[0] == "3 faults" and all("  - config.json: " in line for line in told[1:])
 

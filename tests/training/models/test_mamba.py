@@ -45,7 +45,7 @@ def theirs_of(config: MambaConfig) -> Any:
                 conv_kernel=config.d_conv,
                 use_bias=config.bias,
                 use_conv_bias=config.conv_bias,
-                time_step_rank=config.dt_rank,
+                time_step_rank=config.d_delta,
                 residual_in_fp32=config.residual_in_fp32,
                 tie_word_embeddings=config.tie_embeddings,
                 use_cache=False,
@@ -137,7 +137,7 @@ def test_first_values_follow_the_paper() -> None:
     torch.testing.assert_close(first(f"{mixer}A_log").exp()[3], torch.arange(1.0, 17.0))
     assert (first(f"{mixer}D") == 1).all() and (first("backbone.norm_f.weight") == 1).all()
     assert abs(first("backbone.embeddings.weight").std() - 0.02) < 1e-3
-    assert abs(first(f"{mixer}dt_proj.weight")).max() <= config.dt_rank**-0.5
+    assert abs(first(f"{mixer}dt_proj.weight")).max() <= config.d_delta**-0.5
     out = first(f"{mixer}out_proj.weight")
     assert abs(out.std() - 1 / math.sqrt(3 * 512 * config.n_layer)) < 1e-3
     assert not torch.equal(out, first("backbone.layers.1.mixer.out_proj.weight"))

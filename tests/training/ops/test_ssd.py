@@ -28,7 +28,7 @@ def ssd_inputs(
     n: int,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -64,7 +64,7 @@ def recurrence(
 
 
 def both_gradients(
-    inputs: dict[str, Tensor], y: Tensor, expected: Tensor
+    inputs: dict[str, Any], y: Tensor, expected: Tensor
 ) -> list[tuple[str, Tensor, Tensor]]:
     weight = torch.randn(y.shape, dtype=y.dtype)
     found = torch.autograd.grad((y * weight).sum(), list(inputs.values()))
@@ -90,7 +90,7 @@ def test_ssd_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssd_module, "CPU_CHUNK", 4)
     inputs = ssd_inputs(2, 9, 4, 2, 2, 3)
 
-    def called(*tensors: Tensor) -> Tensor:
+    def called(*tensors: Any) -> Tensor:
         return ssd(**dict(zip(inputs, tensors, strict=True)), chunk=CHUNK)
 
     assert torch.autograd.gradcheck(called, list(inputs.values()))
@@ -295,3 +295,39 @@ def test_gated_norm_keeps_its_inputs_and_one_number_a_group() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         gated_rms_norm(x, z, weight, 3, 1e-5)
     assert sum(kept) == x.numel() + z.numel() + weight.numel() + 2 * 5 * 3
+
+
+@pytest.mark.parametrize("limit", [(0.3, 0.9), (0.5, math.inf), (0.0, 0.6)])
+def test_a_limit_keeps_delta_within_it(limit: tuple[float, float]) -> None:
+    """Against the recurrence that is given the limited delta, gradients by torch's own clamp."""
+    inputs = ssd_inputs(2, 70, 4, 3, 2, 5)
+    x, dt, A, B, C, D = (inputs[name].requires_grad_() for name in ("x", "dt", "A", "B", "C", "D"))
+    bias = inputs["dt_bias"].requires_grad_()
+    delta = F.softplus(dt + bias).clamp(*limit)  # (b, l, h)
+    assert 0.1 < (delta == F.softplus(dt + bias)).double().mean() < 0.9
+    h = x.new_zeros(2, 4, 5, 3)  # (b, h, n, p)
+    ys = []
+    for t in range(70):
+        b, c = (one[:, t].repeat_interleave(2, 1) for one in (B, C))  # (b, h, n)
+        u = (delta[:, t, :, None] * x[:, t])[:, :, None]  # (b, h, 1, p)
+        h = h * (delta[:, t] * A).exp()[..., None, None] + b[..., None] * u  # (b, h, n, p)
+        ys.append((c[..., None] * h).sum(2) + D[:, None] * x[:, t])  # (b, h, p)
+    expected = torch.stack(ys, 1)  # (b, l, h, p)
+    y = ssd(x, dt, A, B, C, D, 16, bias, limit)  # (b, l, h, p)
+    torch.testing.assert_close(y, expected)
+    leaves = (x, dt, A, B, C, D, bias)
+    weights = torch.randn_like(y)  # (b, l, h, p)
+    for one, other in zip(
+        torch.autograd.grad((y * weights).sum(), leaves),
+        torch.autograd.grad((expected * weights).sum(), leaves),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+    state = x.new_zeros(2, 2, 5, 6)  # (b, g, n, r p)
+    parts = [
+        ssd_from(
+            state, x[:, cut], dt[:, cut], A, B[:, cut], C[:, cut], D, 16, bias, limit
+        )  # (b, l, h, p)
+        for cut in (slice(0, 33), slice(33, 70))
+    ]
+    torch.testing.assert_close(torch.cat(parts, 1), expected)

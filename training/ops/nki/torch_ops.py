@@ -8,6 +8,7 @@ float32. What is element by element around a kernel is left to torch.
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
 
+import math
 from importlib import import_module
 from typing import Any
 
@@ -33,6 +34,7 @@ def ssd(
     D: Tensor,
     dt_bias: Tensor | None,
     chunk: int,
+    limit: tuple[float, float] = (0.0, math.inf),
 ) -> Tensor:
     """Compute y (b, l, h, p) as training.ops.ssd does; see there for the arguments.
 
@@ -42,6 +44,8 @@ def ssd(
     check_ssd(x, B, C)
     raw = dt.float() if dt_bias is None else dt.float() + dt_bias.float()  # (b, l, h)
     delta = F.softplus(raw)  # (b, l, h)
+    if limit != (0.0, math.inf):
+        delta = delta.clamp(*limit)  # (b, l, h)
     y: Tensor = _SSD.apply(x, delta, A.float(), B, C, D.float())  # (b, l, h, p)
     return y
 

@@ -50,7 +50,8 @@ class NeuronMixer(Mixer):
         xBC = causal_conv1d(shown(xBC, mask), conv.weight, conv.bias, silu=True)
         x, B, C = self._split(shown(xBC, mask))  # (b, l, h / N, p), (b, l, g / N, n) twice
         A = -torch.exp(wide(self.A_log))  # (h / N,)
-        y = ssd(x, dt, A, B, C, self.D, self.config.chunk_size, self.dt_bias)  # (b, l, h / N, p)
+        c = self.config
+        y = ssd(x, dt, A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit)  # (b, l, h / N, p)
         groups, mean = self.share.mean(self.norm.groups)
         y = gated_rms_norm(y.flatten(2), z, self.norm.weight, groups, self.norm.eps, mean)
         return self.out_proj(y)  # (b, l, d_model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def with_gradients(y: Tensor, inputs: dict[str, Tensor]) -> list[Tensor]:
     return [y, *torch.autograd.grad((y * weight.to(y.dtype)).sum(), list(inputs.values()))]
 
 
-def assert_like_torch(operations: ModuleType, inputs: dict[str, Tensor]) -> None:
+def assert_like_torch(operations: ModuleType, inputs: dict[str, Any]) -> None:
     """Compare y and all gradients, each by the largest number of what torch has."""
     narrow = {name: value.detach().float().requires_grad_() for name, value in inputs.items()}
     bias = narrow.get("dt_bias")

@@ -1,0 +1,74 @@
+"""Sizes of a model as a checkpoint holds them, of this release and of those before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.support.runs import run, write_text
+from training.models import LlamaConfig, MambaConfig, RopeScaling
+from training.models.sizes import completed, identity
+
+HEADS: dict[str, Any] = {
+    "d_model": 32,
+    "n_layer": 1,
+    "vocab_size": 256,
+    "n_head": 4,
+    "n_kv_head": 2,
+    "d_ff": 48,
+}
+
+
+def test_what_a_checkpoint_of_an_earlier_release_does_not_have_is_the_default() -> None:
+    mamba = identity(MambaConfig(d_model=32, n_layer=1))
+    assert completed({n: v for n, v in mamba.items() if n != "dt_rank"}) == mamba
+    assert completed({**mamba, "dt_rank": 7}) != mamba
+    linear = LlamaConfig(**HEADS, rope_scaling=RopeScaling(kind="linear", factor=2.0))
+    before = {**identity(linear), "rope_scaling": {"kind": "linear", "factor": 2.0}}
+    before["rope_scaling"] |= {"low_freq_factor": 1.0, "original_context": 8192}
+    del before["hidden_act"]
+    assert completed(before) == identity(linear)
+    assert completed({"family": "llama", "d_model": 32}).get("n_head") is None
+
+
+LONGROPE = """
+model:
+  family: llama
+  d_model: 32
+  n_layer: 1
+  n_head: 4
+  n_kv_head: 2
+  d_ff: 48
+  vocab_size: 256
+  rope_scaling:
+    kind: longrope
+    factor: 4
+    original_context: 8
+    short_factor: [1, 1.5, 2, 2]
+    long_factor: [1, 2, 4, 8]
+data: {dataset_path: "DATA", seq_length: 16, batch_size: 2}
+run: {save_ckpt_path: "SAVE", num_steps: 2, hang_seconds: 0}
+"""
+
+
+@pytest.mark.processes
+def test_a_run_with_lists_among_its_sizes_goes_on(tmp_path: Path) -> None:
+    """And so does one whose checkpoint was written before a size was there."""
+    text = LONGROPE.replace("DATA", write_text(tmp_path / "text"))
+    file, save = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(text.replace("SAVE", str(save)))
+    words = ("--config", str(file))
+    assert (first := run(0, *words, program=("-m", "training"))).returncode == 0, first.stderr
+    manifest = save / "checkpoints" / "step_2_ckp" / "manifest.json"
+    held = json.loads(manifest.read_text())
+    assert held["model"].pop("hidden_act") == "silu"
+    manifest.write_text(json.dumps(held))
+    done = run(0, *words, "num_steps=3", program=("-m", "training"))
+    assert done.returncode == 0, done.stderr
+    assert "at step 2" in done.stdout
+    refused = run(*(0, *words, "num_steps=4", "model.hidden_act=gelu"), program=("-m", "training"))
+    assert refused.returncode == 2
+    assert "hidden_act: 'silu' in the checkpoint, 'gelu' asked for" in refused.stderr
