@@ -2,136 +2,83 @@
 
 CHECKPOINT is whatever training.convert reads: a run's folder or one of its checkpoints, a folder of
 weights, a Hugging Face or a state-spaces folder; which one is seen from what is in it. The text
-after the prompt goes to stdout as it is made. Without --tokenizer, a tokenizer.json in CHECKPOINT
-is taken, or else bytes, for a model with a vocabulary of 256. Nothing is downloaded.
+after the prompt goes to stdout as it is made, up to --max-new-tokens or the end-of-text token that
+generation_config.json, config.json or else the tokenizer states. With --prompts, each line of a
+file is a prompt, and stdout has a line of JSON for each, {"prompt": ..., "text": ...}, in the
+file's order; each text is what its prompt alone would give. Without --tokenizer, a tokenizer.json
+in CHECKPOINT is taken, or else bytes, for a model with a vocabulary of 256. Nothing is downloaded.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import codecs
+import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from training.cli import Parser, run_command
 from training.errors import RequestError, TrainingError
+from training.ops.rope_scaling import BY_LENGTH
+from training.vocabulary import TOKENIZER, Vocabulary, choose_vocabulary, encode, end_tokens
 
 if TYPE_CHECKING:
     from torch import Generator, Tensor
 
-    from training.convert.source import Source
     from training.models.language import LanguageModel
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
-TOKENIZER = "tokenizer.json"
-LONGEST = 16
-"""Tokens that one character takes, at most."""
 AT_ONCE = 1024
 """Tokens of the prompt that are read at once: more take memory, fewer take time."""
-
-
-class Vocabulary(Protocol):
-    """Between text and tokens; `add` gives the text that a next token completes."""
-
-    size: int
-
-    def encode(self, text: str) -> list[int]: ...
-
-    def add(self, token: int) -> str: ...
-
-    def end(self) -> str:
-        """Give what is left at the end."""
-
-
-class Bytes:
-    """Bytes of UTF-8 as tokens, as training.data.sources has them."""
-
-    size = 256
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8", "surrogateescape"))
-
-    def add(self, token: int) -> str:
-        return self._decoder.decode(bytes([token]))
-
-    def end(self) -> str:
-        return self._decoder.decode(b"", final=True)
-
-
-class Tokens:
-    """The tokens of a tokenizer.json."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import tokenizers
-        except ImportError as error:
-            raise RequestError(
-                f"--tokenizer: {path} is read by the library tokenizers, which is not installed "
-                f"(pip install tokenizers)"
-            ) from error
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
-        self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
-        # The last tokens, of which the first are told; they stay for the spaces between words.
-        self._ids: list[int] = []
-        self._told = 0
-
-    def encode(self, text: str) -> list[int]:
-        self._ids = self._tokenizer.encode(text).ids
-        self._told = len(self._ids)
-        return list(self._ids)
-
-    def add(self, token: int) -> str:
-        self._ids.append(token)
-        text = self._new()
-        waiting = len(self._ids) - self._told
-        # Ends in the middle of a character: one of the next tokens completes it, if any does.
-        if text.endswith("\ufffd") and waiting < LONGEST:
-            return ""
-        if text:
-            self._ids, self._told = self._ids[self._told :], waiting
-        else:  # a token without text, as one that marks the end
-            self._ids.pop()
-        return text
-
-    def end(self) -> str:
-        return self._new()
-
-    def _new(self) -> str:
-        before = self._tokenizer.decode(self._ids[: self._told])
-        return self._tokenizer.decode(self._ids)[len(before) :]
+BATCH = 8
+"""Prompts that are gone on from at once, where nothing else is asked for."""
+GREATEST_SEED = 2**63 - 1
 
 
 def generate(
-    model: LanguageModel, prompt: list[int], count: int, pick: Callable[[Tensor], int]
-) -> Iterator[int]:
-    """Give `count` tokens that follow a prompt, each picked from the logits (v,) before it.
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    count: int,
+    picks: Sequence[Callable[[Tensor], int]],
+    ends: Collection[int] = (),
+) -> Iterator[list[int | None]]:
+    """Give the next token of each prompt, `count` times or until all have ended.
 
-    The states are those of LanguageModel.start: of one size for Mamba, whatever the length.
+    The prompts have one length. Each token is picked from the logits (v,) before it; None is what
+    follows an end. The states are those of LanguageModel.start: of one size for Mamba, whatever the
+    length.
     """
     import torch
 
-    device = model.output.device
-    states = model.start(1, len(prompt) + count)
-    for at in range(0, len(prompt), AT_ONCE):
-        ids = torch.tensor([prompt[at : at + AT_ONCE]], device=device)  # (1, l)
-        logits = model.advance(ids, states)  # (1, v)
+    device, length = model.output.device, len(prompts[0])
+    states = model.start(len(prompts), length + count)
+    # Angles that depend on the text's length are those of all the prompt.
+    scaling = getattr(model.config, "rope_scaling", None)
+    step = length if scaling is not None and scaling.kind in BY_LENGTH else AT_ONCE
+    for at in range(0, length, step):
+        ids = torch.tensor([one[at : at + step] for one in prompts], device=device)  # (b, l)
+        logits = model.advance(ids, states)  # (b, v)
+    running = [True] * len(prompts)
     for made in range(1, count + 1):
-        token = pick(logits[0])
-        yield token
+        tokens: list[int | None] = [
+            pick(row) if goes_on else None
+            for pick, row, goes_on in zip(picks, logits, running, strict=True)
+        ]
+        running = [token is not None and token not in ends for token in tokens]
+        tokens = [token if on else None for token, on in zip(tokens, running, strict=True)]
+        if not any(running):
+            return
+        yield tokens
         if made < count:
-            logits = model.advance(torch.tensor([[token]], device=device), states)  # (1, v)
+            # What a text that has ended goes on with is seen by nobody.
+            following = [[token or 0] for token in tokens]
+            logits = model.advance(torch.tensor(following, device=device), states)  # (b, v)
 
 
 def picker(
@@ -171,47 +118,24 @@ def picker(
     return pick
 
 
-def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
-    """Find what text is written in. Raises RequestError if that is not known."""
-    if given is not None:
-        path = given / TOKENIZER if given.is_dir() else given
-        if not path.is_file():
-            raise RequestError(f"--tokenizer: {path} is not there")
-        return Tokens(path)
-    if (source.folder / TOKENIZER).is_file():
-        return Tokens(source.folder / TOKENIZER)
-    if source.sizes.vocab_size == Bytes.size:
-        return Bytes()
-    raise RequestError(
-        f"--tokenizer: must be given: {source.folder} has no {TOKENIZER}, and a vocabulary of "
-        f"{source.sizes.vocab_size:,} is not bytes"
-    )
-
-
-def encode(vocabulary: Vocabulary, text: str, source: Source, count: int) -> list[int]:
-    """Turn the prompt into tokens. Raises RequestError if the model cannot take them."""
-    prompt = vocabulary.encode(text)
-    if not prompt:
-        raise RequestError("--prompt: is empty, and a model goes on from at least one token")
-    largest = source.sizes.vocab_size
-    beyond = [token for token in prompt if token >= largest]
-    if beyond:
-        raise RequestError(
-            f"--prompt: token {beyond[0]} is beyond the model's vocabulary of {largest:,}; the "
-            f"tokenizer is of another model"
-        )
-    context = getattr(source.sizes, "context", None)  # Mamba has no limit
-    if context is not None and len(prompt) + count > context:
-        raise RequestError(
-            f"--prompt: its {len(prompt):,} tokens and --max-new-tokens={count:,} are more than "
-            f"the {context:,} that the model is meant for"
-        )
-    return prompt
+def read_prompts(path: Path) -> list[str]:
+    """Read the lines of a file. Raises RequestError if it cannot be read or has none."""
+    try:
+        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    except OSError as error:
+        raise RequestError(f"--prompts: {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(f"--prompts: {path} is not UTF-8: {error}") from error
+    if lines == [""]:
+        raise RequestError(f"--prompts: {path} is empty; write one prompt a line")
+    return [line.removesuffix("\r") for line in lines]
 
 
 def write_text(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     given = _parser().parse_args(list(arguments))
+    _refuse_unheeded(given)
+    texts = [given.prompt] if given.prompts is None else read_prompts(given.prompts)
 
     # Torch is not needed to refuse a bad request, nor to help.
     import torch
@@ -227,36 +151,109 @@ def write_text(arguments: Sequence[str]) -> None:
     dtype = getattr(torch, fast if given.dtype == "auto" else given.dtype)
     source = Source.open(detect(given.checkpoint), given.checkpoint)
     vocabulary = choose_vocabulary(source, given.tokenizer)
-    prompt = encode(vocabulary, given.prompt, source, given.max_new_tokens)
+    ends = end_tokens(source, vocabulary)
+    prompts, faults = [], []
+    for number, text in enumerate(texts, start=1):
+        called = f"--prompts: {given.prompts}: line {number}" if given.prompts else "--prompt"
+        try:
+            prompts.append(encode(vocabulary, text, source, given.max_new_tokens, called))
+        except RequestError as error:
+            faults += error.faults
+    if faults:
+        raise RequestError.of(faults)
     model = load(source, device, dtype)
-    random = torch.Generator().manual_seed(given.seed)
-    pick = picker(vocabulary.size, given.temperature, given.top_k, given.top_p, random)
+
+    def made(several: Sequence[Sequence[int]]) -> Iterator[list[int | None]]:
+        # Each draws by itself, so that it gives what it gives alone.
+        temperature = 1.0 if given.temperature is None else given.temperature
+        top_k, top_p = given.top_k or 0, given.top_p or 1.0
+        picks = [
+            picker(
+                *(vocabulary.size, temperature, top_k, top_p),
+                torch.Generator().manual_seed(given.seed),
+            )
+            for _ in several
+        ]
+        return generate(model, several, given.max_new_tokens, picks, ends)
+
     # Text of any language, whatever the terminal's settings are.
     sys.stdout.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     try:
-        for token in generate(model, prompt, given.max_new_tokens, pick):
-            sys.stdout.write(vocabulary.add(token))
-            sys.stdout.flush()
-        print(vocabulary.end(), flush=True)
+        if given.prompts is None:
+            _write_one(vocabulary, texts[0], made(prompts))
+        else:
+            _write_all(vocabulary, texts, prompts, given.batch_size or BATCH, made)
     except BrokenPipeError:
         # The reader has seen enough; python must not try to write the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _write_one(vocabulary: Vocabulary, text: str, made: Iterator[list[int | None]]) -> None:
+    """Write what follows one prompt as it is made."""
+    vocabulary.encode(text)
+    for (token,) in made:
+        assert token is not None, "nothing follows an end"
+        sys.stdout.write(vocabulary.add(token))
+        sys.stdout.flush()
+    print(vocabulary.end(), flush=True)
+
+
+def _write_all(
+    vocabulary: Vocabulary,
+    texts: Sequence[str],
+    prompts: Sequence[Sequence[int]],
+    most: int,
+    made: Callable[[Sequence[Sequence[int]]], Iterator[list[int | None]]],
+) -> None:
+    """Write a line for each prompt, in order; those of one length are gone on from together."""
+    finished: dict[int, str] = {}
+    written = 0
+    by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    for _, group in groupby(by_length, key=lambda index: len(prompts[index])):
+        alike = list(group)
+        for at in range(0, len(alike), most):
+            batch = alike[at : at + most]
+            steps = list(made([prompts[index] for index in batch]))
+            for row, index in enumerate(batch):
+                vocabulary.encode(texts[index])  # what follows is read in its light
+                tokens = [token for step in steps if (token := step[row]) is not None]
+                finished[index] = "".join(map(vocabulary.add, tokens)) + vocabulary.end()
+            while written in finished:
+                line = {"prompt": texts[written], "text": finished.pop(written)}
+                print(json.dumps(line, ensure_ascii=False), flush=True)
+                written += 1
+
+
+def _refuse_unheeded(given: argparse.Namespace) -> None:
+    """Raise RequestError for flags that would change nothing."""
+    faults = []
+    if given.prompts is None and given.batch_size is not None:
+        faults.append("--batch-size: counts only with --prompts; leave it out")
+    if given.temperature == 0:
+        faults += [
+            f"--{name}: temperature 0 takes the most likely token always; leave one of them out"
+            for name in ("top-k", "top-p")
+            if getattr(given, name.replace("-", "_")) is not None
+        ]
+    if faults:
+        raise RequestError.of(faults)
+
+
 def _parser() -> Parser:
     parser = Parser("python -m training.generate", str(__doc__))
     parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="folder of a model")
-    parser.add_argument("--prompt", required=True, metavar="TEXT", help="text to go on from")
-    for name, read, default, told in (
-        ("max-new-tokens", _at_least(int, 1), 200, "tokens to write"),
-        ("temperature", _at_least(float, 0), 1.0, "0 takes the most likely token always"),
-        ("top-k", _at_least(int, 0), 0, "draw from the K most likely tokens, 0 for all"),
-        ("top-p", _share, 1.0, "draw from the fewest tokens that together have chance P"),
-        ("seed", _at_least(int, 0), 0, "of the drawing"),
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--prompt", metavar="TEXT", help="text to go on from")
+    what.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one a line")
+    for name, metavar, read, default, told in (
+        ("max-new-tokens", "N", _within(int, 1), 200, "tokens to write, at most (default: 200)"),
+        ("temperature", "T", _within(float, 0), None, "0: the most likely token (default: 1.0)"),
+        ("top-k", "K", _within(int, 0), None, "of the K most likely; 0, the default: of all"),
+        ("top-p", "P", _share, None, "of the fewest that have chance P together (default: 1.0)"),
+        ("seed", "N", _within(int, 0, GREATEST_SEED), 0, "of the drawing (default: 0)"),
+        ("batch-size", "N", _within(int, 1), None, f"prompts at once, at most (default: {BATCH})"),
     ):
-        parser.add_argument(
-            f"--{name}", type=read, default=default, help=f"{told} (default: {default})"
-        )
+        parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=told)
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help=f"a local {TOKENIZER}")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there")
     parser.add_argument(
@@ -268,16 +265,19 @@ def _parser() -> Parser:
     return parser
 
 
-def _at_least(kind: Callable[[str], Any], least: int) -> Callable[[str], Any]:
+def _within(
+    kind: Callable[[str], Any], least: int, greatest: float = math.inf
+) -> Callable[[str], Any]:
     word = "a whole number" if kind is int else "a number"
+    reach = f"from {least} on" if greatest == math.inf else f"from {least} to {greatest}"
 
     def read(text: str) -> Any:
         try:
             value = kind(text)
         except ValueError:
             value = math.nan
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"must be {word} from {least} on, not {text!r}")
+        if not least <= value <= greatest or value == math.inf:
+            raise argparse.ArgumentTypeError(f"must be {word} {reach}, not {text!r}")
         return value
 
     return read

@@ -98,7 +98,7 @@ class Mamba2ForCausalLM(nn.Module):
         random = torch.Generator().manual_seed(seed)
         pick = picker(self.config.vocab_size, temperature, top_k, top_p, random)
         made = [
-            list(generate(self.model, prompt, max_new_tokens, pick))
+            [token for (token,) in generate(self.model, [prompt], max_new_tokens, [pick])]
             for prompt in input_ids.tolist()
         ]
         return torch.cat([input_ids, input_ids.new_tensor(made)], dim=1)  # (b, l + made)

@@ -21,6 +21,7 @@ from training.convert import native
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
 from training.models.language import LanguageModel
+from training.vocabulary import LONGEST, Bytes, Tokens
 
 HEADS: dict[str, Any] = {"d_model": 32, "n_layer": 2, "vocab_size": 256, "n_head": 4, "d_ff": 48}
 FAMILIES: dict[str, models.Sizes] = {
@@ -63,6 +64,14 @@ def greedy(size: int = 256) -> Any:
     return door.picker(size, 0, 0, 1.0, torch.Generator())
 
 
+def following(
+    model: LanguageModel, prompt: list[int], count: int, pick: Any, ends: Any = ()
+) -> list[int]:
+    """The tokens that follow one prompt."""
+    made = door.generate(model, [prompt], count, [pick], ends)
+    return [token for (token,) in made if token is not None]
+
+
 def text_of(*words: Any) -> str:
     """Run the door from outside; what it wrote."""
     done = subprocess.run(
@@ -82,7 +91,7 @@ def test_greedy_is_the_argmax_of_the_full_forward(
     monkeypatch.setattr(door, "AT_ONCE", 5)  # the prompt of 13 tokens is read in three pieces
     model = made(FAMILIES[family])
     prompt = torch.randint(256, (13,), generator=torch.Generator().manual_seed(2)).tolist()
-    found = list(door.generate(model, prompt, 20, greedy()))
+    found = following(model, prompt, 20, greedy())
     ids = list(prompt)
     for _ in range(20):
         logits = model(torch.tensor([ids]))[0, -1]  # (v,)
@@ -148,7 +157,7 @@ def test_a_model_that_has_gone_wrong(temperature: float) -> None:
 
 
 def test_bytes_come_out_as_whole_characters() -> None:
-    vocabulary = door.Bytes()
+    vocabulary = Bytes()
     text = "aé€😀"
     pieces = [vocabulary.add(token) for token in vocabulary.encode(text)]
     assert pieces == ["a", "", "é", "", "", "€", "", "", "", "😀"] and vocabulary.end() == ""
@@ -190,10 +199,10 @@ def tokenizer(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["byte level", "metaspace"])
 def test_tokens_come_out_as_whole_characters_and_words(kind: str, tmp_path: Path) -> None:
-    vocabulary = door.Tokens(tokenizer(tmp_path, kind))
+    vocabulary = Tokens(tokenizer(tmp_path, kind))
     text = " fox é😀 the dog"
     vocabulary.encode("the quick")
-    ids = door.Tokens(tmp_path / "tokenizer.json").encode(text.removeprefix(" " * (kind[0] == "m")))
+    ids = Tokens(tmp_path / "tokenizer.json").encode(text.removeprefix(" " * (kind[0] == "m")))
     pieces = []
     for token in ids:
         pieces.append(vocabulary.add(token))
@@ -204,11 +213,11 @@ def test_tokens_come_out_as_whole_characters_and_words(kind: str, tmp_path: Path
 
 
 def test_bytes_that_never_become_a_character_are_told(tmp_path: Path) -> None:
-    vocabulary = door.Tokens(tokenizer(tmp_path, "byte level"))
+    vocabulary = Tokens(tokenizer(tmp_path, "byte level"))
     wrong = vocabulary.encode("😀")[0]
     vocabulary.encode("a")
     pieces = [vocabulary.add(wrong) for _ in range(200)]
-    assert "\ufffd" in "".join(pieces) and len(vocabulary._ids) <= 2 * door.LONGEST
+    assert "\ufffd" in "".join(pieces) and len(vocabulary._ids) <= 2 * LONGEST
 
 
 def test_the_seed_decides(mamba: Path, capsys: Any) -> None:
@@ -250,8 +259,8 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("", "the following arguments are required: CHECKPOINT, --prompt"),
-        ("SRC", "the following arguments are required: --prompt"),
+        ("", "the following arguments are required: CHECKPOINT"),
+        ("SRC", "one of the arguments --prompt --prompts is required"),
         ("SRC --prompt=", "--prompt: is empty"),
         ("SRC --prompt=x --max-new-tokens=0", "must be a whole number from 1 on, not '0'"),
         ("SRC --prompt=x --max-new-tokens=two", "must be a whole number from 1 on, not 'two'"),
@@ -260,7 +269,16 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
         ("SRC --prompt=x --temperature=inf", "must be a number from 0 on, not 'inf'"),
         ("SRC --prompt=x --top-k=-1", "must be a whole number from 0 on, not '-1'"),
         ("SRC --prompt=x --top-p=0", "must be more than 0 and at most 1, not '0'"),
-        ("SRC --prompt=x --seed=1.5", "must be a whole number from 0 on, not '1.5'"),
+        ("SRC --prompt=x --seed=1.5", "must be a whole number from 0 to 9223372036854775807, not"),
+        ("SRC --prompt=x --seed=9223372036854775808", "must be a whole number from 0 to"),
+        (
+            "SRC --prompt=x --temperature=0 --top-k=3",
+            "--top-k: temperature 0 takes the most likely",
+        ),
+        ("SRC --prompt=x --temperature=0 --top-p=.3", "--top-p: temperature 0 takes the most"),
+        ("SRC --prompt=x --batch-size=3", "--batch-size: counts only with --prompts"),
+        ("SRC --prompt=x --prompts=y", "argument --prompts: not allowed with argument --prompt"),
+        ("SRC --prompts=/nowhere", "--prompts: /nowhere cannot be read: No such file"),
         ("SRC --prompt=x --dtype=int8", "argument --dtype: invalid choice: 'int8'"),
         ("SRC --prompt=x --tokenizer=/nowhere", "--tokenizer: /nowhere is not there"),
         ("/nowhere --prompt=x", "/nowhere is no folder"),
@@ -293,10 +311,10 @@ def test_a_tokenizer_that_cannot_be_read(
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
     with pytest.raises(RequestError, match=r"tokenizer\.json cannot be read: "):
-        door.Tokens(path)
+        Tokens(path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(RequestError, match="tokenizers, which is not installed"):
-        door.Tokens(path)
+        Tokens(path)
 
 
 @pytest.mark.processes

@@ -1,0 +1,218 @@
+"""Many prompts at once, the end of a text, and greedy text that is transformers' token by token."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tests.training.entrypoints.test_generate import (
+    FAMILIES,
+    folder_of,
+    following,
+    greedy,
+    made,
+    tokenizer,
+)
+from training import generate as entry
+from training import models
+from training.cli import run_command
+from training.convert import hf
+from training.convert.source import Source, load
+from training.vocabulary import Tokens
+
+TINY: dict[str, Any] = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2}
+HEADS: dict[str, Any] = {
+    **TINY,
+    **{"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+}
+WITHIN = {"rope_theta": 100.0, "original_max_position_embeddings": 16}
+LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.5, 2.0, 3.0, 7.0]}
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "mamba": ("mamba", {**TINY, "state_size": 4}),
+    "mamba2": (
+        "mamba2",
+        {**TINY, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8},
+    ),
+    "llama": ("llama", HEADS),
+    "mixtral": ("mixtral", {**HEADS, "num_local_experts": 3}),
+    # Both go beyond the first context while the text is made.
+    "dynamic": (
+        "llama",
+        {
+            **HEADS,
+            "max_position_embeddings": 16,
+            "rope_parameters": {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0},
+        },
+    ),
+    "longrope": (
+        "llama",
+        {
+            **HEADS,
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "longrope", **WITHIN, **LONGROPE},
+        },
+    ),
+}
+PROMPTS = (
+    "the quick fox",
+    "a lazy dog is",
+    "é😀",
+    "rain",
+    "the quick fox",
+    "it rains and rains on",
+)
+
+
+def saved(name: str, folder: Path) -> Any:
+    """A model of transformers in a folder, whose matrices are large."""
+    family, settings = CONFIGS[name]
+    torch.manual_seed(1)
+    none = {"eos_token_id": None, "bos_token_id": None, "pad_token_id": None}
+    config = AutoConfig.for_model(family, **settings, **none)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def theirs(model: Any, prompt: list[int], count: int, eos: int | None = None) -> list[int]:
+    """Generate greedily by transformers, without the end."""
+    settings = transformers.GenerationConfig(
+        max_new_tokens=count, do_sample=False, eos_token_id=eos, pad_token_id=0
+    )
+    ids = torch.tensor([prompt])  # (1, l)
+    # A copy: of dynamic angles a model keeps those of the longest text that it has seen.
+    model = copy.deepcopy(model)
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), generation_config=settings)
+    found: list[int] = out[0, len(prompt) :].tolist()
+    return found[: found.index(eos)] if eos in found else found
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_greedy_text_is_transformers_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And stops where that does; the prompt is read in pieces where that changes nothing."""
+    monkeypatch.setattr(entry, "AT_ONCE", 5)
+    model = saved(name, tmp_path / "hf")
+    here = load(Source.open("hf", tmp_path / "hf"), torch.device("cpu"), torch.float32)
+    for text in ("the quick", "the quick fox jumps over"):
+        prompt = list(text.encode())
+        expected = theirs(model, prompt, 20)
+        assert following(here, prompt, 20, greedy()) == expected and len(set(expected)) > 3
+        eos = expected[7]
+        until = following(here, prompt, 20, greedy(), {eos})
+        assert until == theirs(model, prompt, 20, eos) == expected[: expected.index(eos)]
+
+
+def written(capsys: Any, *words: Any) -> str:
+    assert run_command(entry.write_text, [str(word) for word in words]) == 0
+    said: str = capsys.readouterr().out
+    return said
+
+
+def lines_of(text: str) -> list[dict[str, str]]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("flags", [("--temperature=0",), ("--temperature=1.5", "--top-k=40")])
+def test_each_text_is_what_its_prompt_gives_alone(
+    family: str, flags: tuple[str, ...], tmp_path: Path, capsys: Any
+) -> None:
+    folder = folder_of(FAMILIES[family], tmp_path / "model")
+    file = tmp_path / "prompts.txt"
+    file.write_text("\n".join(PROMPTS) + "\n", encoding="utf-8")
+    flags = ("--max-new-tokens=12", "--seed=5", *flags)
+    alone = [
+        written(capsys, folder, f"--prompt={prompt}", *flags).removesuffix("\n")
+        for prompt in PROMPTS
+    ]
+    for batch in ("--batch-size=1", "--batch-size=2", "--batch-size=8"):
+        found = lines_of(written(capsys, folder, f"--prompts={file}", batch, *flags))
+        assert [line["prompt"] for line in found] == list(PROMPTS)
+        assert [line["text"] for line in found] == alone
+    assert alone[0] == alone[4] and len(set(alone)) == len(PROMPTS) - 1
+
+
+def test_each_text_of_a_batch_ends_by_itself() -> None:
+    here = made(FAMILIES["mamba"])
+    prompts = [list(b"the quick"), list(b"lazy dogs"), list(b"it rained")]
+    free = [following(here, prompt, 20, greedy()) for prompt in prompts]
+    ends = {max(set(tokens), key=tokens.index) for tokens in free[:2]}  # the last to come first
+    stops = [next((at for at, token in enumerate(tokens) if token in ends), 20) for tokens in free]
+    assert min(stops) > 0 and len(set(stops)) > 1
+    steps = list(entry.generate(here, prompts, 20, [greedy()] * 3, ends))
+    for row, (tokens, stop) in enumerate(zip(free, stops, strict=True)):
+        assert [step[row] for step in steps] == (tokens[:stop] + [None] * 20)[: max(stops)]
+
+
+def cut_short(folder: Path, capsys: Any, whole: str) -> str:
+    """What is written once the folder states an end; it is the start of the whole text."""
+    text = written(capsys, folder, "--prompt=the dog", "--max-new-tokens=30", "--temperature=0")
+    assert whole.startswith(text.removesuffix("\n")) and len(text) < len(whole)
+    return text
+
+
+def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
+    """By generation_config.json, else config.json, else the tokenizer's files, as transformers."""
+    sizes = models.LlamaConfig(
+        d_model=32, n_layer=2, vocab_size=300, n_head=4, n_kv_head=2, d_ff=48, context=64
+    )
+    folder = folder_of(sizes, tmp_path / "llama")
+    vocabulary = Tokens(tokenizer(folder, "byte level"))
+    words = ("--prompt=the dog", "--max-new-tokens=30", "--temperature=0")
+    whole = written(capsys, folder, *words)
+    here = load(Source.open("ours", folder), torch.device("cpu"), torch.float32)
+    pick = greedy(vocabulary.size)
+    prompt = vocabulary.encode("the dog")
+    free = following(here, prompt, 30, pick)
+    first, second, third = (free[at] for at in (4, 10, 16))
+    assert len({first, second, third}) == 3
+
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": vocabulary._tokenizer.id_to_token(third)})
+    )
+    by_tokenizer = cut_short(folder, capsys, whole)
+    config = hf.write(sizes) | {"eos_token_id": second}
+    (folder / "config.json").write_text(json.dumps(config))
+    by_config = cut_short(folder, capsys, whole)
+    stated = folder / "generation_config.json"
+    stated.write_text(json.dumps({"eos_token_id": [299, first]}))
+    by_generation = cut_short(folder, capsys, whole)
+    assert len(by_generation) < len(by_config) < len(by_tokenizer)
+    stated.write_text(json.dumps({"eos_token_id": "end"}))
+    assert run_command(entry.write_text, [str(folder), *words]) == 2
+    assert "eos_token_id must be token ids, not 'end'" in capsys.readouterr().err
+
+
+def test_prompts_that_cannot_be_taken_are_told_by_their_lines(tmp_path: Path, capsys: Any) -> None:
+    folder = folder_of(
+        models.LlamaConfig(
+            d_model=32, n_layer=1, vocab_size=256, n_head=4, n_kv_head=2, d_ff=48, context=20
+        ),
+        tmp_path / "llama",
+    )
+    file = tmp_path / "prompts.txt"
+    words = [str(folder), f"--prompts={file}", "--max-new-tokens=5"]
+    file.write_text("short\n\nfar too long for it\n")
+    assert run_command(entry.write_text, words) == 2
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "error: 2 faults" and len(told) == 3
+    assert f"--prompts: {file}: line 2: is empty" in told[1]
+    assert f"--prompts: {file}: line 3: its 19 tokens and --max-new-tokens=5 are more" in told[2]
+    file.write_text("")
+    assert run_command(entry.write_text, words) == 2
+    assert f"--prompts: {file} is empty; write one prompt a line" in capsys.readouterr().err
+    file.write_bytes(b"\xff\xfe")
+    assert run_command(entry.write_text, words) == 2
+    assert f"--prompts: {file} is not UTF-8" in capsys.readouterr().err

@@ -1,0 +1,162 @@
+"""Between text and tokens, for generation: bytes, or a tokenizer.json. Light: no torch here."""
+
+from __future__ import annotations
+
+import codecs
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from training.convert.config import read_json
+from training.errors import RequestError
+
+if TYPE_CHECKING:  # it takes torch
+    from training.convert.source import Source
+
+TOKENIZER = "tokenizer.json"
+LONGEST = 16
+"""Tokens that one character takes, at most."""
+
+
+class Vocabulary(Protocol):
+    """Between text and tokens; `add` gives the text that a next token completes."""
+
+    size: int
+
+    @property
+    def eos(self) -> int | None:
+        """The token that ends a text, where there is one."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def add(self, token: int) -> str: ...
+
+    def end(self) -> str:
+        """Give what is left at the end."""
+
+
+class Bytes:
+    """Bytes of UTF-8 as tokens, as training.data.sources has them."""
+
+    size = 256
+    eos = None
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8", "surrogateescape"))
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(bytes([token]))
+
+    def end(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class Tokens:
+    """The tokens of a tokenizer.json."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise RequestError(
+                f"--tokenizer: {path} is read by the library tokenizers, which is not installed "
+                f"(pip install tokenizers)"
+            ) from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # the library raises plain Exception
+            raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
+        self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
+        self._path = path
+        # The last tokens, of which the first are told; they stay for the spaces between words.
+        self._ids: list[int] = []
+        self._told = 0
+
+    @property
+    def eos(self) -> int | None:
+        """The one that training.data.tokenize puts at the end of each text."""
+        from training.data.tokenize.tokenizer import open_tokenizer
+
+        return open_tokenizer(str(self._path)).eos
+
+    def encode(self, text: str) -> list[int]:
+        self._ids = self._tokenizer.encode(text).ids
+        self._told = len(self._ids)
+        return list(self._ids)
+
+    def add(self, token: int) -> str:
+        self._ids.append(token)
+        text = self._new()
+        waiting = len(self._ids) - self._told
+        # Ends in the middle of a character: one of the next tokens completes it, if any does.
+        if text.endswith("\ufffd") and waiting < LONGEST:
+            return ""
+        if text:
+            self._ids, self._told = self._ids[self._told :], waiting
+        else:  # a token without text, as one that marks the end
+            self._ids.pop()
+        return text
+
+    def end(self) -> str:
+        return self._new()
+
+    def _new(self) -> str:
+        before = self._tokenizer.decode(self._ids[: self._told])
+        return self._tokenizer.decode(self._ids)[len(before) :]
+
+
+def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
+    """Find what text is written in. Raises RequestError if that is not known."""
+    if given is not None:
+        path = given / TOKENIZER if given.is_dir() else given
+        if not path.is_file():
+            raise RequestError(f"--tokenizer: {path} is not there")
+        return Tokens(path)
+    if (source.folder / TOKENIZER).is_file():
+        return Tokens(source.folder / TOKENIZER)
+    if source.sizes.vocab_size == Bytes.size:
+        return Bytes()
+    raise RequestError(
+        f"--tokenizer: must be given: {source.folder} has no {TOKENIZER}, and a vocabulary of "
+        f"{source.sizes.vocab_size:,} is not bytes"
+    )
+
+
+def end_tokens(source: Source, vocabulary: Vocabulary) -> frozenset[int]:
+    """Find the tokens that end a text: where transformers looks, else what the tokenizer states.
+
+    Raises RequestError if a file states what is no token.
+    """
+    for path in (source.folder / name for name in ("generation_config.json", "config.json")):
+        stated = read_json(path).get("eos_token_id") if path.is_file() else None
+        if stated is not None:
+            ids = stated if isinstance(stated, list) else [stated]
+            if not all(type(one) is int for one in ids):
+                raise RequestError(f"{path}: eos_token_id must be token ids, not {stated!r}")
+            return frozenset(ids)
+    return frozenset(() if vocabulary.eos is None else (vocabulary.eos,))
+
+
+def encode(
+    vocabulary: Vocabulary, text: str, source: Source, count: int, called: str = "--prompt"
+) -> list[int]:
+    """Turn a prompt into tokens. Raises RequestError if the model cannot take them."""
+    prompt = vocabulary.encode(text)
+    if not prompt:
+        raise RequestError(f"{called}: is empty, and a model goes on from at least one token")
+    largest = source.sizes.vocab_size
+    beyond = [token for token in prompt if token >= largest]
+    if beyond:
+        raise RequestError(
+            f"{called}: token {beyond[0]} is beyond the model's vocabulary of {largest:,}; the "
+            f"tokenizer is of another model"
+        )
+    context = getattr(source.sizes, "context", None)  # Mamba has no limit
+    if context is not None and len(prompt) + count > context:
+        raise RequestError(
+            f"{called}: its {len(prompt):,} tokens and --max-new-tokens={count:,} are more than "
+            f"the {context:,} that the model is meant for"
+        )
+    return prompt
