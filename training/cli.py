@@ -11,7 +11,10 @@ import argparse
 import io
 import multiprocessing
 import os
+import re
+import shutil
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,16 +22,53 @@ from typing import Any, NoReturn
 
 from training.errors import RequestError, TrainingError
 
+WIDEST = 100
+"""Columns of help, where a terminal has more."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Help as it is read best: a flag's type once, paragraphs as wide as the terminal.
+
+    Lines of a description that are indented stay as they are.
+    """
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, WIDEST)
+        super().__init__(prog, max_help_position=26, width=width - 2)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        parts = re.split(r"\n\s*\n", text.strip("\n"))
+        return "\n\n".join(
+            part if part.startswith(" ") else "\n".join(self._split_lines(part, width))
+            for part in parts
+        )
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        # Names of models and files are not broken.
+        return textwrap.wrap(
+            " ".join(text.split()), width, break_long_words=False, break_on_hyphens=False
+        )
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings or action.nargs == 0:
+            return super()._format_action_invocation(action)
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
+        if action.nargs == "+":  # once is enough
+            value = value.partition(" ")[0]
+        shown = f"{', '.join(action.option_strings)} {value}"
+        return shown if len(shown) < self._width else shown.replace(", --", ",\n  --")
+
 
 class Parser(argparse.ArgumentParser):
     """A parser whose faults are RequestErrors; long flags must be whole."""
 
-    def __init__(self, program: str, about: str) -> None:
+    def __init__(self, program: str, about: str, **others: Any) -> None:
         super().__init__(
             prog=program,
             description=about,
             allow_abbrev=False,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=HelpFormatter,
+            **others,
         )
 
     def error(self, message: str) -> NoReturn:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,9 @@ def _flags() -> dict[str, tuple[str, Flag]]:
         for one in those:
             if one.name == _COUNTED:
                 continue
-            flag = Flag.of(one, () if times[one.name] > 1 else (f"{section}.{one.name}",))
+            flag = Flag.of(one, section, () if times[one.name] > 1 else (f"{section}.{one.name}",))
             name = f"{section}.{one.name}" if times[one.name] > 1 else one.name
-            found[name] = section, Flag(name, flag.read, flag.default, flag.help, flag.aliases)
+            found[name] = section, replace(flag, name=name)
     return found
 
 

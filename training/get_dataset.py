@@ -4,7 +4,7 @@ It is wikicorpus, from the hub, tokenized to where the launcher looks for it. --
 one; the flags of training.data.tokenize change each part, so that --dataset=/data/mine puts a set
 of yours into its place.
 
-    python3 -m training.get_dataset                            # for mamba_fsdp.sbatch
+    python3 -m training.get_dataset                  # for mamba_fsdp.sbatch
     python3 -m training.get_dataset --launcher=mamba2_neuron
 
 Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong, 130 stopped.

@@ -1,6 +1,6 @@
 """The node's part of a job: decide what depends on the node, then start torchrun there.
 
-    python3 -m training.launch [--module training.mamba_fsdp] [--nproc N] [--print-env] -- FLAGS...
+    python3 -m training.launch [--module M] [--nproc N] -- FLAGS...
 
 One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
 Every decision is told in one block, and a variable of the same name overrides it. What is decided,
@@ -37,11 +37,21 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m training.launch",
         description=str(__doc__),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=cli.HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--module", default="training.mamba_fsdp", help="what torchrun starts")
-    parser.add_argument("--nproc", type=int, help="processes on this node")
+    parser.add_argument(
+        "--module",
+        metavar="NAME",
+        default="training.mamba_fsdp",
+        help="what torchrun starts (default: training.mamba_fsdp)",
+    )
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="INT",
+        help="processes on this node (default: one an accelerator)",
+    )
     parser.add_argument("--print-env", action="store_true", help="tell the decisions and stop")
     asked = parser.parse_args(arguments[:split])
     job: Job | None = None

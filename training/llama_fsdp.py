@@ -21,7 +21,6 @@ from training.config.flags import (
     parse,
     settings_of,
     with_ours,
-    wrong_choices,
 )
 from training.config.sections import STREAM
 from training.config.setting import boolean
@@ -53,16 +52,31 @@ NAMES = names_of(
 )
 """What errors call by our names -> the flag that was meant."""
 
+COMMON = (
+    *("model_type", "dataset", "tokenizer", "checkpoint_dir", "max_context_width"),
+    *("train_batch_size", "lr", "max_steps", "sharding_strategy", "activation_checkpointing"),
+)
+"""The most used flags, which help shows first."""
+
 OWN = (
-    Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
-    Flag("lr_decay_style", str, "cosine", ", ".join(SCHEDULE_STYLES)),
-    Flag("sharding_strategy", str, "full", ", ".join(SHARDING)),
+    Flag("bf16", boolean, True, "compute in bfloat16, else in float32", section="parallel"),
+    Flag(
+        *("lr_decay_style", str, "cosine", "how the learning rate goes"),
+        choices=SCHEDULE_STYLES,
+        section="schedule",
+    ),
+    Flag(
+        *("sharding_strategy", str, "full", "over all ranks, within groups of them, or none"),
+        choices=tuple(SHARDING),
+        section="parallel",
+    ),
     Flag(
         "dataset",
         str,
         "c4",
         "a set of the hub, streamed; a folder or source of docs/data.md",
         ("dataset_path",),
+        section="data",
     ),
 )
 TAKEN = {"precision", "schedule", "sharding_strategy", "dataset_path"}
@@ -74,17 +88,8 @@ FLAGS = with_ours((*llama.FLAGS, *OWN), KNOWN, TAKEN)
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
-    given = parse(FLAGS, arguments, program="python -m training.llama_fsdp", about=str(__doc__))
-    faults = wrong_choices(
-        given,
-        {
-            "model_type": llama.TYPES,
-            "lr_decay_style": SCHEDULE_STYLES,
-            "sharding_strategy": SHARDING,
-        },
-    )
-    if faults:
-        raise RequestError.of(faults)
+    program = "python -m training.llama_fsdp"
+    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
     settings = settings_of(given, KNOWN)
     settings |= {
         "precision": "bf16" if given["bf16"] else "fp32",

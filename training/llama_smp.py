@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from training.config.config import Config
-from training.config.flags import assemble, parse, settings_of, wrong_choices
+from training.config.flags import assemble, parse, settings_of
 from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems.smp import model
-from training.systems.smp.flags import CHOICES, FLAGS, KNOWN, NAMES, refused_flags
+from training.systems.smp.flags import COMMON, FLAGS, KNOWN, NAMES, refused_flags
 from training.systems.smp.settings import data_settings, has_smp_library, sharding_settings
 
 NATIVE = "is not {}: torch's own FSDP and tensor parallelism run the models of training.models"
@@ -33,8 +33,9 @@ log = logging.getLogger("training.llama_smp")
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
-    given = parse(FLAGS, arguments, program="python -m training.llama_smp", about=str(__doc__))
-    faults = [*wrong_choices(given, CHOICES), *refused_flags(given)]
+    program = "python -m training.llama_smp"
+    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
+    faults = refused_flags(given)
     if faults:
         raise RequestError.of(faults)
     notes: list[str] = []

@@ -24,7 +24,6 @@ from training.config.flags import (
     parse,
     settings_of,
     with_ours,
-    wrong_choices,
 )
 from training.config.setting import boolean, integer
 from training.data.splits import how_to_read
@@ -55,35 +54,50 @@ KNOWN = (
     FlagAlias("logging_interval", "report_interval", 1),
     FlagAlias("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
 )
-OWN = (
-    Flag("model", str, "Mamba130M", f"{', '.join(mamba2.MODELS)}"),
-    Flag("vocab_size", integer, 50272, "ids of tokens"),
-    Flag("backend", str, "xla", "what computes: xla (Neuron), nccl (GPUs) or gloo (CPUs)"),
-    Flag("dtype", str, "float32", "float32 or bfloat16: of what is computed with"),
-    Flag("no_optimizer_fp32", boolean, False, "bfloat16: no float32 weights beside"),
-    Flag("rmsnorm_across_groups", boolean, False, "the gated norm's mean: of all groups together"),
-    Flag("data_dir", str, "", "folder of a tokenized set, or a source of docs/data.md",
-         ("dataset_path",)),
-    Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
-    Flag("checkpoint_dir", str, "./", "folder that has a folder for each tag"),
-    Flag("tag", str, "exp", "name of the run"),
-    Flag("checkpoint_freq", integer, 0, "steps between checkpoints; 0: at the end only"),
-    Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
-    Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
-    Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
-    Flag("checkpoint_load_dir", str, "./", "with that: folder of its tag"),
-    Flag("checkpoint_load_tag", str, "exp", "with that: its tag"),
-    Flag("sequence_parallel_enabled", boolean, False, "is not there"),
-    Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
-    Flag("d_model", integer, 0, "channels of the stream; 0: the model's"),
-    Flag("n_layer", integer, 0, "blocks; 0: the model's"),
-    Flag("head_dim", integer, 0, "channels of a head; 0: 128"),
-    Flag("d_state", integer, 0, "state size; 0: 128"),
-    Flag("n_groups", integer, 0, "groups of heads that share B and C; 0: the model's"),
-    Flag("chunk_size", integer, 128, "steps of a chunk, which sequences must be a multiple of"),
-    Flag("groups_as_tp", boolean, False, "as many groups as tp, as the known program has"),
-    Flag("compile_cache", str, "", "folder of compiled graphs (default: in checkpoint_dir)"),
-)  # fmt: skip
+COMMON = (
+    *("model", "data_dir", "checkpoint_dir", "tag", "backend"),
+    *("dtype", "batch", "tp", "lr", "max_steps"),
+)
+"""The most used flags, which help shows first."""
+_OWN = {
+    "model": (
+        Flag("model", str, "Mamba130M", "which model", choices=tuple(mamba2.MODELS)),
+        Flag("vocab_size", integer, 50272, "ids of tokens"),
+        Flag("rmsnorm_across_groups", boolean, False,
+             "the gated norm's mean: of all groups together"),
+        Flag("d_model", integer, 0, "channels of the stream; 0: the model's"),
+        Flag("n_layer", integer, 0, "blocks; 0: the model's"),
+        Flag("head_dim", integer, 0, "channels of a head; 0: 128"),
+        Flag("d_state", integer, 0, "state size; 0: 128"),
+        Flag("n_groups", integer, 0, "groups of heads that share B and C; 0: the model's"),
+        Flag("chunk_size", integer, 128, "steps of a chunk, which sequences must be a multiple of"),
+        Flag("groups_as_tp", boolean, False, "as many groups as tp, as the known program has"),
+    ),
+    "parallel": (
+        Flag("backend", str, "xla", "what computes: Neuron, GPUs or CPUs", choices=tuple(DEVICES)),
+        Flag("dtype", str, "float32", "of what is computed with", choices=tuple(DTYPES)),
+        Flag("no_optimizer_fp32", boolean, False, "bfloat16: no float32 weights beside"),
+        Flag("sequence_parallel_enabled", boolean, False, "is not there"),
+    ),
+    "data": (
+        Flag("data_dir", str, "",
+             "folder of a tokenized set, or a source of docs/data.md", ("dataset_path",)),
+        Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
+    ),
+    "run": (
+        Flag("checkpoint_dir", str, "./", "folder that has a folder for each tag"),
+        Flag("tag", str, "exp", "name of the run"),
+        Flag("checkpoint_freq", integer, 0, "steps between checkpoints; 0: at the end only"),
+        Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
+        Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
+        Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
+        Flag("checkpoint_load_dir", str, "./", "with that: folder of its tag"),
+        Flag("checkpoint_load_tag", str, "exp", "with that: its tag"),
+        Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
+        Flag("compile_cache", str, "", "folder of compiled graphs (default: in checkpoint_dir)"),
+    ),
+}  # fmt: skip
+OWN = tuple(replace(flag, section=section) for section, some in _OWN.items() for flag in some)
 TAKEN = {
     *FSDP_ONLY,
     *("backend", "device", "precision", "master_weights", "schedule", "dataset_path"),
@@ -108,8 +122,9 @@ log = logging.getLogger("training.mamba2_neuron")
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
-    given = parse(FLAGS, arguments, program="python -m training.mamba2_neuron", about=str(__doc__))
-    faults = [*wrong_choices(given, {"backend": DEVICES, "dtype": DTYPES}), *_refused(given)]
+    program = "python -m training.mamba2_neuron"
+    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
+    faults = _refused(given)
     if faults:
         raise RequestError.of(faults)
     settings = settings_of(given, KNOWN) | _settings(given)

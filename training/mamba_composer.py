@@ -43,9 +43,15 @@ def tell(arguments: Sequence[str]) -> int:
 def configure(arguments: Sequence[str]) -> ComposerConfig:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     parser = Parser("training.mamba_composer", str(__doc__))
-    parser.add_argument("--trial", action="store_true")
-    parser.add_argument("file", type=Path, nargs="?", default=FILE, metavar="FILE")
-    parser.add_argument("changes", nargs="*", metavar="SECTION.KEY=VALUE")
+    parser.add_argument(
+        "--trial", action="store_true", help="make the file, and data for a tiny model, if need be"
+    )
+    parser.add_argument(
+        "file", type=Path, nargs="?", default=FILE, metavar="FILE", help="default: config.yaml"
+    )
+    parser.add_argument(
+        "changes", nargs="*", metavar="SECTION.KEY=VALUE", help="settings that count more"
+    )
     asked = parser.parse_intermixed_args(list(arguments))
     if asked.trial:
         from training.systems.composer import trial  # which takes torch

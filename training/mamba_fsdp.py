@@ -20,16 +20,23 @@ from training.models import preset
 ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_path",)}
 """What the system's document calls them; the names before are its program's."""
 
+COMMON = (
+    *("model_name", "dataset_path", "save_ckpt_path", "seq_length", "batch_size"),
+    *("learning_rate", "num_steps", "report_interval", "checkpoint_interval", "sharding_strategy"),
+)
+"""The most used flags, which help shows first."""
+
 FLAGS = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
-    Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's"),
+    Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's", section="model"),
     *setting_flags(ALIASES),
 )
 
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
-    given = parse(FLAGS, arguments, program="python -m training.mamba_fsdp", about=str(__doc__))
+    program = "python -m training.mamba_fsdp"
+    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
     name, vocabulary = given.pop("model_name"), given.pop("vocab_size")
     sizes = preset(name)
     if vocabulary:

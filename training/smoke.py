@@ -21,6 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from training.cli import HelpFormatter
 from training.errors import TrainingError
 from training.smoke_checks import Rehearsal, check_patch, hammer_cache
 
@@ -192,10 +193,19 @@ def flat(check: Check) -> dict[str, Any]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python3 -m training.smoke", description=__doc__, allow_abbrev=False
+        prog="python3 -m training.smoke",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
-    parser.add_argument("--meta", type=Path, default=META, help=f"folder (default: {META})")
+    parser.add_argument(
+        "--meta",
+        type=Path,
+        metavar="FOLDER",
+        default=META,
+        help=f"what the image says of itself (default: {META})",
+    )
     given = parser.parse_args(arguments)
     checks = run_checks(given.meta, lambda text: print(text, file=sys.stderr, flush=True))
     ok = all(check.ok for check in checks)

@@ -14,6 +14,8 @@ import importlib
 import json
 import sys
 
+from training.cli import HelpFormatter
+
 BLOCKS = ("Mamba", "Mamba2")
 LENGTH, WIDTH = 64, 64
 STEPS = 100
@@ -43,9 +45,14 @@ def train(name: str, device: str) -> tuple[float, float]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python3 -m training.smoke_kernels", description=__doc__, allow_abbrev=False
+        prog="python3 -m training.smoke_kernels",
+        description=__doc__,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--device", default="cuda", help="where to train (default: cuda)")
+    parser.add_argument(
+        "--device", metavar="NAME", default="cuda", help="where to train (default: cuda)"
+    )
     device = parser.parse_args(arguments).device
     losses = {name: train(name, device) for name in BLOCKS}
     print(json.dumps(losses))

@@ -1,21 +1,29 @@
-"""Models of the Hugging Face hub, by the library huggingface_hub. Light: no torch here.
+"""Fetch a model of the Hugging Face hub: `python -m training.checkpoint.hub NAME FOLDER`.
 
-HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE count, as the library documents them.
+A run does so by itself, with --init_hub; this is for a machine that has the network, where the
+nodes of the run have none. What the folder has already is not fetched again; a run starts from it
+with --init_weights=FOLDER. HF_HOME, HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE count, as the library
+huggingface_hub documents them.
+Exit codes: 0 done, 2 the model cannot be had.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from training.cli import Parser, run_command
 from training.errors import RequestError
 
 if TYPE_CHECKING:  # it takes torch
     from training.process_group import Group
 
 CONFIG = "config.json"
+SETTING = "init_hub"
+"""What a run calls the model."""
 _SMALL = (CONFIG, "generation_config.json", "*.index.json", "tokenizer*", "*tokens*.json")
 _WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin",))
 """Files of weights: those that are taken, and those where there are none of them."""
@@ -65,7 +73,7 @@ def _download(name: str, folder: str) -> str:
         where = _ask(name, snapshot)
         if _is_complete(Path(where)):
             return where
-    raise RequestError(f"init_hub: {name} has no weights: neither safetensors nor pytorch_model")
+    raise RequestError(f"{SETTING}: {name} has no weights: neither safetensors nor pytorch_model")
 
 
 def _is_complete(folder: Path) -> bool:
@@ -80,7 +88,7 @@ def _ask(name: str, question: Callable[[Any], str]) -> str:
         import huggingface_hub
     except ImportError as error:
         raise RequestError(
-            f"init_hub: {name} is no folder here; a model of the hub takes the library "
+            f"{SETTING}: {name} is no folder here; a model of the hub takes the library "
             "huggingface_hub (pip install huggingface_hub)"
         ) from error
     try:
@@ -88,6 +96,24 @@ def _ask(name: str, question: Callable[[Any], str]) -> str:
     except Exception as error:  # the library, and what it goes by, have many errors of their own
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(
-            f"init_hub: {name} cannot be had from the hub: {reason}; give a local folder of the "
+            f"{SETTING}: {name} cannot be had from the hub: {reason}; give a local folder of the "
             "model instead"
         ) from error
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Do what the command line asks for. Raises RequestError where the model cannot be had."""
+    parser = Parser("python -m training.checkpoint.hub", str(__doc__))
+    parser.add_argument("name", metavar="NAME", help="the model's name in the hub, owner/model")
+    parser.add_argument("folder", metavar="FOLDER", help="folder for its files")
+    given = parser.parse_args(list(arguments))
+    if not _is_complete(Path(given.folder)):
+        try:
+            _download(given.name, given.folder)
+        except RequestError as error:  # which names the setting of a run
+            raise RequestError(str(error).removeprefix(f"{SETTING}: ")) from error
+    print(f"{given.folder} has {given.name}\nto start from it: --init_weights={given.folder}")
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main, sys.argv[1:]))

@@ -14,8 +14,9 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from typing import Any
 
+from training.cli import Parser
 from training.config.config import (
     Config,
     DataConfig,
@@ -27,6 +28,18 @@ from training.config.config import (
 from training.config.lr_schedule import TAKES, ScheduleConfig
 from training.config.setting import Setting, boolean, settings
 from training.errors import RequestError
+
+TITLES = {
+    "model": "model",
+    "data": "data",
+    "optim": "optimizer",
+    "schedule": "learning rate",
+    "parallel": "parallelism and memory",
+    "run": "run, checkpoints and logs",
+}
+"""Section -> what help calls it."""
+LINE = 72
+"""Columns that a flag may have with its choices; with more of them, help lists them below."""
 
 
 @dataclass(frozen=True)
@@ -40,44 +53,84 @@ class Flag:
     aliases: tuple[str, ...] = ()
     listed: bool = False  # elsewhere it takes a list; here one value, and more are refused by name
     short: str = ""  # its letter
+    choices: tuple[str, ...] = ()  # all that it may be, beside its default
+    section: str = ""  # where help shows it
 
     @classmethod
-    def of(cls, setting: Setting, aliases: tuple[str, ...] = ()) -> Flag:
+    def of(cls, setting: Setting, section: str = "", aliases: tuple[str, ...] = ()) -> Flag:
         """Make the flag that has a setting's own name."""
-        about = setting.about
-        help = f"{', '.join(about.choices)}: {about.text}" if about.choices else about.text
-        return cls(setting.name, setting.read, setting.default, help, aliases)
+        about, read, default = setting.about, setting.read, setting.default
+        return cls(
+            *(setting.name, read, default, about.text, aliases),
+            choices=about.choices,
+            section=section,
+        )
+
+    @property
+    def spellings(self) -> list[str]:
+        names = [f"--{name}" for name in (self.name, *self.aliases)]
+        return [f"-{self.short}", *names] if self.short else names
+
+    @property
+    def kind(self) -> str:
+        """What its value is, as help shows it: choices, if they fit on a line, else its type."""
+        shown = f"{{{','.join(self.choices)}}}"
+        if self.choices and len(", ".join([*self.spellings, shown])) <= LINE:
+            return shown
+        if isinstance(self.read, type):
+            return {"Path": "PATH"}.get(self.read.__name__, "TEXT")
+        made = str(getattr(self.read, "__annotations__", {}).get("return"))
+        return {"bool": "BOOL", "int": "INT", "float": "FLOAT"}.get(made, "TEXT")
+
+    @property
+    def told(self) -> str:
+        """Its help, with what it may be and what it is by default."""
+        listed = self.choices and not self.kind.startswith("{")
+        first = f"one of {', '.join(self.choices)}: " if listed else ""
+        shown = f" (default: {self.default})" if self.default not in ("", None) else ""
+        return first + self.help + shown
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise RequestError(message)
+def grouped(flags: Iterable[Flag], common: Sequence[str]) -> dict[str, list[Flag]]:
+    """Give flags as help shows them, by title: the most used first, then section by section."""
+    by_name = {flag.name: flag for flag in flags}
+    found = {"most used": [by_name.pop(name) for name in common]} if common else {}
+    order = ["", *TITLES, *(flag.section for flag in by_name.values())]
+    for section in dict.fromkeys(order):
+        those = [flag for flag in by_name.values() if flag.section == section]
+        if those:
+            found[TITLES.get(section, section or "options")] = those
+    return found
 
 
 def parse(
-    flags: Sequence[Flag], arguments: Sequence[str], *, program: str, about: str
+    flags: Sequence[Flag],
+    arguments: Sequence[str],
+    *,
+    program: str,
+    about: str,
+    common: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Read the arguments into {name: value}. Raises RequestError listing every fault."""
-    parser = _Parser(
-        prog=program,
-        description=about,
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    for flag in flags:
-        letters = [f"-{flag.short}"] if flag.short else []
-        spellings = [*letters, *(f"--{name}" for name in (flag.name, *flag.aliases))]
-        shown = f" (default: {flag.default})" if flag.default not in ("", None) else ""
-        words: dict[str, Any] = {"nargs": "+"} if flag.listed else {}
-        if flag.read is boolean:
-            words = {"nargs": "?", "const": "True"}
-        parser.add_argument(
-            *spellings,
-            dest=flag.name,
-            **words,
-            metavar="VALUE",
-            help=(flag.help + shown).replace("%", "%%"),
-        )
+    """Read the arguments into {name: value}. Raises RequestError listing every fault.
+
+    common: the most used flags, which help shows first.
+    """
+    parser = Parser(program, about, usage=f"{program} [--FLAG=VALUE ...]", add_help=False)
+    for index, (title, those) in enumerate(grouped(flags, common).items()):
+        group = parser.add_argument_group(title)
+        if index == 0:
+            group.add_argument("-h", "--help", action="help", help="show this page and exit")
+        for flag in those:
+            words: dict[str, Any] = {"nargs": "+"} if flag.listed else {}
+            if flag.read is boolean:
+                words = {"nargs": "?", "const": "True"}
+            group.add_argument(
+                *flag.spellings,
+                dest=flag.name,
+                **words,
+                metavar=flag.kind,
+                help=flag.told.replace("%", "%%"),
+            )
     given, unknown = parser.parse_known_args(list(arguments))
     known = [name for flag in flags for name in (flag.name, *flag.aliases)]
     found = [_unknown(argument, known) for argument in _heads(unknown)]
@@ -94,9 +147,17 @@ def parse(
                 values[flag.name] = flag.read(text)
             except ValueError as error:
                 found.append(f"--{flag.name}: must be {error}, not {text!r}")
+            if flag.choices and text not in (*flag.choices, flag.default):
+                found.append(f"--{flag.name}: {_no_choice(text, flag.choices)}")
     if found:
         raise RequestError.of(found)
     return values
+
+
+def _no_choice(text: str, choices: Sequence[str]) -> str:
+    near = get_close_matches(text, choices, n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"must be one of {', '.join(choices)}, not {text!r}{hint}"
 
 
 def _heads(unknown: Sequence[str]) -> list[str]:
@@ -125,23 +186,51 @@ SECTIONS: dict[str, type] = {
     "run": RunConfig,
 }
 SCHEDULE_FLAG = Flag(
-    "schedule", str, ScheduleConfig.name, f"of the learning rate: {', '.join(TAKES)}"
+    *("schedule", str, ScheduleConfig.name, "how the learning rate goes"),
+    choices=tuple(TAKES),
+    section="schedule",
 )
 
 
 def setting_flags(aliases: Mapping[str, tuple[str, ...]]) -> list[Flag]:
     """Give a flag for every setting, under its own name and its aliases."""
     found = []
-    for section in SECTIONS.values():
+    for name, section in SECTIONS.items():
         if section is ScheduleConfig:
             found.append(SCHEDULE_FLAG)
         for one in settings(section):
-            flag = Flag.of(one, aliases.get(one.name, ()))
+            flag = Flag.of(one, name, aliases.get(one.name, ()))
             if section is ScheduleConfig:
                 those = ", ".join(name for name, takes in TAKES.items() if one.name in takes)
                 flag = replace(flag, help=f"{those}: {flag.help}")
             found.append(flag)
     return found
+
+
+MOST_USED = (
+    *("model.name", "data.dataset_path", "data.seq_length", "data.batch_size"),
+    *("optim.learning_rate", "schedule.name", "parallel.sharding_strategy"),
+    *("run.save_ckpt_path", "run.num_steps", "run.checkpoint_interval"),
+)
+
+
+def settings_page(formatter: argparse.HelpFormatter) -> str:
+    """Write the settings of a file, as section.name=TYPE, as `parse` has help for flags."""
+    schedule = replace(SCHEDULE_FLAG, name="name")
+    flags = [
+        Flag("model.name", str, "", "a model's name (docs/models.md), or family and sizes"),
+        *(
+            replace(flag, name=f"{flag.section}.{flag.name}")
+            for flag in (schedule if flag is SCHEDULE_FLAG else flag for flag in setting_flags({}))
+        ),
+    ]
+    for title, those in grouped(flags, MOST_USED).items():
+        formatter.start_section(f"{title} settings" if title == "most used" else title)
+        for flag in those:
+            shown = argparse.Action([f"{flag.name}={flag.kind}"], flag.name, 0, help=flag.told)
+            formatter.add_argument(shown)
+        formatter.end_section()
+    return "\n" + formatter.format_help()
 
 
 def assemble(given: Mapping[str, Any], model: Mapping[str, Any]) -> Config:
@@ -201,12 +290,3 @@ def settings_of(given: Mapping[str, Any], known: Sequence[FlagAlias]) -> dict[st
 def names_of(known: Sequence[FlagAlias], **others: str) -> dict[str, str]:
     """Give what errors call by our names -> the flag that was meant."""
     return {**{one.setting: one.name for one in known}, **others}
-
-
-def wrong_choices(given: Mapping[str, Any], choices: Mapping[str, Collection[str]]) -> list[str]:
-    """List the flags that were given, or are by default, none of their values."""
-    return [
-        f"--{name}: must be one of {', '.join(known)}, not {given[name]!r}"
-        for name, known in choices.items()
-        if given[name] is not None and given[name] not in known
-    ]

@@ -57,7 +57,7 @@ class DataConfig:
     )
     seq_length: int = setting(4096, "tokens of a sequence", least=1)
     batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
-    gradient_accumulation: int = setting(1, "such batches in one step", least=1)
+    gradient_accumulation: int = setting(1, "batches in one step", least=1)
     global_batch: int = setting(
         0,
         "sequences in one step, over all ranks: gives gradient_accumulation for any number of "

@@ -49,7 +49,9 @@ def _boolean(text: str) -> bool:
 
 def convert(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
-    parser = Parser("python -m training.convert", str(__doc__))
+    program = "python -m training.convert"
+    usage = f"{program} --from FORMAT SRC --to FORMAT DST [...]"
+    parser = Parser(program, str(__doc__), usage=usage)
     parser.add_argument("--from", dest="form", required=True, choices=SOURCES, help="of SRC")
     parser.add_argument("src", type=Path, metavar="SRC", help="folder or file to read")
     parser.add_argument("--to", required=True, choices=TARGETS, help="of DST")

@@ -30,5 +30,16 @@ def main(words: Sequence[str], environment: MutableMapping[str, str]) -> None:
     runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
+def _help(words: Sequence[str]) -> None:
+    from training.cli import Parser  # not for every process
+
+    parser = Parser("python3 -m training.job.rank", str(__doc__))
+    parser.add_argument("module", metavar="MODULE", help="what to run")
+    parser.add_argument("flags", nargs="*", metavar="FLAGS", help="its own")
+    parser.parse_args(list(words))
+
+
 if __name__ == "__main__":
+    if not sys.argv[1:] or sys.argv[1].startswith("-"):
+        _help(sys.argv[1:])
     main(sys.argv[1:], os.environ)

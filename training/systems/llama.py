@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from training.config.flags import Flag, FlagAlias
@@ -10,8 +11,9 @@ from training.config.setting import integer, number
 from training.errors import RequestError
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig, Sizes
 
-FLAGS = (
-    Flag("model_type", str, "gpt_neox", "llama_v2, llama_v3, mistral, mixtral or gpt_neox"),
+_TYPES = ("llama_v2", "llama_v3", "mistral", "mixtral", "gpt_neox")
+_FLAGS = (
+    Flag("model_type", str, "gpt_neox", "which model", choices=_TYPES),
     Flag("hidden_width", integer, 768, "channels of the stream"),
     Flag("num_layers", integer, 12, "blocks"),
     Flag("num_heads", integer, 12, "heads of attention"),
@@ -33,6 +35,7 @@ FLAGS = (
     Flag("embd_pdrop", number, None, "gpt_neox: dropout of embeddings, as resid_pdrop"),
     Flag("summary_first_pdrop", number, None, "of a head that none of these models has"),
 )
+FLAGS = tuple(replace(flag, section="model") for flag in _FLAGS)
 NAMES = {
     **{"n_head": "num_heads", "n_kv_head": "num_key_value_heads", "d_ff": "intermediate_size"},
     **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},

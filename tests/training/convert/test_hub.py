@@ -132,6 +132,21 @@ def test_without_a_folder_the_library_keeps_it(hub: Hub, trained: Path, tmp_path
     assert any((tmp_path / "home").rglob("model.safetensors"))
 
 
+def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -> None:
+    """By hand, on a machine that has the network."""
+    fetch = ("-m", "training.checkpoint.hub")
+    folder = tmp_path / "ahead"
+    done = run(0, NAME, str(folder), program=fetch)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"to start from it: --init_weights={folder}\n")
+    assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+    hub.asked.clear()
+    assert run(0, NAME, str(folder), program=fetch).returncode == 0 and hub.asked == []
+    missing = run(0, "someone/else", str(tmp_path / "none"), program=fetch)
+    assert missing.returncode == 2 and "Traceback" not in missing.stderr
+    assert missing.stderr.startswith("error: someone/else cannot be had from the hub: ")
+
+
 def test_what_cannot_be_had_is_told(hub: Hub, trained: Path, tmp_path: Path) -> None:
     given = (*FLAGS, f"--checkpoint_dir={tmp_path}/run", "--use_synthetic_data=1")
     done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=DOOR)

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from training.cli import HelpFormatter
 from training.errors import TrainingError
 from training.job import preflight
 from training.job.node import look_at_node
@@ -22,10 +23,15 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m training.job.preflight",
         description=str(__doc__),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--nproc", type=int, help="processes on this node")
+    parser.add_argument(
+        "--nproc",
+        type=int,
+        metavar="INT",
+        help="processes on this node (default: one an accelerator)",
+    )
     asked = parser.parse_args(arguments)
     try:
         job = read_job(os.environ)

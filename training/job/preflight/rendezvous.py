@@ -11,6 +11,7 @@ import subprocess
 import sys
 from datetime import timedelta
 
+from training.cli import Parser
 from training.job.preflight.finding import call_with_timeout
 
 
@@ -54,4 +55,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    Parser("python3 -m training.job.preflight.rendezvous", str(__doc__)).parse_args()
     main()

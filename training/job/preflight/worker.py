@@ -23,6 +23,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from training.cli import Parser
+
 SIZE = 1 << 20
 """Elements of the all-reduce, 4 MiB: enough for every channel of NCCL to have work."""
 
@@ -158,4 +160,8 @@ def _listen(orders: SimpleQueue[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    parser = Parser("python3 -m training.job.preflight.worker", str(__doc__))
+    parser.add_argument("rank", type=int, metavar="LOCAL_RANK", help="which device of the node")
+    parser.add_argument("file", type=int, metavar="DESCRIPTOR", help="open file of the answers")
+    given = parser.parse_args()
+    main(given.rank, given.file)

@@ -16,6 +16,8 @@ from training.config.setting import boolean, integer
 from training.systems import llama
 from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
+FIXED = "taken for the system's own command lines"
+
 
 @dataclass(frozen=True)
 class FixedFlag:
@@ -29,7 +31,7 @@ class FixedFlag:
 
     @property
     def flag(self) -> Flag:
-        return Flag(self.name, self.read, None, self.about)
+        return Flag(self.name, self.read, None, self.about, section=FIXED)
 
 
 FIXED_FLAGS = (
@@ -111,14 +113,11 @@ SHARDING: dict[str, dict[str, Any]] = {
     "no_shard": {"sharding_strategy": "ddp"},
 }
 PREFETCH = {"backward_pre": "pre", "backward_post": "post"}
-CHOICES = {
-    "model_type": llama.TYPES,
-    "lr_decay_style": SCHEDULE_STYLES,
-    "sharding_strategy": SHARDING,
-    "backward_fetch_policy": PREFETCH,
-    "dataset_type": ("gpt_jsonl", "hf"),
-    "backend": ("", *BACKENDS),
-}
+COMMON = (
+    *("model_type", "model_size", "training_dir", "checkpoint_dir", "max_context_width"),
+    *("train_batch_size", "lr", "max_steps", "sharding_strategy", "tensor_parallel_degree"),
+)
+"""The most used flags, which help shows first."""
 
 KNOWN = (
     *COMMON_FLAGS,
@@ -136,6 +135,11 @@ KNOWN = (
 )
 LISTED = ("num_kept_checkpoints", "checkpoint_freq", "checkpoint_dir", "tensorboard_dir")
 
+
+def _in(section: str, *flags: Flag) -> tuple[Flag, ...]:
+    return tuple(replace(flag, section=section) for flag in flags)
+
+
 SIZES = (
     *(
         replace(one, default=None, help=f"{one.help} (default: {one.default})")
@@ -143,94 +147,138 @@ SIZES = (
         else one
         for one in llama.FLAGS
     ),
-    Flag("num_local_experts", integer, None, "mixtral: experts of a layer (default: 8)"),
-    Flag("num_experts_per_tok", integer, None, "mixtral: those that see a token (default: 2)"),
+    *_in(
+        "model",
+        Flag("num_local_experts", integer, None, "mixtral: experts of a layer (default: 8)"),
+        Flag("num_experts_per_tok", integer, None, "mixtral: those that see a token (default: 2)"),
+    ),
 )
 """Without defaults, to tell what was given from what was not."""
 
 OWN = (
-    Flag(
-        "model_size", str, "", "7b, 13b, 20b, 65b or 70b: sizes and shard_degree; flags count more"
+    *_in(
+        "model",
+        Flag(
+            "model_size",
+            str,
+            "",
+            "7b, 13b, 20b, 65b or 70b: sizes and shard_degree; flags count more",
+        ),
+        Flag("finetune", boolean, False, "start from given weights, by the four flags that follow"),
+        Flag(
+            "pretrained_model_name", str, "", "finetune: folder or name in the hub; gives the sizes"
+        ),
+        Flag(
+            "finetune_checkpoint_load_dir",
+            str,
+            "",
+            "finetune: folder of the weights; a model of the hub is fetched to it if it has none",
+        ),
+        Flag(
+            "pretrained_checkpoint_file",
+            str,
+            "",
+            "finetune: one file of weights, .safetensors or .bin; in the folder above, if given",
+        ),
+        Flag(
+            "hf_pretrained_model_name_or_dir",
+            str,
+            "",
+            "folder or name in the hub, of sizes and weights to start from",
+        ),
     ),
-    Flag("backend", str, "", "smp where torch.sagemaker is installed, else fsdp"),
-    Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
-    Flag("lr_decay_style", str, "cosine", ", ".join(SCHEDULE_STYLES)),
-    Flag("sharding_strategy", str, "hybrid_shard", ", ".join(SHARDING)),
-    Flag(
-        "shard_degree",
-        integer,
-        None,
-        "data-parallel ranks that share a copy of the model; 0: as sharding_strategy has it",
-        ("hybrid_shard_degree",),
+    *_in(
+        "parallel",
+        Flag(
+            *("backend", str, "", "what spreads the run (default: smp where it is, else fsdp)"),
+            choices=BACKENDS,
+        ),
+        Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
+        Flag(
+            *("sharding_strategy", str, "hybrid_shard", "what is cut over which ranks"),
+            choices=tuple(SHARDING),
+        ),
+        Flag(
+            "shard_degree",
+            integer,
+            None,
+            "data-parallel ranks that share a copy of the model; 0: as sharding_strategy has it",
+            ("hybrid_shard_degree",),
+        ),
+        Flag(
+            "backward_fetch_policy",
+            str,
+            "backward_pre",
+            "gather the next block's weights before or after a block's gradients",
+            choices=tuple(PREFETCH),
+        ),
+        Flag(
+            "use_smp_implementation",
+            boolean,
+            False,
+            "the library's own layers; without the library those of training.models, told",
+        ),
     ),
-    Flag("backward_fetch_policy", str, "backward_pre", ", ".join(PREFETCH)),
-    Flag(
-        "use_smp_implementation",
-        boolean,
-        False,
-        "the library's own layers; without the library those of training.models, told",
+    *_in(
+        "schedule",
+        Flag(
+            *("lr_decay_style", str, "cosine", "how the learning rate goes"),
+            choices=SCHEDULE_STYLES,
+        ),
     ),
-    Flag("use_synthetic_data", boolean, False, "train on random tokens"),
-    Flag("dataset_type", str, "gpt_jsonl", "gpt_jsonl: files of JSON lines; hf: a set on disk"),
-    Flag(
-        "zipped_data",
-        boolean,
-        None,
-        "gpt_jsonl: read *.json.gz, else *.json (default: True)",
+    *_in(
+        "data",
+        Flag("use_synthetic_data", boolean, False, "train on random tokens"),
+        Flag(
+            "dataset_type",
+            str,
+            "gpt_jsonl",
+            "gpt_jsonl: files of JSON lines; hf: a set on disk",
+            choices=("gpt_jsonl", "hf"),
+        ),
+        Flag(
+            "zipped_data",
+            boolean,
+            None,
+            "gpt_jsonl: read *.json.gz, else *.json (default: True)",
+        ),
+        Flag(
+            "training_dir",
+            str,
+            os.environ.get("SM_CHANNEL_TRAIN", ""),
+            "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of docs/data.md",
+            ("dataset_path",),
+        ),
+        Flag(
+            "test_dir",
+            str,
+            None,
+            "folder of held-out data, with validation_freq SM_CHANNEL_TEST if not given",
+            ("eval_dataset_path",),
+        ),
     ),
-    Flag(
-        "training_dir",
-        str,
-        os.environ.get("SM_CHANNEL_TRAIN", ""),
-        "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of docs/data.md",
-        ("dataset_path",),
-    ),
-    Flag(
-        "test_dir",
-        str,
-        None,
-        "folder of held-out data, with validation_freq SM_CHANNEL_TEST if not given",
-        ("eval_dataset_path",),
-    ),
-    Flag("finetune", boolean, False, "start from given weights, by the four flags that follow"),
-    Flag("pretrained_model_name", str, "", "finetune: folder or name in the hub; gives the sizes"),
-    Flag(
-        "finetune_checkpoint_load_dir",
-        str,
-        "",
-        "finetune: folder of the weights; a model of the hub is fetched to it if it has none",
-    ),
-    Flag(
-        "pretrained_checkpoint_file",
-        str,
-        "",
-        "finetune: one file of weights, .safetensors or .bin; in the folder above if there is one",
-    ),
-    Flag(
-        "hf_pretrained_model_name_or_dir",
-        str,
-        "",
-        "folder or name in the hub, of sizes and weights to start from",
-    ),
-    Flag(
-        "checkpoint_dir",
-        str,
-        "/opt/ml/checkpoints",
-        "folder of the results, from whose newest checkpoint a run goes on; or a URL, s3://...",
-    ),
-    Flag(
-        "checkpoint_scratch",
-        str,
-        "",
-        "with a URL: folder that all nodes see, where checkpoints are written before they are "
-        "copied (default: one for temporary files, for a single node)",
-    ),
-    Flag("save_final_model", boolean, False, "write the trained model to model_dir at the end"),
-    Flag(
-        "model_dir",
-        str,
-        "",
-        "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model)",
+    *_in(
+        "run",
+        Flag(
+            "checkpoint_dir",
+            str,
+            "/opt/ml/checkpoints",
+            "folder of the results, from whose newest checkpoint a run goes on; or a URL, s3://...",
+        ),
+        Flag(
+            "checkpoint_scratch",
+            str,
+            "",
+            "with a URL: folder that all nodes see, where checkpoints are written before they are "
+            "copied (default: one for temporary files, for a single node)",
+        ),
+        Flag("save_final_model", boolean, False, "write the trained model to model_dir at the end"),
+        Flag(
+            "model_dir",
+            str,
+            "",
+            "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model)",
+        ),
     ),
 )
 TAKEN = {
