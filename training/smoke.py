@@ -26,6 +26,14 @@ from training.errors import TrainingError
 from training.smoke_checks import Rehearsal, check_patch, hammer_cache
 
 META = Path("/sqshforge/meta")
+ON_GPU = """
+import sys, torch
+if not torch.cuda.is_available():
+    sys.exit("this node has a GPU and torch sees none: does the container have the driver "
+             "(NVIDIA_VISIBLE_DEVICES, enroot's hook, nvidia-container-cli)?")
+assert torch.ones(64, 64, device="cuda").matmul(torch.ones(64, 64, device="cuda"))[0, 0] == 64
+print(torch.cuda.get_device_name())
+"""
 RUNTIME = "sqshforge-run.pyz"  # by which a launcher starts the image where nothing else can
 
 
@@ -64,6 +72,9 @@ def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
         result.detail = str(meta)
     with check("versions") as result:
         result.detail = check_versions(lock)
+    if recipe.get("accelerator") == "cuda":
+        with check("GPU") as result:
+            result.detail = check_gpu()
     smoke = recipe.get("smoke") or {}
     for module in (*smoke.get("imports", ()), *compiled(lock)):
         with check(f"import {module}"):
@@ -137,7 +148,21 @@ def compiled(lock: dict[str, Any]) -> list[str]:
 
 def has_accelerator() -> bool:
     """Whether a device of NVIDIA's or a Neuron device can be seen."""
-    return any(Path("/dev").glob("nvidia[0-9]*")) or any(Path("/dev").glob("neuron[0-9]*"))
+    return bool(nvidia_devices()) or any(Path("/dev").glob("neuron[0-9]*"))
+
+
+def check_gpu() -> str:
+    """Compute on a GPU of this node, if it has one. Raises TrainingError where torch sees none."""
+    devices = nvidia_devices()
+    if not devices:
+        return "not tried: this node has none"
+    name = _run([sys.executable, "-c", ON_GPU])
+    return f"{name}, one of {len(devices)}"
+
+
+def nvidia_devices() -> list[Path]:
+    """Find the device files of the node's NVIDIA GPUs, with or without a driver's libraries."""
+    return sorted(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def check_launcher(path: Path) -> str:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
+from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
 from sqshforge.host.rootpath import folder, inside, text, unescape
-from sqshforge.run import account, passed, supervisor
+from sqshforge.run import account, gpu_driver, passed, supervisor
 from sqshforge.run.supervisor import Supervisor
 
 PROGRAMS = Programs()
@@ -181,7 +181,7 @@ def main(words: str) -> NoReturn:
         ValueError,
         SqshforgeError,
     ) as error:  # ValueError: a NUL in a path, a variable
-        told = error if isinstance(error, MissingError) else _failure(error, plan)
+        told = _failure(error, plan)
         print("\n".join(told.lines()), file=sys.stderr)
         sys.exit(told.exit_code)
 
@@ -196,7 +196,9 @@ def _handed_on(environment: Mapping[str, str]) -> set[int]:
     return {0, 1, 2, int(number) if re.fullmatch("[0-9]{1,9}", number) else 0}
 
 
-def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> WorkError:
+def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> SqshforgeError:
+    if isinstance(error, SqshforgeError) and error.mend:
+        return error
     reason = error.what if isinstance(error, SqshforgeError) else str(error)
     return WorkError(f"the container cannot be set up: {reason}", where=plan.image)
 
@@ -207,7 +209,8 @@ def _become_command(plan: Plan) -> NoReturn:
     root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse)
     # Up to here and in all programs that are called for the set-up, the host's environment holds:
     # the image's PATH or LD_LIBRARY_PATH is not for them.
-    environment = merged_environment(os.environ, text(root, "/etc/environment"), plan.environment)
+    of_image = text(root, "/etc/environment")
+    environment = merged_environment(os.environ, of_image, plan.environment)
     home = environment.get("HOME", "")
     home = home if home.startswith("/") else "/"
     _own_files(root, plan, home)
@@ -217,6 +220,9 @@ def _become_command(plan: Plan) -> NoReturn:
     umask = account.login_umask(root, plan.uid, umask)
     fstab = text(root, "/etc/fstab")
     bound = _bind_host(root, home)
+    # As for enroot's hook, the host's variables win over the image's.
+    asked = {**environment, **os.environ, **plan.environment}
+    gpu_driver.bring_driver(root, asked, PROGRAMS)
     _volumes(root, fstab, bound)
     _mounts_asked(root, plan, bound)
     syscalls.pivot(root)

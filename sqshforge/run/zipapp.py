@@ -11,7 +11,8 @@ from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
 RUN = (
-    *("__init__", "account", "container", "enroot", "passed", "standalone", "start", "supervisor"),
+    *("__init__", "account", "container", "enroot", "gpu_driver", "passed", "standalone", "start"),
+    "supervisor",
 )
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (

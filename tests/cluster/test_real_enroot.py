@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import FLAGS
-from tests.support import slurm_config
 from tests.support.site import PATIENCE, Losses, Site
 from tests.support.slurm import USER, cluster
 
@@ -24,6 +23,8 @@ pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]
 PYXIS = "pyxis"
 MOUNTED = "pyxis, use_squashfuse=1"
 ENROOT = "enroot"
+TRACKED = "enroot, proctrack/cgroup"  # Slurm finds every process of a step, whoever its parent is
+SLOW = (*FLAGS, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
 
 
 def plugin() -> Path:
@@ -33,25 +34,25 @@ def plugin() -> Path:
     return found[0] if found else pytest.fail("no spank_pyxis.so; PYXIS=FILE, or -k 'not pyxis'")
 
 
-@pytest.fixture(scope="module", params=[ENROOT, PYXIS, MOUNTED])
+@pytest.fixture(scope="module", params=[ENROOT, TRACKED, PYXIS, MOUNTED])
 def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iterator[Site]:
     """Two nodes with a runtime; a shared folder that is the user's, with the image in it."""
     shared = Path(tempfile.mkdtemp(prefix="fsx-"))
     shared.chmod(0o755)
     os.chown(shared, USER, USER)
     image = Path(shutil.copy(packed_image, shared))
-    stack = shared / "plugstack.conf"
-    options = f"runtime_path={shared}/run"
-    if request.param == MOUNTED:
-        options += " use_squashfuse=1"
+    settings = []
+    if request.param == TRACKED:
+        settings.append("ProctrackType=proctrack/cgroup")
+    if request.param in (PYXIS, MOUNTED):
+        stack = shared / "plugstack.conf"
+        mounted = " use_squashfuse=1" if request.param == MOUNTED else ""
+        stack.write_text(f"required {plugin()} runtime_path={shared}/run{mounted}\n")
+        settings.append(f"PlugStackConfig={stack}")
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("XDG_RUNTIME_DIR", raising=False)
-            if request.param != ENROOT:
-                stack.write_text(f"required {plugin()} {options}\n")
-                config = f"{slurm_config.CONFIG}PlugStackConfig={stack}\n"
-                patch.setattr(slurm_config, "CONFIG", config)
-            with cluster(kill_wait=20, apart=True) as slurm:
+            with cluster(kill_wait=20, apart=True, settings=settings) as slurm:
                 yield Site(slurm, image, shared, root)
     finally:
         shutil.rmtree(shared)
@@ -71,7 +72,7 @@ def runtime(site: Site) -> str:
     return PYXIS if (site.folder / "plugstack.conf").exists() else ENROOT
 
 
-def submit(site: Site, run: str, *flags: str, **env: str) -> int:
+def submit(site: Site, run: str, *flags: str, asked: tuple[str, ...] = (), **env: str) -> int:
     """Submit as the user; what enroot keeps lies on the nodes' own disks."""
     script = site.folder / "launcher.sbatch"
     script.write_text(site.launcher("mamba_fsdp"))
@@ -79,7 +80,7 @@ def submit(site: Site, run: str, *flags: str, **env: str) -> int:
     local = site.slurm.local
     folders = {f"XDG_{one}": f"{local}/{one}" for one in ("DATA_HOME", "CACHE_HOME", "RUNTIME_DIR")}
     done = subprocess.run(
-        [*become, "sbatch", "--parsable", "--nodes=2", str(script), *FLAGS, *flags],
+        [*become, "sbatch", "--parsable", "--nodes=2", *asked, str(script), *FLAGS, *flags],
         cwd=site.folder,
         env={
             **site.slurm.env,
@@ -110,6 +111,21 @@ def test_a_stop_saves(site: Site, undisturbed: Losses) -> None:
     assert site.slurm.restarts(job) == 1
     assert "asked to stop after step" in said and "exit code 85: requeued" in said
     assert site.losses("stopped") == undisturbed
+
+
+def test_the_time_limit(site: Site) -> None:
+    """Slurm's own signal; as many steps have the losses of a run without it."""
+    job = submit(site, "limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"))
+    beyond = site.reach_time_limit("limit", job) + 20
+    end_at(site, "limit", job, beyond)
+    end_at(site, "unlimited", submit(site, "unlimited", *SLOW), beyond)
+    assert site.losses("limit")[:beyond] == site.losses("unlimited")[:beyond]
+
+
+def end_at(site: Site, run: str, job: int, step: int) -> None:
+    site.go_on_to(run, step)
+    cancel(site, job)
+    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
 
 
 def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:

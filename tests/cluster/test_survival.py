@@ -6,7 +6,6 @@ Every disturbed run must write the losses of the undisturbed one, to the last bi
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -113,22 +112,8 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
 
 
 def test_the_time_limit(site: Site) -> None:
-    """Slurm counts in minutes; the signal comes up to a minute before the end of the one asked."""
     job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"))
-    # The limit comes when the job trains, which takes a loaded machine more than a minute.
-    site.go_on_to("limit", 20)
-    hours, minutes, _ = map(int, site.slurm.show(job)["RunTime"].split(":"))
-    limit = f"TimeLimit={60 * hours + minutes + 2}"
-    site.slurm.ask("scontrol", "update", f"JobId={job}", limit)
-    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
-    site.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
-    site.slurm.until(
-        lambda: "resumed from" in site.slurm.output(job), PATIENCE, "it is not resumed"
-    )
-    said = site.slurm.output(job)
-    assert "asked to stop after step" in said and "exit code 85: requeued" in said
-    stop = int(re.findall(r"asked to stop after step (\d+)", said)[0])
-    beyond = stop + 20
+    beyond = site.reach_time_limit("limit", job) + 20
     site.go_on_to("limit", beyond)
     site.slurm.cancel(job)
     assert site.slurm.wait(job, PATIENCE) == "CANCELLED"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import containers
 from tests.support.launcher_shell import NOTHING, SCONTROL, Shell
 
 pytestmark = pytest.mark.processes
@@ -83,6 +84,24 @@ def test_a_mount_that_is_not_there(shell: Shell) -> None:
         "fix: make it, or MOUNTS=SRC:DST,SRC:DST\n",
         MOUNTS=f"{shell.folder}:/x,/nonexistent:/data",
     )
+
+
+@pytest.mark.root
+def test_gpus_whose_driver_nothing_brings_in(shell: Shell) -> None:
+    """Training would fall back to processors, or fail; a trial may run on these."""
+    become = containers.with_driver(shell.folder / "dev")
+    own = {"RUNTIME": "sqshforge", "TRIAL": "", "DATASET": str(shell.folder)}
+    code, said = shell.run(**own, become=become)
+    assert code == 2 and not shell.called.exists(), said
+    assert "error: nothing brings this node's NVIDIA driver into a container (on node-1" in said
+    assert "fix: install enroot, or nvidia-container-cli" in said
+    shutil.rmtree(shell.folder / "dev")
+    code, said = shell.run(**{**own, "TRIAL": "1"}, become=become)
+    assert code == 0, said
+    shutil.rmtree(shell.folder / "dev")
+    shell.program("nvidia-container-cli")
+    code, said = shell.run(**own, become=become)
+    assert code == 0, said
 
 
 def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -112,3 +113,15 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             yield process
         finally:
             process.kill()
+
+
+def with_driver(place: Path) -> list[str]:
+    """What root puts before a command to give it a /dev with the device of NVIDIA's driver."""
+    script = f"""
+    PATH=$PATH:/usr/sbin:/usr/bin:/sbin:/bin
+    mkdir {place} && mount -t tmpfs tmpfs {place} && mkdir {place}/upper {place}/work
+    mount -t overlay overlay -o lowerdir=/dev,upperdir={place}/upper,workdir={place}/work /dev
+    touch /dev/nvidiactl
+    exec "$@"
+    """
+    return [str(shutil.which("unshare")), "--mount", str(shutil.which("bash")), "-ec", script, "-"]

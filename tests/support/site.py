@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -89,6 +90,26 @@ class Site:
             PATIENCE,
             f"{path} does not come to step {step}",
         )
+
+    def reach_time_limit(self, run: str, job: int) -> int:
+        """Let a run reach its job's time limit, and be requeued; the step after which it stopped.
+
+        The job was submitted with a limit far away, and `--signal=B:TERM@30`. Slurm counts in
+        minutes; the signal comes up to a minute before the end of the one asked.
+        """
+        # The limit comes when the job trains, which takes a loaded machine more than a minute.
+        self.go_on_to(run, 20)
+        hours, minutes, _ = map(int, self.slurm.show(job)["RunTime"].split(":"))
+        limit = f"TimeLimit={60 * hours + minutes + 2}"
+        self.slurm.ask("scontrol", "update", f"JobId={job}", limit)
+        self.slurm.until(lambda: self.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
+        self.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
+        self.slurm.until(
+            lambda: "resumed from" in self.slurm.output(job), PATIENCE, "it is not resumed"
+        )
+        said = self.slurm.output(job)
+        assert "asked to stop after step" in said and "exit code 85: requeued" in said
+        return int(re.findall(r"asked to stop after step (\d+)", said)[0])
 
     def kill(self, program: str, job: int) -> None:
         """Kill -9 a program of a job on all nodes, by what its command line begins with."""

@@ -97,3 +97,19 @@ def test_no_image(tmp_path: Path) -> None:
     done = run(tmp_path, "--json")
     assert done.returncode == 1
     assert "lock.json" in json.loads(done.stdout)["checks"][0]["detail"]
+
+
+@pytest.mark.parametrize("devices", [0, 2])
+def test_a_node_whose_gpu_is_not_seen_fails(
+    image: Path, monkeypatch: pytest.MonkeyPatch, devices: int
+) -> None:
+    """On one without a GPU nothing is claimed; no machine of these tests has one."""
+    found = [Path(f"/dev/nvidia{number}") for number in range(devices)]
+    monkeypatch.setattr(smoke, "nvidia_devices", lambda: found)
+    write_recipe(image, write_text(image / "text"), 0.9)
+    recipe = json.loads((image / "meta" / "recipe.yaml").read_text())
+    recipe |= {"accelerator": "cuda", "smoke": {}}
+    (image / "meta" / "recipe.yaml").write_text(json.dumps(recipe))
+    (check,) = (c for c in smoke.run_checks(image / "meta", lambda text: None) if c.name == "GPU")
+    assert check.ok is (devices == 0)
+    assert ("torch sees none" if devices else "not tried: this node has none") in check.detail
