@@ -71,6 +71,8 @@ def test_booleans_read_as_booleans(text: str, value: bool) -> None:
         ("--model_name=mamba-tony", "did you mean mamba-tiny?"),
         ("--save_ckpt_path=", "save_ckpt_path: must be given"),
         ("--seed", "expected one argument"),
+        ("--mixed_precision=True", "--mixed_precision: write --precision=bf16, or fp32"),
+        ("--sep_token=1", "--sep_token: nothing reads it, nor in the system; leave it out"),
     ],
 )
 def test_bad_input(flag: str, message: str) -> None:

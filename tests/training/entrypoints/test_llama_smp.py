@@ -169,6 +169,30 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
     assert data.eval_batch_size == (4 if test else 0)
 
 
+@pytest.mark.parametrize(
+    ("files", "read", "told"),
+    [
+        (["a.json"], "*.json", "zipped_data: 0, as {} has *.json files and no *.json.gz"),
+        (["a.json.gz"], "*.json.gz", ""),
+        (["a.json", "a.json.gz"], "*.json.gz", ""),
+        ([], "*.json.gz", ""),
+    ],
+)
+def test_what_is_not_said_of_zipped_data_is_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: list[str], read: str, told: str
+) -> None:
+    """A flag counts more; both kinds in a folder may be the same data twice."""
+    for name in files:
+        (tmp_path / name).touch()
+    given = ("--checkpoint_dir=/x", f"--training_dir={tmp_path}")
+    with caplog.at_level("INFO", "training"):
+        assert configure(given).data.dataset_path == f"lines:{tmp_path}/{read}"
+    notes = [line for line in caplog.messages if line.startswith("zipped_data")]
+    assert notes == ([told.format(tmp_path)] if told else [])
+    data = configure((*given, "--zipped_data=1")).data
+    assert data.dataset_path == f"lines:{tmp_path}/*.json.gz"
+
+
 @pytest.mark.processes
 def test_the_folders_that_sagemaker_names(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (

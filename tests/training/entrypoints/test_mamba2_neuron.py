@@ -168,6 +168,9 @@ def test_a_pass_that_only_compiles(
         ({"--sharding_strategy": "ddp"}, "--sharding_strategy: there is no such flag"),
         ({"--groups_as_tp": "True"}, "--groups_as_tp: says how many groups there are"),
         ({"--debug": "True"}, "--debug: there is none; --trace_nan=True"),
+        ({"--sequence_parallel_enabled": "True"}, "--sequence_parallel_enabled: there is none"),
+        ({"--save_last_step": "False"}, "--save_last_step: a checkpoint is saved at the end"),
+        ({"--use_mix_precision": "True"}, "--use_mix_precision: write --dtype bfloat16"),
     ],
 )
 def test_what_cannot_be(tokenized: Path, tmp_path: Path, changes: Any, told: str) -> None:
