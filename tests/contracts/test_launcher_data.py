@@ -135,6 +135,16 @@ def test_batches_or_sequences_of_a_step(
     assert sizes == given
 
 
+def test_an_image_and_a_configuration_of_ones_own(tmp_path: Path, root: Path) -> None:
+    shell = Shell(tmp_path, root / "launch" / "mamba_composer.sbatch")
+    shell.program("sqshforge")
+    shell.image.rename(tmp_path / "mine.sqsh")
+    (tmp_path / "mine.yaml").touch()
+    words = shell.srun(IMAGE="mine.sqsh", CONFIG="mine.yaml", CHECKPOINTS="saved", TRIAL="")
+    assert f"{tmp_path}/mine.sqsh" in words and f"{tmp_path}/mine.yaml" in words
+    assert f"trainer.save_folder={tmp_path}/saved" in words
+
+
 @pytest.mark.parametrize("dashes", [[], ["--"]])
 def test_the_neuron_launcher_takes_folders_as_the_systems_script(
     tmp_path: Path, root: Path, dashes: list[str]

@@ -249,6 +249,8 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--log_reduced_training_loss=0",), "--log_reduced_training_loss: losses are always"),
         (("--fast_validation=0",), "--fast_validation: validation reads validation_batches"),
         (("--checkpoint_type=use_pg_with_util",), "--checkpoint_type: "),
+        (("--checkpoint_type=local",), "--checkpoint_type: checkpoints are sharded: any number"),
+        (("--patch_neox_rope=0",), "--patch_neox_rope: the models here have no other rotary"),
         (("--model_size=8b",), "--model_size: gpt_neox has 7b, 13b, 20b, 65b, not '8b'"),
         (("--model_type=llama_v2", "--model_size=65b"), "--model_size: llama_v2 has 7b, 13b, 70b"),
         (("--model_type=mixtral", "--model_size=7b"), "--model_size: mixtral has none"),

@@ -163,6 +163,7 @@ def test_a_pass_that_only_compiles(
         ({"--chunk_size": "96"}, "seq_len: 128 is no multiple of the chunk, 96"),
         ({"--backend": "mpi"}, "--backend: must be one of xla, nccl, gloo, not 'mpi'"),
         ({"--model": "Mamba13B"}, "did you mean Mamba3B?"),
+        ({"--model": "Mamba2Hybrid8B"}, "--model: must be one of Mamba130M, Mamba370M"),
         ({"--max_steps": "0"}, "--max_steps: must be given"),
         ({"--data_dir": "/nowhere"}, "seq_len: must be given, for /nowhere is no folder"),
         ({"--sharding_strategy": "ddp"}, "--sharding_strategy: there is no such flag"),
