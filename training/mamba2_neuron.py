@@ -117,13 +117,17 @@ NAMES = names_of(
     family="model",
 )
 
+INSTEAD = {"use_mix_precision": "write --dtype bfloat16, whose master weights are float32"}
+"""A flag that the system's script may add and its program has not -> what to do instead."""
+
 log = logging.getLogger("training.mamba2_neuron")
 
 
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     program = "python -m training.mamba2_neuron"
-    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
+    about = str(__doc__)
+    given = parse(FLAGS, arguments, program=program, about=about, common=COMMON, instead=INSTEAD)
     faults = _refused(given)
     if faults:
         raise RequestError.of(faults)

@@ -26,6 +26,13 @@ COMMON = (
 )
 """The most used flags, which help shows first."""
 
+_UNREAD = "nothing reads it, nor in the system; leave it out"
+INSTEAD = {
+    "mixed_precision": "write --precision=bf16, or fp32 (auto: bf16 on a GPU that has it)",
+    **dict.fromkeys(("sep_token", "datasets", "weights", "logical_shards"), _UNREAD),
+}
+"""Settings that the system's file has and no flag here -> what to do instead."""
+
 FLAGS = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
     Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's", section="model"),
@@ -36,7 +43,8 @@ FLAGS = (
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     program = "python -m training.mamba_fsdp"
-    given = parse(FLAGS, arguments, program=program, about=str(__doc__), common=COMMON)
+    about = str(__doc__)
+    given = parse(FLAGS, arguments, program=program, about=about, common=COMMON, instead=INSTEAD)
     name, vocabulary = given.pop("model_name"), given.pop("vocab_size")
     sizes = preset(name)
     if vocabulary:

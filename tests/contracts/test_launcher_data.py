@@ -135,6 +135,50 @@ def test_batches_or_sequences_of_a_step(
     assert sizes == given
 
 
+def test_an_image_and_a_configuration_of_ones_own(tmp_path: Path, root: Path) -> None:
+    shell = Shell(tmp_path, root / "launch" / "mamba_composer.sbatch")
+    shell.program("sqshforge")
+    shell.image.rename(tmp_path / "mine.sqsh")
+    (tmp_path / "mine.yaml").touch()
+    words = shell.srun(IMAGE="mine.sqsh", CONFIG="mine.yaml", CHECKPOINTS="saved", TRIAL="")
+    assert f"{tmp_path}/mine.sqsh" in words and f"{tmp_path}/mine.yaml" in words
+    assert f"trainer.save_folder={tmp_path}/saved" in words
+
+
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_the_neuron_launcher_takes_folders_as_the_systems_script(
+    tmp_path: Path, root: Path, dashes: list[str]
+) -> None:
+    """DATA_DIR SAVE_DIR in front of the flags, over the variables; GBS is GLOBAL_BATCH."""
+    (tmp_path / "set").mkdir()
+    others = {"DATASET": "/fsx/other", "CHECKPOINTS": "other", "GBS": "512", "TRIAL": ""}
+    shell = Shell(tmp_path, root / "launch" / "mamba2_neuron.sbatch")
+    shell.program("sqshforge")
+    words = shell.srun(*dashes, "./set", "saved/7b", "--max_steps", "16", **others)
+    flags = words[words.index("--", words.index("--module")) + 1 :]
+    given = {f"--data_dir={tmp_path}/set", f"--checkpoint_dir={tmp_path}/saved", "--tag=7b"}
+    assert {*given, "--global_batch=512"} <= set(flags)
+    assert flags[-2:] == ["--max_steps", "16"] and not {"./set", "saved/7b"} & set(flags)
+    assert f"--mount={tmp_path}/set:{tmp_path}/set" in words
+    assert f"--env=CHECKPOINTS={tmp_path}/saved/7b" in words
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_neuron_launcher_takes_the_data_alone(tmp_path: Path, root: Path) -> None:
+    words = flags_of(tmp_path, root, "mamba2_neuron", "text:/x/*.py", GLOBAL_BATCH="64", GBS="512")
+    run = tmp_path / "checkpoints"
+    given = {"--data_dir=text:/x/*.py", f"--checkpoint_dir={run}", "--tag=mamba2_neuron"}
+    assert {*given, "--global_batch=64"} <= set(words)
+
+
+def test_a_third_folder_is_refused(tmp_path: Path, root: Path) -> None:
+    shell = Shell(tmp_path, root / "launch" / "mamba2_neuron.sbatch")
+    code, said = shell.run("set", "saved", "more", "--max_steps=16")
+    assert code == 2
+    assert "error: 'more' is one word too many" in said
+    assert "fix: sbatch mamba2_neuron.sbatch DATA_DIR SAVE_DIR [--FLAG=VALUE ...]" in said
+
+
 @pytest.mark.parametrize("data", ["stream:{}", "packed:{}/*.bin", "lines:{}/a?.json", "{}"])
 def test_ones_own_data_are_seen_in_the_container(tmp_path: Path, root: Path, data: str) -> None:
     folder = tmp_path / "data"

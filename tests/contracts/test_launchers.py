@@ -31,6 +31,7 @@ LAUNCHERS = (
 )
 MODULES = {"mixtral_fsdp": "training.llama_fsdp"}
 """What a launcher starts where that is not the entry point of its own name."""
+NODES = dict(zip(LAUNCHERS, (4, 8, 4, 1, 4, 16), strict=True))
 LOCAL_DATA = ("mamba_fsdp", "mamba2_neuron")
 """Those whose default is a folder, which is not here."""
 NOT_SETTINGS = ("SLURM_", "BASH", "XDG_DATA_", "ENROOT_", "SQSHFORGE_")
@@ -73,6 +74,11 @@ def test_all_are_there(root: Path) -> None:
 def test_they_are_what_their_templates_give(launcher: Path, root: Path) -> None:
     assert launchers.names(root) == sorted(LAUNCHERS)
     assert launcher.read_text() == launchers.render(root, launcher.stem), "make launchers"
+
+
+def test_nodes_are_the_systems_unless_sbatch_is_told_otherwise(launcher: Path) -> None:
+    given = f"#SBATCH --nodes={NODES[launcher.stem]}\n"
+    assert given in launcher.read_text()
 
 
 def test_a_launcher_is_clean(launcher: Path) -> None:

@@ -38,6 +38,7 @@ TITLES = {
     "run": "run, checkpoints and logs",
 }
 """Section -> what help calls it."""
+NOTHING: Mapping[str, str] = {}
 LINE = 72
 """Columns that a flag may have with its choices; with more of them, help lists them below."""
 
@@ -110,10 +111,12 @@ def parse(
     program: str,
     about: str,
     common: Sequence[str] = (),
+    instead: Mapping[str, str] = NOTHING,
 ) -> dict[str, Any]:
     """Read the arguments into {name: value}. Raises RequestError listing every fault.
 
-    common: the most used flags, which help shows first.
+    common: the most used flags, which help shows first. instead: flags that a system has and this
+    program has not -> what to do instead.
     """
     parser = Parser(program, about, usage=f"{program} [--FLAG=VALUE ...]", add_help=False)
     for index, (title, those) in enumerate(grouped(flags, common).items()):
@@ -133,7 +136,7 @@ def parse(
             )
     given, unknown = parser.parse_known_args(list(arguments))
     known = [name for flag in flags for name in (flag.name, *flag.aliases)]
-    found = [_unknown(argument, known) for argument in _heads(unknown)]
+    found = [_unknown(argument, known, instead) for argument in _heads(unknown)]
     values = {}
     for flag in flags:
         text = getattr(given, flag.name)
@@ -169,8 +172,10 @@ def _heads(unknown: Sequence[str]) -> list[str]:
     ]
 
 
-def _unknown(argument: str, known: Sequence[str]) -> str:
+def _unknown(argument: str, known: Sequence[str], instead: Mapping[str, str]) -> str:
     name = argument.partition("=")[0]
+    if name.removeprefix("--") in instead:
+        return f"{name}: {instead[name.removeprefix('--')]}"
     if not name.startswith("-"):
         return f"{argument!r} is not a flag; write --name=value"
     near = get_close_matches(name.lstrip("-"), known, n=1, cutoff=0.5)

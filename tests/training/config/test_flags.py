@@ -71,6 +71,12 @@ def test_booleans_read_as_booleans(text: str, value: bool) -> None:
         ("--model_name=mamba-tony", "did you mean mamba-tiny?"),
         ("--save_ckpt_path=", "save_ckpt_path: must be given"),
         ("--seed", "expected one argument"),
+        ("--mixed_precision=True", "--mixed_precision: write --precision=bf16, or fp32"),
+        *(
+            (f"--{name}=1", f"--{name}: nothing reads it, nor in the system; leave it out")
+            for name in ("sep_token", "datasets", "weights", "logical_shards")
+        ),
+        ("--model_name=llama2_13b", "model_name: no model is called 'llama2_13b'"),
     ],
 )
 def test_bad_input(flag: str, message: str) -> None:

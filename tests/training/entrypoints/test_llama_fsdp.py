@@ -118,6 +118,7 @@ def test_what_a_dataset_is(dataset: str, source: str) -> None:
         (("--max_steps=0",), "max_steps: must be at least 1, not 0"),
         (("--num_heads=7",), "num_heads: 7 does not divide d_model 768"),
         (("--precision=fp32",), "--precision: there is no such flag"),
+        ((" #", "7b:", "32"), "'7b:' is not a flag; write --name=value"),
     ],
 )
 def test_bad_input(flags: tuple[str, ...], told: str) -> None:

@@ -169,6 +169,30 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
     assert data.eval_batch_size == (4 if test else 0)
 
 
+@pytest.mark.parametrize(
+    ("files", "read", "told"),
+    [
+        (["a.json"], "*.json", "zipped_data: 0, as {} has *.json files and no *.json.gz"),
+        (["a.json.gz"], "*.json.gz", ""),
+        (["a.json", "a.json.gz"], "*.json.gz", ""),
+        ([], "*.json.gz", ""),
+    ],
+)
+def test_what_is_not_said_of_zipped_data_is_seen(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: list[str], read: str, told: str
+) -> None:
+    """A flag counts more; both kinds in a folder may be the same data twice."""
+    for name in files:
+        (tmp_path / name).touch()
+    given = ("--checkpoint_dir=/x", f"--training_dir={tmp_path}")
+    with caplog.at_level("INFO", "training"):
+        assert configure(given).data.dataset_path == f"lines:{tmp_path}/{read}"
+    notes = [line for line in caplog.messages if line.startswith("zipped_data")]
+    assert notes == ([told.format(tmp_path)] if told else [])
+    data = configure((*given, "--zipped_data=1")).data
+    assert data.dataset_path == f"lines:{tmp_path}/*.json.gz"
+
+
 @pytest.mark.processes
 def test_the_folders_that_sagemaker_names(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
@@ -225,6 +249,8 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--log_reduced_training_loss=0",), "--log_reduced_training_loss: losses are always"),
         (("--fast_validation=0",), "--fast_validation: validation reads validation_batches"),
         (("--checkpoint_type=use_pg_with_util",), "--checkpoint_type: "),
+        (("--checkpoint_type=local",), "--checkpoint_type: checkpoints are sharded: any number"),
+        (("--patch_neox_rope=0",), "--patch_neox_rope: the models here have no other rotary"),
         (("--model_size=8b",), "--model_size: gpt_neox has 7b, 13b, 20b, 65b, not '8b'"),
         (("--model_type=llama_v2", "--model_size=65b"), "--model_size: llama_v2 has 7b, 13b, 70b"),
         (("--model_type=mixtral", "--model_size=7b"), "--model_size: mixtral has none"),

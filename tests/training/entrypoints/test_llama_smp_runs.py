@@ -94,6 +94,23 @@ def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_zipped_data_and_plain_data_are_the_same(tmp_path: Path) -> None:
+    """The document's words: json needs no flag, json.gz takes --zipped_data 1."""
+    write_lines(tmp_path / "packed", range(40))
+    (tmp_path / "plain").mkdir()
+    for file in (tmp_path / "packed").iterdir():
+        (tmp_path / "plain" / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
+    found = []
+    for name, flags in (("packed", ("--zipped_data", "1")), ("plain", ())):
+        told = train(
+            *(tmp_path / f"{name}-save", 0, f"--training_dir={tmp_path}/{name}", *flags),
+            "--max_steps=3",
+        )
+        assert ("zipped_data: 0" in told) == (name == "plain")
+        found.append(losses(tmp_path / f"{name}-save"))
+    assert found[0] == found[1] and len(found[0]) == 3
+
+
 def test_it_tells_what_the_system_tells(trained: Any) -> None:
     folder, first, again = trained
     line = re.search(r"step 4/4 \| .* \| ([\d.]+) samples/s \| ([\d.]+) TFLOPS/device", first)

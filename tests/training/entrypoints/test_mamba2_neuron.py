@@ -163,11 +163,15 @@ def test_a_pass_that_only_compiles(
         ({"--chunk_size": "96"}, "seq_len: 128 is no multiple of the chunk, 96"),
         ({"--backend": "mpi"}, "--backend: must be one of xla, nccl, gloo, not 'mpi'"),
         ({"--model": "Mamba13B"}, "did you mean Mamba3B?"),
+        ({"--model": "Mamba2Hybrid8B"}, "--model: must be one of Mamba130M, Mamba370M"),
         ({"--max_steps": "0"}, "--max_steps: must be given"),
         ({"--data_dir": "/nowhere"}, "seq_len: must be given, for /nowhere is no folder"),
         ({"--sharding_strategy": "ddp"}, "--sharding_strategy: there is no such flag"),
         ({"--groups_as_tp": "True"}, "--groups_as_tp: says how many groups there are"),
         ({"--debug": "True"}, "--debug: there is none; --trace_nan=True"),
+        ({"--sequence_parallel_enabled": "True"}, "--sequence_parallel_enabled: there is none"),
+        ({"--save_last_step": "False"}, "--save_last_step: a checkpoint is saved at the end"),
+        ({"--use_mix_precision": "True"}, "--use_mix_precision: write --dtype bfloat16"),
     ],
 )
 def test_what_cannot_be(tokenized: Path, tmp_path: Path, changes: Any, told: str) -> None:

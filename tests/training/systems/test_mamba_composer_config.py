@@ -162,6 +162,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"trainer__cp_interval": "5ba"}, "trainer.cp_interval: checkpoints are saved each"),
         ({"trainer__save_interval": "0tok"}, "trainer.save_interval: must be a whole number"),
         ({"trainer__eval_subset_num_batches": 0}, "trainer.eval_subset_num_batches: must be at"),
+        ({"trainer__save_num_checkpoints_to_keep": 0}, "trainer.save_num_checkpoints_to_keep: mu"),
         ({"trainer__save_folder": "s3://x/y"}, "trainer.save_folder: must be a folder"),
         ({"general__full_name": "a/b"}, "general.full_name: is part of the names of files"),
         ({"data__code_percentage": 0.5}, "data.code_percentage: is 0.5, and the weights of code"),

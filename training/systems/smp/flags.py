@@ -240,7 +240,7 @@ OWN = (
             "zipped_data",
             boolean,
             None,
-            "gpt_jsonl: read *.json.gz, else *.json (default: True)",
+            "gpt_jsonl: read *.json.gz, or with 0 *.json (default: those that are there)",
         ),
         Flag(
             "training_dir",

@@ -18,6 +18,7 @@ from training.systems.smp.model import SHARD_DEGREES
 
 LINES = "lines:"
 SYNTHETIC = "synthetic:"
+PLAIN, ZIPPED = "*.json", "*.json.gz"
 
 HYBRID = "hybrid_shard"
 
@@ -57,6 +58,8 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
         faults.append(
             f"--test_dir: {test} has files of training_dir, which training sees; give others"
         )
+    if _ending(train, given) == PLAIN and given["zipped_data"] is None and _is_lines(given):
+        notes.append(f"zipped_data: 0, as {train} has {PLAIN} files and no {ZIPPED}")
     return {
         "dataset_path": _source(train, given),
         "eval_dataset_path": _source(test, given) if test else "",
@@ -77,8 +80,18 @@ def _source(folder: str, given: Mapping[str, Any]) -> str:
 def _pattern(folder: str, given: Mapping[str, Any]) -> str:
     """Name the files of a folder or URL that are read; one that is a pattern stands as it is."""
     folder = folder.rstrip("/")
-    ending = "*.json" if given["zipped_data"] is False else "*.json.gz"
-    return folder if has_magic(folder.rpartition("/")[2]) else f"{folder}/{ending}"
+    return folder if has_magic(folder.rpartition("/")[2]) else f"{folder}/{_ending(folder, given)}"
+
+
+def _ending(folder: str, given: Mapping[str, Any]) -> str:
+    """Tell which files of a folder are read: as the flag says, else those that are there.
+
+    Of both kinds those that the system reads by default: they may be the same data twice.
+    """
+    zipped, path = given["zipped_data"], Path(folder)
+    if zipped is None and not is_url(folder):
+        zipped = any(path.glob(ZIPPED)) or not any(path.glob(PLAIN))
+    return PLAIN if zipped is False else ZIPPED
 
 
 def _files(folder: str, given: Mapping[str, Any]) -> set[Path]:
