@@ -158,7 +158,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         text = (disk.seen / "log").read_text()
         gap = re.search(r"^WARNING: (\d+) lines are missing here: No space left", text, re.M)
         assert gap and int(gap[1]) > 50
-        assert "step 120/120 | tokens" in text.partition(gap[0])[2]
+        assert "step 120/120 | loss" in text.partition(gap[0])[2]
         # A start after it: what is there stays, and what it adds follows.
         again = disk.run(command(0, *flags, "--num_steps=122"), "/dev/full")
         assert again.returncode == 0, again.stderr
