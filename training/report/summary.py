@@ -40,7 +40,7 @@ def _batch(run: Run) -> str:
 def _rate(run: Run) -> str:
     peak = _setting(run, "optim.learning_rate", "optimizer.lr")
     schedule = _setting(run, "optim.schedule.name", "scheduler.name")
-    return ", ".join(part for part in (f"{peak} at most" if peak else "", schedule) if part)
+    return ", ".join(part for part in (f"{peak} at the peak" if peak else "", schedule) if part)
 
 
 def _image(run: Run) -> str:

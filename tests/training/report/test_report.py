@@ -25,7 +25,7 @@ def test_one_run(tmp_path: Path) -> None:
         "run": "run",
         "model": "mamba-tiny",
         "global batch": "100 tokens a step",
-        "learning rate": "0.001 at most",
+        "learning rate": "0.001 at the peak",
         "ranks": "1",
         "versions": "python 3.11.2, torch 2.2.2",
         "steps": "40 of 40",
@@ -250,7 +250,7 @@ def test_a_real_run_that_was_resumed(tmp_path: Path) -> None:
     assert "torch 2." in row["versions"]
     assert row["model"] == "mamba-tiny (mamba), 266,112 parameters"
     assert row["global batch"] == "2 sequences, 34 tokens a step"
-    assert row["learning rate"] == "0.003 at most, quadratic-cosine"
+    assert row["learning rate"] == "0.003 at the peak, quadratic-cosine"
     assert row["image"] == "none of this project" and row["ranks"] == "1"
     assert re.fullmatch(r"2, [\d.e-]+ s each \(median\); training waited .* s in all", row["saves"])
     assert {"time of a step", "time of a save", "waiting for data"} < set(page.images)
