@@ -26,6 +26,18 @@ WIDEST = 100
 """Columns of help, where a terminal has more."""
 
 
+def duration(seconds: float) -> str:
+    """Write a time as 12 s, 3 min 5 s, 2 h 4 min or 3 d 4 h."""
+    total = round(seconds)
+    if total < 60:
+        return f"{total} s"
+    if total < 3600:
+        return f"{total // 60} min {total % 60} s"
+    if total < 48 * 3600:
+        return f"{total // 3600} h {total % 3600 // 60} min"
+    return f"{total // 86400} d {total % 86400 // 3600} h"
+
+
 class HelpFormatter(argparse.HelpFormatter):
     """Help as it is read best: a flag's type once, paragraphs as wide as the terminal.
 

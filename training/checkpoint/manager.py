@@ -32,9 +32,19 @@ from training.process_group import Group
 
 
 @dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    step: int
+    seconds: float  # until it was complete
+    waited: float  # of these, how long training stood still
+
+
+@dataclass(frozen=True)
 class _UnderWay:
     """A checkpoint that is being written in the background."""
 
+    step: int
     result: Future[tuple[Path, float]]  # its folder, and when it was complete
     since: float
     waited: float  # seconds for which training has stood still so far
@@ -46,8 +56,8 @@ class Saver:
     In the background a thread writes a copy that `save` takes in the host's memory; what its ranks
     tell each other goes over a group of its own, so it never meets what the training loop does.
     `end` waits for it and tells its outcome; leaving the context does so too. Making it is a
-    collective call, and so are its methods; all but `writing` raise TrainingError on every rank
-    where a checkpoint cannot be written.
+    collective call, and so are its methods; all but `writing` and `completed` raise TrainingError
+    on every rank where a checkpoint cannot be written.
     """
 
     def __init__(
@@ -66,6 +76,7 @@ class Saver:
         self.model, self.optimizer = model, optimizer
         self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
+        self._completed: list[Saved] = []
         self._copy_to_host: Callable[[Any], Any] | None = None
         if config.run.async_checkpoint:
             self._copy_to_host, why = backend.copier(config, group.device)
@@ -87,11 +98,11 @@ class Saver:
         state = dcp.with_random(self.backend.state(self.model, self.optimizer), self.group)
         if self._copy_to_host is None:
             path, complete = self._write(state, told, self.group)
-            self._tell(path, complete - since, complete - since)
+            self._tell(path, Saved(told.step, complete - since, complete - since))
             return
         copy = self.group.together(lambda: self._copy(state))
         result = self._thread.submit(self._write, copy, told, self._background)
-        self._under_way = _UnderWay(result, since, waited=time.perf_counter() - since)
+        self._under_way = _UnderWay(told.step, result, since, waited=time.perf_counter() - since)
 
     def end(self) -> None:
         """Wait until the checkpoint that is under way, if any, is complete, and say so."""
@@ -101,7 +112,12 @@ class Saver:
         since = time.perf_counter()
         path, complete = ending.result.result()
         waited = ending.waited + time.perf_counter() - since
-        self._tell(path, complete - ending.since, waited)
+        self._tell(path, Saved(ending.step, complete - ending.since, waited))
+
+    def completed(self) -> list[Saved]:
+        """Give the checkpoints that became complete since this was last asked (no collective)."""
+        completed, self._completed = self._completed, []
+        return completed
 
     def __enter__(self) -> Saver:
         return self
@@ -142,8 +158,11 @@ class Saver:
             self.mirror.push(path, group)
         return path, time.perf_counter()
 
-    def _tell(self, path: Path, taken: float, waited: float) -> None:
-        self.say(f"saved {path} in {taken:.2f} s, for {waited:.2f} s of which training waited")
+    def _tell(self, path: Path, one: Saved) -> None:
+        self._completed.append(one)
+        self.say(
+            f"saved {path} in {one.seconds:.2f} s, for {one.waited:.2f} s of which training waited"
+        )
 
 
 def _use(device: torch.device) -> None:

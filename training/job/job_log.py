@@ -57,7 +57,7 @@ def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENA
         "hosts": _hosts(environment),
         "module": plan.module,
         "run": str(run or environment.get("CHECKPOINTS", "")),
-        "image": _image(environment, provenance),
+        "image": describe_image(environment, provenance),
         "requeues": int(requeues) if requeues.isdecimal() else None,
     }
     _note(plan.job, _folders(environment, run), "start", start)
@@ -149,8 +149,11 @@ def _hosts(environment: Mapping[str, str]) -> list[str]:
     return listed.split() or [socket.gethostname()]
 
 
-def _image(environment: Mapping[str, str], provenance: Path) -> dict[str, str]:
-    """What is known of the image: the file that it was started from, and what it says of itself."""
+def describe_image(environment: Mapping[str, str], provenance: Path = PROVENANCE) -> dict[str, str]:
+    """Tell what is known of the image that this process runs in; empty where it is none of ours.
+
+    The file that it was started from, and what it says of itself: target, commit, created.
+    """
     found = {"file": environment["IMAGE"]} if environment.get("IMAGE") else {}
     try:
         told = json.loads(provenance.read_text())

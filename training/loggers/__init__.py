@@ -49,7 +49,9 @@ def open_loggers(config: Config, start: int, console: Console) -> list[Logger]:
     lines = JsonLines(Path(run.save_ckpt_path), start)
     opened: list[Logger] = [
         FaultTolerantLogger(lines, FILE, console),
-        TextLogger(run.num_steps, console),
+        TextLogger(
+            run.num_steps, console, may_end_early=bool(config.data.epochs) or run.compile_only
+        ),
     ]
     if run.average_interval:
         opened.append(AverageSpeed(run.average_interval, start, console))

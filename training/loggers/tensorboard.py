@@ -73,7 +73,7 @@ class TensorBoard(Logger):
             *(
                 Event(step=record["step"], summary=Summary(value=[point(tag, record[name])]))
                 for record in records
-                for name, tag in self.tags[record["kind"]].items()
+                for name, tag in self.tags.get(record["kind"], {}).items()
                 if record[name] is not None
             )
         )

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
+from statistics import median_low
+
+from training.cli import duration
 from training.loggers.base import Logger, Record
 from training.loggers.console import Console
 
 LEFT_OUT = 30
 """Steps of a start that do not count."""
+REPORTS = 10
+"""The last reports, whose median says how long a step takes."""
 
 
 class TextLogger(Logger):
-    """Prints a line a report interval, one an evaluation, and one after the first step."""
+    """Prints a line a report interval, one an evaluation, and one after the first step.
 
-    def __init__(self, num_steps: int, console: Console) -> None:
-        self.num_steps, self.console = num_steps, console
+    may_end_early: num_steps is only the most that the run may take, so no time left is told.
+    """
+
+    def __init__(self, num_steps: int, console: Console, *, may_end_early: bool = False) -> None:
+        self.num_steps, self.console, self.may_end_early = num_steps, console, may_end_early
         self._is_first = True
+        self._seconds: deque[float] = deque(maxlen=REPORTS)  # of a step, by the last reports
 
     def write(self, records: list[Record]) -> None:
         for record in records:
@@ -22,9 +32,16 @@ class TextLogger(Logger):
                 self._is_first = False
                 self.console.say(format_first(record, self.num_steps))
             elif record["kind"] == "report":
-                self.console.say(format_report(record, self.num_steps))
+                self.console.say(format_report(record, self.num_steps, self._left(record)))
             elif record["kind"] == "evaluation":
                 self.console.say(format_evaluation(record, self.num_steps))
+
+    def _left(self, report: Record) -> float | None:
+        """Seconds to the last step, by a median: the first report has a start's compiling in it."""
+        self._seconds.append(report["seconds_per_step"])
+        if self.may_end_early:
+            return None
+        return (self.num_steps - report["step"]) * median_low(self._seconds)
 
 
 class ProgressBar(Logger):
@@ -88,20 +105,28 @@ def format_first(record: Record, num_steps: int) -> str:
     return f"step {record['step']}/{num_steps} | loss {loss} | the first of this start"
 
 
-def format_report(record: Record, num_steps: int) -> str:
-    """Format a report for people."""
-    loss, norm = (record[what] for what in ("loss", "grad_norm"))
-    mfu = "" if record["mfu"] is None else f"MFU {record['mfu']:.1%} | "
-    return (
-        f"step {record['step']}/{num_steps} | tokens {record['tokens_seen']:,} | "
-        f"loss {'-' if loss is None else f'{loss:.4f}'} | "
-        f"gradient norm {'-' if norm is None else f'{norm:.3f}'} | "
-        f"learning rate {record['learning_rate']:.2e} | "
-        f"{record['tokens_per_second_per_device']:,.0f} tokens/s/device | "
-        f"{record['samples_per_second']:,.2f} samples/s | "
-        f"{record['tflops']:.2f} TFLOPS/device | {mfu}"
-        f"memory {record['memory_bytes'] / 2**30:.2f} GiB"
-    )
+def format_report(record: Record, num_steps: int, left: float | None) -> str:
+    """Format a report for people, in at most 110 columns; left: seconds, None if not known."""
+    loss, norm, mfu = (record[what] for what in ("loss", "grad_norm", "mfu"))
+    parts = [
+        f"step {record['step']}/{num_steps}",
+        f"loss {'-' if loss is None else f'{loss:.4f}'}",
+        f"norm {'-' if norm is None else _brief(norm)}",
+        f"{_brief(record['seconds_per_step'])} s/step",
+        f"{_brief(record['tokens_per_second'])} tokens/s",
+        "" if mfu is None else f"MFU {mfu:.1%}",
+        "" if left is None else f"{duration(left)} left",
+    ]
+    return " | ".join(part for part in parts if part)
+
+
+def _brief(value: float) -> str:
+    """Write a positive number in few letters: 0.123, 12.3, 12,346, 966k, 12.3M."""
+    if value < 999.5:
+        return f"{value:#.3g}".rstrip(".")  # as many digits in each line
+    if value < 100_000:
+        return f"{value:,.0f}"
+    return f"{value / 1e3:.0f}k" if value < 1e6 else f"{value / 1e6:.1f}M"
 
 
 def format_evaluation(record: Record, num_steps: int) -> str:

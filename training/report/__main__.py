@@ -1,11 +1,13 @@
 """Draw what runs have told: `python -m training.report RUN [RUN ...] -o DIR`.
 
 RUN is a run's folder, with its metrics.jsonl and config.json; the run may still be going on. Into
-DIR go report.html, a page that needs nothing beside it, and its pictures: loss, gradient norm and
-learning rate of the steps, loss of the evaluations, tokens/s a device, MFU and memory of the
-reports; what no run tells is not drawn. Of more steps than fit, a curve shows means, and a pale
-band from the least to the largest. A dotted line stands where a loss is no number for the first
-time.
+DIR go report.html, a page that needs nothing beside it, and its pictures. The page says what ran
+(model, batch, learning rate, ranks, image, versions) and what came of it. Drawn are loss, gradient
+norm and learning rate of the steps; the loss of evaluations; the seconds of a step, tokens/s a
+device, MFU, waiting for data and memory of the reports; the seconds of saves. What no run tells is
+not drawn. Loss and gradient norm of a short run are smoothed; of more than 400 steps, a curve shows
+means, and a pale band from the least to the largest. A dotted line stands where a loss is no number
+for the first time.
 Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 """
 
@@ -17,8 +19,9 @@ from pathlib import Path
 
 from training.cli import Parser, run_command
 from training.errors import RequestError, writing
+from training.report.curves import OVER, draw_pictures
 from training.report.history import read_runs
-from training.report.page import OVER, draw_pictures, render_page
+from training.report.page import render_page
 
 PAGE = "report.html"
 
@@ -31,7 +34,10 @@ def report(arguments: Sequence[str]) -> None:
         "-o", "--output", type=Path, required=True, metavar="DIR", help="folder to write to"
     )
     parser.add_argument(
-        "--over", choices=tuple(OVER), default="steps", help="what the curves go over (steps)"
+        "--over",
+        choices=tuple(OVER),
+        default="steps",
+        help="what the curves go over; time: that of the steps, over all starts (steps)",
     )
     given = parser.parse_args(list(arguments))
     folder: Path = given.output
@@ -43,7 +49,7 @@ def report(arguments: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, image in pictures.items():
         _write(folder / name, image)
-    _write(folder / PAGE, render_page(runs, pictures).encode())
+    _write(folder / PAGE, render_page(runs, pictures, given.over).encode())
     print(folder / PAGE)
 
 

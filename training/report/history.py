@@ -10,6 +10,7 @@ import math
 import os
 from array import array
 from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,14 @@ from training.errors import RequestError
 
 METRICS = "metrics.jsonl"
 CONFIG = "config.json"
-STEP = ("step", "tokens_seen", "loss", "grad_norm", "learning_rate")
-REPORT = ("step", "tokens_seen", "tokens_per_second_per_device", "mfu", "memory_bytes")
-EVALUATION = ("step", "tokens_seen", "loss")
+X = ("step", "tokens_seen", "training_seconds")
+"""What a line may be drawn over; the last is no field of a line, but derived (`_clock`)."""
+STEP = (*X, "loss", "grad_norm", "learning_rate")
+REPORT = (
+    *(*X, "tokens_per_second_per_device", "seconds_per_step", "mfu", "memory_bytes", "data_wait"),
+)
+EVALUATION = (*X, "loss")
+SAVE = (*X, "seconds", "waited")
 
 
 @dataclass(frozen=True)
@@ -70,8 +76,10 @@ class Run:
     steps: Table
     reports: Table
     evaluations: Table
+    saves: Table
     settings: dict[str, Any] = field(default_factory=dict)  # of config.json, by dotted names
     versions: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)  # of model, batch and image
     notes: tuple[str, ...] = ()
 
     @property
@@ -122,8 +130,9 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 def read(folder: Path, name: str) -> Run:
     """Read one run's folder. Raises RequestError if a file cannot be opened."""
-    steps, reports, evaluations = Table.of(*STEP), Table.of(*REPORT), Table.of(*EVALUATION)
-    tables = {"step": steps, "report": reports, "evaluation": evaluations}
+    steps, reports = Table.of(*STEP), Table.of(*REPORT)
+    evaluations, saves = Table.of(*EVALUATION), Table.of(*SAVE)
+    tables = {"step": steps, "report": reports, "evaluation": evaluations, "save": saves}
     notes: list[str] = []
     odd = back = 0
     for line in _lines(folder / METRICS):
@@ -139,18 +148,22 @@ def read(folder: Path, name: str) -> Run:
         else:
             if replaced and table is steps:
                 back += 1
-                reports.cut(record["step"])
-                evaluations.cut(record["step"])
+                for other in (reports, evaluations, saves):
+                    other.cut(record["step"])
     if odd:
         notes.append(f"lines of {METRICS} that cannot be read, and are left out: {odd}")
     if back:
         notes.append(f"goes back to an earlier step, where the later lines count: {back} times")
-    for place, step in enumerate(evaluations.columns["step"]):
-        at = bisect_left(steps.columns["step"], step)
-        if at < len(steps):
-            evaluations.columns["tokens_seen"][place] = steps.columns["tokens_seen"][at]
-    settings, versions = _config(folder / CONFIG, notes)
-    run = Run(name, steps, reports, evaluations, settings, versions)
+    for table in (evaluations, saves):
+        for place, step in enumerate(table.columns["step"]):
+            at = bisect_left(steps.columns["step"], step)
+            if at < len(steps):
+                table.columns["tokens_seen"][place] = steps.columns["tokens_seen"][at]
+    settings, versions, facts = _config(folder / CONFIG, notes)
+    clock = _clock(reports, settings.get("world_size"))
+    for table in tables.values():
+        table.columns["training_seconds"] = clock(table.columns["step"])
+    run = Run(name, steps, reports, evaluations, saves, settings, versions, facts)
     if not len(steps):
         notes.append("has not told of a step yet")
     if run.lost:
@@ -180,15 +193,58 @@ def _lines(path: Path) -> list[bytes]:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _config(path: Path, notes: list[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Settings by dotted names, and versions, as the last start of the run wrote them."""
+def _clock(reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]:
+    """Make what turns steps into seconds of training so far.
+
+    These are the seconds of the steps alone, added up over all starts of a run: without starts,
+    evaluations, and the time between two starts. A report tells how long its steps took each; for
+    those that it does not tell of, as after a restart, the next report counts. Reports of older
+    runs tell it by their speed, on so many ranks. NaN where no report tells.
+    """
+    ranks = ranks if isinstance(ranks, int) else math.nan
+    steps, seconds, tokens, each = [0.0], [0.0], 0.0, math.nan
+    columns = ("step", "tokens_seen", "seconds_per_step", "tokens_per_second_per_device")
+    for step, seen, told, speed in zip(*(reports.columns[one] for one in columns), strict=True):
+        count = step - steps[-1]
+        if not math.isfinite(told) and speed > 0:
+            told = (seen - tokens) / count / speed / ranks
+        if math.isfinite(told) and told > 0:
+            each = told
+            steps.append(step)
+            seconds.append(seconds[-1] + count * each)
+            tokens = seen
+
+    def clock(wanted: array[float]) -> array[float]:
+        told = array("d")
+        for step in wanted:
+            at = bisect_left(steps, step, 1)
+            if at == len(steps):  # after the last report
+                told.append(seconds[-1] + (step - steps[-1]) * each)
+            else:
+                share = (step - steps[at - 1]) / (steps[at] - steps[at - 1])
+                told.append(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
+        return told
+
+    return clock
+
+
+def _config(
+    path: Path, notes: list[str]
+) -> tuple[dict[str, Any], dict[str, str], dict[str, dict[str, Any]]]:
+    """Settings by dotted names, versions, and other facts, as the run's last start wrote them."""
     try:
         record = json.loads(b"".join(_lines(path)))
         settings = _flat(record["config"]) | {"world_size": record["world_size"]}
-        return settings, {str(name): str(value) for name, value in record["versions"].items()}
+        versions = {str(name): str(value) for name, value in record["versions"].items()}
+        facts = {
+            name: record[name]
+            for name in ("model", "batch", "image")
+            if isinstance(record.get(name), dict)
+        }
+        return settings, versions, facts
     except (ValueError, TypeError, KeyError, AttributeError):
         notes.append(f"{CONFIG} {'cannot be read' if path.exists() else 'is missing'}")
-        return {}, {}
+        return {}, {}, {}
 
 
 def _flat(record: dict[str, Any], before: str = "") -> dict[str, Any]:

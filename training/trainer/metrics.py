@@ -1,12 +1,17 @@
 """What a run tells of itself; training.loggers brings it to the log, to files and to servers.
 
-Three kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
+Four kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
         in a step that was left out: loss and grad_norm null, "skipped" true
     {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
-     "tokens_per_second_per_device", "samples_per_second", "tflops", "mfu", "memory_bytes",
-     "data_wait"}                                                    means of a report interval
+     "tokens_per_second_per_device", "tokens_per_second", "seconds_per_step",
+     "samples_per_second", "tflops", "mfu", "memory_bytes", "data_wait"}
+                                                                     means of a report interval
     {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
+    {"kind": "save", "step", "seconds", "waited"}             a checkpoint of that step is complete
+tokens_per_second is of all ranks. seconds_per_step has no evaluations in it, and of saves what
+training waited for. A save took `seconds` until it was complete, for `waited` of which training
+stood still; it is told then, so steps after its own may come before it.
 data_wait is the share of the time that steps waited for data, on the rank that waited longest.
 samples_per_second is that of all ranks, tflops that of one device by
 training.trainer.flops.model_tflops. mfu, the share of the device's peak by training.trainer.flops,
@@ -14,7 +19,8 @@ is null where the peak is not known. Losses are means over all ranks, written wi
 A run that resumes from step N first removes the records after N, so that they always tell one
 undisturbed history.
 
-SAVE/config.json tells what ran, with every setting, and the versions of what ran it.
+SAVE/config.json tells what ran: every setting, the model's size, the batch of a step, the image and
+the versions.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import platform
 import resource
 import sys
@@ -37,8 +44,10 @@ from torch import Tensor
 
 from training.config.config import Config
 from training.errors import TrainingError, writing
+from training.job.job_log import describe_image
 from training.loggers import Logger
 from training.loggers.base import Record
+from training.models import Sizes
 from training.process_group import Group
 from training.trainer import flops
 
@@ -146,6 +155,8 @@ class Metrics:
             "kind": "report",
             **{what: self._mean(what) for what in ("loss", "grad_norm")},
             "tokens_per_second_per_device": rate,
+            "tokens_per_second": rate * self.group.world_size,
+            "seconds_per_step": (now - self._since) / count,
             "samples_per_second": rate * self.group.world_size / self.seq_length,
             "tflops": flops.model_tflops(self.parameters, rate),
             "mfu": None if peak is None else rate * self.operations_per_token / peak,
@@ -172,6 +183,10 @@ class Metrics:
         }
         self._tell([record])
 
+    def saved(self, step: int, seconds: float, waited: float) -> None:
+        """Tell of a checkpoint that is complete."""
+        self._tell([{"kind": "save", "step": step, "seconds": seconds, "waited": waited}])
+
     def pause(self, seconds: float) -> None:
         """Take what was not training out of the interval's time."""
         self._since += seconds
@@ -194,17 +209,39 @@ def peak_memory(device: torch.device) -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def write_resolved(config: Config, folder: Path, world_size: int) -> Path:
-    """Write config.json: every setting with its value, and the versions that ran it."""
+def write_resolved(
+    config: Config, folder: Path, world_size: int, *, parameters: int, tokens_per_step: int
+) -> Path:
+    """Write config.json: every setting with its value, and what ran it."""
     record: dict[str, Any] = {
         "config": dataclasses.asdict(config),
         "world_size": world_size,
-        "versions": versions(),
+        **described(
+            config.model.sizes,
+            parameters=parameters,
+            sequences=tokens_per_step // config.data.seq_length,
+            tokens=tokens_per_step,
+        ),
     }
     path = folder / "config.json"
     with writing(path):
         path.write_text(json.dumps(record, indent=2) + "\n")
     return path
+
+
+def described(
+    sizes: Sizes, *, parameters: int, sequences: int, tokens: int
+) -> dict[str, dict[str, Any]]:
+    """Tell what settings alone do not: the model's size, the batch of a step, what ran it.
+
+    sequences and tokens: of a step over all ranks. `image` is empty outside of our images.
+    """
+    return {
+        "model": {"family": sizes.family, "parameters": parameters},
+        "batch": {"sequences": sequences, "tokens": tokens},
+        "image": describe_image(os.environ),
+        "versions": versions(),
+    }
 
 
 def versions() -> dict[str, str]:

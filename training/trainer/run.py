@@ -107,7 +107,13 @@ def set_up(
     saver = Saver(config, backend, model, optimizer, group, say, lease, size)
 
     if group.rank == 0:
-        write_resolved(config, Path(run.save_ckpt_path), group.world_size)
+        write_resolved(
+            config,
+            Path(run.save_ckpt_path),
+            group.world_size,
+            parameters=parameters,
+            tokens_per_step=tokens_per_step,
+        )
     phase = observers.observe(run, group, model, step, console, lease)
     return Trainer(
         config=config,

@@ -68,6 +68,7 @@ class Trainer:
                 over = self.turn()
             with self.phase("save"):
                 self.saver.end()
+            self._tell_saves()
         if self.stopping:
             self._say(f"asked to stop after step {self.step}: start again to go on")
             return SAVED
@@ -108,6 +109,7 @@ class Trainer:
         if is_due and not run.compile_only:
             with self.phase("save"):
                 self._save()
+        self._tell_saves()
         return last
 
     def _is_over(self) -> bool:
@@ -145,6 +147,10 @@ class Trainer:
                 torch=torch.__version__,
             )
         )
+
+    def _tell_saves(self) -> None:
+        for one in self.saver.completed():
+            self.metrics.saved(one.step, one.seconds, one.waited)
 
     def _say(self, text: str) -> None:
         if self.group.rank == 0:

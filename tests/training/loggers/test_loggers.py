@@ -185,8 +185,8 @@ def test_a_bar_on_a_terminal_leaves_the_lines_whole(tmp_path: Path, wanted: bool
     assert bool(re.search(r"100%\|█+\| 20/20 .*step", seen)) == wanted
     # What a person reads: of each line the piece after the last return to its beginning.
     lines = [line.rstrip("\r").rpartition("\r")[2].strip() for line in seen.split("\n")]
-    reports = [line for line in lines if " | tokens " in line]
+    reports = [line for line in lines if " s/step | " in line]
     assert len(reports) == 4
     for number, line in enumerate(reports, 1):
-        assert re.fullmatch(rf"step {number * 5}/20 \| tokens .* GiB", line), line
+        assert re.fullmatch(rf"step {number * 5}/20 \| loss .* s left", line), line
     assert any(re.fullmatch(r"selective_scan: torch on cpu, .*", line) for line in lines)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
-import os
 import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.training.support.reports import evaluation, history, made, report, step, told, write
 from tests.training.support.runs import ROOT, train, write_text
-from training.report.page import blocks
+from training.report.curves import blocks
 
 pytestmark = pytest.mark.processes
 
@@ -24,115 +19,23 @@ PICTURES = {"gradient-norm.png", "learning-rate.png", "loss.png", "memory.png", 
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
-def report(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "training.report", *map(str, arguments)]
-    whole = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(command, env=whole, text=True, capture_output=True, timeout=120)
-
-
-def step(number: int, **other: Any) -> dict[str, Any]:
-    return {
-        "kind": "step",
-        "step": number,
-        "loss": 5.0 / number + 1,
-        "grad_norm": 2.0,
-        "learning_rate": 1e-3 / number,
-        "tokens_seen": number * 100,
-        **other,
-    }
-
-
-def told(number: int, speed: float = 1000.0, **other: Any) -> dict[str, Any]:
-    more = {"tokens_per_second_per_device": speed, "memory_bytes": 3 * 2**29}
-    return {**step(number), "kind": "report", **more, **other}
-
-
-def write(folder: Path, lines: list[dict[str, Any]], *, end: str = "", **settings: Any) -> Path:
-    """A run's folder of such lines, and the text that follows them."""
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(li) + "\n" for li in lines) + end)
-    config = {
-        "config": {
-            "model": {"name": "mamba-tiny", "sizes": {"d_model": 64}},
-            "optim": {"learning_rate": settings.get("learning_rate", 1e-3), "betas": [0.9, 0.95]},
-            "run": {"num_steps": settings.get("num_steps", 40), "save_ckpt_path": str(folder)},
-        },
-        "world_size": settings.get("world_size", 1),
-        "versions": {"python": "3.11.2", "torch": settings.get("torch", "2.2.2")},
-    }
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def history(steps: int) -> list[dict[str, Any]]:
-    return [
-        line
-        for number in range(1, steps + 1)
-        for line in ([step(number), told(number)] if number % 10 == 0 else [step(number)])
-    ]
-
-
-class Page(HTMLParser):
-    """The tables, the images and the notes of a page."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self.tables: list[list[list[str]]] = []
-        self.images: dict[str, bytes] = {}
-        self.notes: list[str] = []
-        self._tag = ""
-        self.text = (folder / "report.html").read_text()
-        self.feed(self.text)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self._tag = tag
-        if tag == "table":
-            self.tables.append([])
-        if tag == "tr":
-            self.tables[-1].append([])
-        if tag in ("td", "th"):
-            self.tables[-1][-1].append("")
-        if tag == "img":
-            found = {name: value or "" for name, value in attributes}
-            kind, _, data = found["src"].partition(",")
-            assert kind == "data:image/png;base64"
-            self.images[found["alt"]] = base64.b64decode(data)
-
-    def handle_data(self, data: str) -> None:
-        if self._tag in ("td", "th"):
-            self.tables[-1][-1][-1] += data.strip("\n")
-        if self._tag == "li" and data.strip():
-            self.notes.append(data)
-
-    def row(self, number: int = 0) -> dict[str, str]:
-        head, *rows = self.tables[0]
-        return dict(zip(head, rows[number], strict=True))
-
-    def settings(self) -> dict[str, list[str]]:
-        return {name: values for name, *values in self.tables[1][1:]}
-
-
-def made(tmp_path: Path, *arguments: object) -> Page:
-    out = tmp_path / "out"
-    done = report(*arguments, "-o", out)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == f"{out}/report.html\n" and done.stderr == ""
-    return Page(out)
-
-
 def test_one_run(tmp_path: Path) -> None:
     page = made(tmp_path, write(tmp_path / "run", history(40)))
     assert page.row() == {
         "run": "run",
+        "model": "mamba-tiny",
+        "global batch": "100 tokens a step",
+        "learning rate": "0.001 at the peak",
+        "ranks": "1",
+        "versions": "python 3.11.2, torch 2.2.2",
         "steps": "40 of 40",
         "tokens": "4,000",
         "last loss": "1.1250",
         "best loss (at step)": "1.1250 (40)",
-        "last evaluation": "",
         "median tokens/s a device": "1,000",
         "peak of memory": "1.50 GiB",
-        "versions": "python 3.11.2, torch 2.2.2",
     }
+    assert "<h1>Training report: run</h1>" in page.text
     assert page.settings()["optim.betas"] == ["[0.9, 0.95]"] and page.notes == []
     assert {path.name for path in (tmp_path / "out").iterdir()} == PICTURES | {"report.html"}
     assert len(page.images) == 5
@@ -192,27 +95,23 @@ def test_a_run_that_had_no_number_at_all(tmp_path: Path) -> None:
     lost = [step(number, loss=None, grad_norm=math.nan) for number in (1, 2)]
     page = made(tmp_path, write(tmp_path / "run", lost))
     assert list(page.images) == ["learning rate"]
-    assert page.row()["best loss (at step)"] == page.row()["median tokens/s a device"] == ""
+    assert not {"best loss (at step)", "median tokens/s a device"} & set(page.row())
 
 
-def evaluation(number: int, loss: float) -> dict[str, Any]:
-    return {"kind": "evaluation", "step": number, "loss": loss, "perplexity": 9.0, "tokens": 64}
-
-
-@pytest.mark.parametrize("over", ["steps", "tokens"])
+@pytest.mark.parametrize("over", ["steps", "tokens", "time"])
 def test_evaluations_and_the_share_of_the_peak(tmp_path: Path, over: str) -> None:
     lines = [*history(10), evaluation(10, 1.75), *history(20)[11:], told(20, mfu=0.4)]
     page = made(tmp_path, write(tmp_path / "run", [*lines, evaluation(20, 1.5)]), "--over", over)
     assert page.row()["last evaluation"] == "1.5000" and page.notes == []
-    assert "loss of evaluations" in page.images
-    assert "share of the peak operations (MFU)" in page.images
+    assert "evaluation loss" in page.images
+    assert "model FLOPs utilization (MFU)" in page.images
 
 
 def test_what_a_run_undid_is_gone_in_every_kind_of_line(tmp_path: Path) -> None:
     undone = [told(30, speed=9000.0), evaluation(30, 0.5)]
     run = write(tmp_path / "run", [*history(27), *undone, step(21), step(22)])
     row = made(tmp_path, run).row()
-    assert row["last evaluation"] == "" and row["median tokens/s a device"] == "1,000"
+    assert "last evaluation" not in row and row["median tokens/s a device"] == "1,000"
 
 
 def test_lines_that_are_none_and_lines_of_other_kinds(tmp_path: Path) -> None:
@@ -311,7 +210,7 @@ def test_requests_that_are_wrong(tmp_path: Path) -> None:
         ((run,), "the following arguments are required: -o/--output"),
         (("-o", tmp_path), "the following arguments are required: RUN"),
         ((run, "-o", run / "config.json"), f"--output: {run}/config.json is not a folder"),
-        ((run, "-o", tmp_path, "--over", "time"), "argument --over: invalid choice: 'time'"),
+        ((run, "-o", tmp_path, "--over", "hours"), "argument --over: invalid choice: 'hours'"),
     ):
         done = report(*arguments)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {said}"), done.stderr
@@ -348,5 +247,11 @@ def test_a_real_run_that_was_resumed(tmp_path: Path) -> None:
     row = page.row()
     assert row["steps"] == "6 of 6" and row["tokens"] == f"{6 * 2 * 17}" and page.notes == []
     assert row["last loss"] == f"{losses[-1]:.4f}" and row["best loss (at step)"]
-    assert "torch 2." in row["versions"] and len(page.images) == 5
+    assert "torch 2." in row["versions"]
+    assert row["model"] == "mamba-tiny (mamba), 266,112 parameters"
+    assert row["global batch"] == "2 sequences, 34 tokens a step"
+    assert row["learning rate"] == "0.003 at the peak, quadratic-cosine"
+    assert row["image"] == "none of this project" and row["ranks"] == "1"
+    assert re.fullmatch(r"2, [\d.e-]+ s each \(median\); training waited .* s in all", row["saves"])
+    assert {"time of a step", "time of a save", "waiting for data"} < set(page.images)
     assert page.settings()["optim.learning_rate"] == ["0.003"]

@@ -27,7 +27,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-from training.cli import leave_with_parent
+from training.cli import duration, leave_with_parent
 from training.data.layout import LAYOUTS, pieces_of
 from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
 from training.data.tokenize.texts import Texts
@@ -75,16 +75,6 @@ class Progress:
             f"{self.what}: {self.done / self.whole:.0%}, "
             f"{self.tokens / max(seconds, 1e-6) / 1e6:.2f} M tokens/s, {duration(left)} left"
         )
-
-
-def duration(seconds: float) -> str:
-    """Write a time as 12 s, 3 min 5 s or 2 h 4 min."""
-    total = round(seconds)
-    if total < 60:
-        return f"{total} s"
-    if total < 3600:
-        return f"{total // 60} min {total % 60} s"
-    return f"{total // 3600} h {total % 3600 // 60} min"
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ class Records(LoggerDestination):
         peak = flops.peak(device_name(self.device))
         return {
             "tokens_per_second_per_device": self.config.tokens_per_step / world_size / seconds,
+            "tokens_per_second": self.config.tokens_per_step / seconds,
+            "seconds_per_step": seconds,
             "samples_per_second": data.global_batch_size / seconds,
             "tflops": flops.model_tflops(
                 models.parameters(self.config.model.sizes), targets / seconds

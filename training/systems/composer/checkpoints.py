@@ -18,7 +18,7 @@ from typing import Any
 
 from training.errors import RequestError, writing
 from training.systems.composer.config import ComposerConfig
-from training.trainer.metrics import versions
+from training.trainer.metrics import described
 
 CONFIG = "config.json"
 LINK = "latest-rank0.pt"
@@ -53,7 +53,12 @@ def prepare(
     record: dict[str, Any] = {
         "config": asdict(config),
         "world_size": world_size,
-        "versions": versions(),
+        **described(
+            config.model.sizes,
+            parameters=parameters,
+            sequences=config.data.global_batch_size,
+            tokens=config.tokens_per_step,
+        ),
     }
     with writing(folder / CONFIG):
         (folder / CONFIG).write_text(json.dumps(record, indent=2) + "\n")

@@ -1,0 +1,123 @@
+"""What a report says of what ran, how curves are smoothed, and what they may go over."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.support.reports import history, made, report, saved, step, told, write
+from training.report.curves import decay, moving_average
+from training.report.history import read
+
+FACTS: dict[str, Any] = {
+    "model": {"family": "llama", "parameters": 6_738_415_616},
+    "batch": {"sequences": 256, "tokens": 1_048_576},
+    "image": {"target": "llama-fsdp", "commit": "abc", "created": "2026-01-01", "file": "/a.sqsh"},
+}
+
+
+@pytest.mark.processes
+def test_the_page_begins_with_what_ran(tmp_path: Path) -> None:
+    more = {"seconds_per_step": 0.5, "mfu": 0.4, "data_wait": 0.0125}
+    lines = [*history(19), told(20, **more), saved(10, 4.0, 0.5), saved(20, 6.0, 0.25)]
+    page = made(tmp_path, write(tmp_path / "run", lines, world_size=64, facts=FACTS))
+    row = page.row()
+    assert row["model"] == "mamba-tiny (llama), 6.738 B parameters"
+    assert row["global batch"] == "256 sequences, 1,048,576 tokens a step"
+    assert row["image"] == "llama-fsdp, commit abc, 2026-01-01, /a.sqsh" and row["ranks"] == "64"
+    assert row["median seconds a step"] == "0.5" and row["median MFU"] == "40.0%"
+    assert row["median share of waiting for data"] == "1.25%"
+    assert row["saves"] == "2, 5 s each (median); training waited 0.75 s in all"
+    assert {"time of a step", "time of a save", "waiting for data"} < set(page.images)
+    assert "Dashed: of which training waited." in " ".join(page.captions)
+
+
+@pytest.mark.processes
+def test_one_that_records_it_beside_an_older_run(tmp_path: Path) -> None:
+    new = write(tmp_path / "new", history(12), facts={**FACTS, "image": {}})
+    page = made(tmp_path, write(tmp_path / "old", history(12)), new)
+    assert page.text.count("Training report: 2 runs") == 2
+    assert [page.row(i)["image"] for i in (0, 1)] == ["", "none of this project"]
+    assert page.row(0)["model"] == "mamba-tiny"
+
+
+@pytest.mark.processes
+def test_facts_that_are_none(tmp_path: Path) -> None:
+    odd = {"model": {"family": None, "parameters": "many"}, "batch": 3, "image": [1]}
+    row = made(tmp_path, write(tmp_path / "run", history(3), facts=odd)).row()
+    assert row["model"] == "mamba-tiny" and "image" not in row
+    assert row["global batch"] == "100 tokens a step"
+
+
+def test_the_average_of_a_short_run_goes_through_the_middle_of_its_noise() -> None:
+    chance = random.Random(1)
+    true = [2 + 6 * math.exp(-step / 8) for step in range(40)]
+    noisy = [loss + chance.gauss(0, 0.4) for loss in true]
+    smooth = moving_average(noisy, decay(40))
+
+    def error(curve: list[float]) -> float:
+        return math.fsum((a - b) ** 2 for a, b in zip(curve, true, strict=True))
+
+    assert error(smooth) < 0.5 * error(noisy)
+    above = sum(a > b for a, b in zip(smooth[:20], true, strict=False))
+    assert 3 <= above <= 17, "it does not lag behind a falling loss"
+
+
+def test_the_averages_constant_goes_by_the_length_of_the_run() -> None:
+    assert decay(40) == pytest.approx(2 / 3) and decay(400) == pytest.approx(1 - 2 / 51)
+    assert decay(0) == decay(15) == 0.0, "too few to be smoothed"
+    assert moving_average([3.0, 1.0], 0.0) == [3.0, 1.0]
+    # The first as it is; the second with one on each side, the third with all that there are.
+    averages = moving_average([1.0, math.nan, 4.0, 7.0], 0.5)
+    assert averages[0] == 1.0 and math.isnan(averages[1])
+    assert averages[2] == pytest.approx((0.25 * 1 + 4 + 0.5 * 7) / 1.75)
+
+
+@pytest.mark.processes
+def test_the_page_says_how_it_smooths(tmp_path: Path) -> None:
+    page = made(tmp_path, write(tmp_path / "run", history(40)))
+    assert "exponential moving average (EMA)" in page.captions[0]
+    assert "1 - 2 / (span + 1)" in page.captions[0]
+
+
+def test_training_time_adds_up_over_the_starts_of_a_run(tmp_path: Path) -> None:
+    """Steps 11 to 15 were reported by none: the run was stopped and started again after them."""
+    lines = [step(n) for n in range(1, 11)] + [told(10, seconds_per_step=2.0)]
+    lines += [step(n) for n in range(11, 21)] + [told(20, seconds_per_step=1.0), saved(15, 1, 1)]
+    lines += [step(n) for n in range(21, 24)]
+    run = read(write(tmp_path / "run", lines), "run")
+    seconds = list(run.steps.columns["training_seconds"])
+    assert seconds[0] == 2.0 and seconds[9] == 20.0 and seconds[19] == 30.0
+    assert seconds[-1] == 33.0, "as fast as in the last report"
+    assert list(run.saves.columns["training_seconds"]) == [25.0]
+    assert list(run.saves.columns["tokens_seen"]) == [1500.0]
+
+
+def test_training_time_of_an_older_run_is_by_its_speed(tmp_path: Path) -> None:
+    lines = [*(step(n) for n in range(1, 11)), told(10, speed=25.0)]
+    run = read(write(tmp_path / "run", lines, world_size=4), "run")
+    assert run.steps.columns["training_seconds"][-1] == 10.0
+
+
+@pytest.mark.processes
+def test_over_time_before_the_first_report(tmp_path: Path) -> None:
+    run = write(tmp_path / "young", history(3))
+    done = report(run, "-o", tmp_path / "out", "--over=time")
+    assert done.returncode == 2 and not (tmp_path / "out").exists()
+    assert done.stderr == (
+        "error: --over=time: no run tells of it yet (how long steps take is told by reports); "
+        "fix: --over=steps\n"
+    )
+    page = made(tmp_path, run, write(tmp_path / "older", history(20)), "--over=time")
+    assert "without start-up, evaluations" in page.captions[0]
+
+
+@pytest.mark.processes
+def test_what_a_run_undid_of_its_saves_is_gone(tmp_path: Path) -> None:
+    lines = [*history(20), saved(20, 9.0, 9.0), step(11), saved(11, 2.0, 1.0)]
+    row = made(tmp_path, write(tmp_path / "run", lines)).row()
+    assert row["saves"] == "1, 2 s each (median); training waited 1 s in all"
