@@ -18,7 +18,7 @@ from sqshforge.host.programs import Programs
 
 # Each is `python -m benchmarks.` and these words.
 ALL = {
-    "rebuild": ("rebuild", "--engine=buildah"),
+    "rebuild": ("rebuild",),
     "pack": ("pack",),
     "models": ("models",),
     "train": ("train",),

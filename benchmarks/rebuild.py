@@ -2,6 +2,9 @@
 
 usage: python -m benchmarks.rebuild [--engine buildah|docker] [--rounds 5] [--small] [--output DIR]
 
+With both engines, one after the other, unless --engine names one (--small: buildah alone);
+docker by a daemon of its own.
+
 In a clone of this checkout, builds and packs cpu-mamba once by `make sqsh`. Then, `rounds` times,
 edits one file of training/ and runs `make sqsh` again; does so right after a commit; and packs an
 image that was built after an edit, beside a cold pack of the same image, which is to take at least
@@ -10,6 +13,8 @@ four times as long. Writes the medians to benchmarks/results/rebuild-ENGINE.json
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import os
 import platform
 import statistics
@@ -22,7 +27,9 @@ from pathlib import Path
 from benchmarks import options
 from sqshforge.host.programs import Programs
 from tests.support import checkouts
+from tests.support.engines import CLIENT, daemon
 
+ENGINES = ("buildah", "docker")
 GOAL = 5.0  # seconds, of an edit's `make sqsh`
 GOAL_PACK = 0.25  # of a cold pack
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
@@ -87,27 +94,38 @@ def measure(clone: Clone, rounds: int) -> dict[str, list[float]]:
 
 def main() -> int:
     parser = options.parser(__doc__)
-    parser.add_argument("--engine", choices=("docker", "buildah"), default="buildah")
+    parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
     for name in FOREIGN:
         os.environ.pop(name, None)
-    with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
+    engines = (given.engine,) if given.engine else ENGINES[: 1 if given.small else None]
+    return max(of_engine(engine, given) for engine in engines)
+
+
+def of_engine(engine: str, given: argparse.Namespace) -> int:
+    """Measure one engine, and keep its result; the exit code: 1 where a goal is missed."""
+    with contextlib.ExitStack() as stack:
+        if engine == "docker":
+            # Debian's own client first, which has BuildKit.
+            os.environ["PATH"] = f"{CLIENT.parent}:{os.environ['PATH']}"
+            os.environ["DOCKER_HOST"] = stack.enter_context(daemon())
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="sqshforge-bench-"))
         os.environ["SQSHFORGE_CACHE"] = f"{folder}/cache"
         place = checkouts.clone(Path(folder) / "clone")
-        found = measure(Clone(place, given.engine, Programs()), 1 if given.small else given.rounds)
+        found = measure(Clone(place, engine, Programs()), 1 if given.small else given.rounds)
     medians = {name: statistics.median(took) for name, took in found.items()}
     ratio = round(medians["pack"] / medians["cold"], 3)
     slower = max(medians["edit"], medians["commit"])
     print(
-        f"{given.engine}: make sqsh after an edit {medians['edit']:.2f} s, after a commit "
+        f"{engine}: make sqsh after an edit {medians['edit']:.2f} s, after a commit "
         f"{medians['commit']:.2f} s (goal {GOAL} s); packing alone {ratio} of a cold pack "
         f"(goal {GOAL_PACK}); medians of {found}"
     )
     result = {
         "what": "make sqsh TARGET=cpu-mamba after an edit of one file of training/ (edit), after a "
         "commit of it (commit), of an image that is built (pack), and a cold pack of that (cold)",
-        "engine": given.engine,
+        "engine": engine,
         "seconds": found,
         "medians": medians,
         "pack_to_cold": ratio,
@@ -116,7 +134,7 @@ def main() -> int:
         "python": platform.python_version(),
     }
     met = slower <= GOAL and ratio <= GOAL_PACK
-    return options.finish(given, f"rebuild-{given.engine}", result, met=met)
+    return options.finish(given, f"rebuild-{engine}", result, met=met)
 
 
 if __name__ == "__main__":
