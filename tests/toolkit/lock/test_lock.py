@@ -118,10 +118,10 @@ class Small(Programs):
 
 def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
     text = (root / "recipes" / "cpu-mamba.yaml").read_text()
-    head, _, tail = text.partition("    - numpy")
+    head, _, tail = text.partition("\n  packages:\n")
     rest = tail.partition("\nenv:")[2]
     path = tmp_path / "cpu-mamba.yaml"
-    path.write_text(f"{head}    - {requirement}\nenv:{rest}")
+    path.write_text(f"{head}\n  packages: [{requirement}]\nenv:{rest}")
     return recipe.load(path)
 
 
