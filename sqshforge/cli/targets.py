@@ -10,6 +10,7 @@ import click
 from sqshforge.cli import completion
 from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.run.container import parse_pairs
 
 
 @click.command()
@@ -53,22 +54,24 @@ def show(target: str) -> None:
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
-def render(target: str, output: Path) -> None:
+@set_option
+def render(target: str, output: Path, settings: tuple[str, ...]) -> None:
     """Write a target's Dockerfile and build context to DIR."""
-    from sqshforge import lock, project, recipe
+    from sqshforge import project
     from sqshforge.build import dockerfile as rendering
+    from sqshforge.cli.workflow import wanted
     from sqshforge.host import suggest
 
     home = project.find()
-    what = recipe.find(target, home.recipes)
+    what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(
             "the output folder is not empty", where=str(output), mend="name a new or empty folder"
         )
-    context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
-    context.write(output.absolute())
+    rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
-    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target)}")
+    words = {"SET": " ".join(settings)} if settings else {}
+    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target, **words)}")
 
 
 @click.command()
