@@ -105,7 +105,7 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
     """
     files = {
         "Dockerfile": dockerfile(what, lock, root / "images").encode(),
-        "meta/recipe.yaml": recipe.whole(root / "recipes" / f"{what.target}.yaml").encode(),
+        "meta/recipe.yaml": _text(what, root).encode(),
         "meta/lock.json": lock.text().encode(),
         **{f"requirements/{k}": v.encode() for k, v in requirement_files(what, lock).items()},
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
@@ -119,6 +119,11 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
             if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
                 files[f"{place}/{path.relative_to(root / folder)}"] = path.read_bytes()
     return Context(files=files, loose={PROVENANCE: _provenance(what, lock, files, provenance)})
+
+
+def _text(what: Recipe, root: Path) -> str:
+    """The recipe for inside the image: the whole of it, with the parameters that it has."""
+    return recipe.whole(root / "recipes" / f"{what.target}.yaml", what.parameters)
 
 
 def requirement_files(what: Recipe, lock: Lock) -> dict[str, str]:

@@ -1,7 +1,8 @@
-"""The commands on targets: targets, show, render, lock, schema, vendor, build."""
+"""The commands on targets: targets, show, render, lock, outdated, schema, vendor, build."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import click
@@ -9,6 +10,7 @@ import click
 from sqshforge.cli import completion
 from sqshforge.cli.options import engine_option, set_option, steps_of
 from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.run.container import parse_pairs
 
 
 @click.command()
@@ -52,22 +54,24 @@ def show(target: str) -> None:
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
-def render(target: str, output: Path) -> None:
+@set_option
+def render(target: str, output: Path, settings: tuple[str, ...]) -> None:
     """Write a target's Dockerfile and build context to DIR."""
-    from sqshforge import lock, project, recipe
+    from sqshforge import project
     from sqshforge.build import dockerfile as rendering
+    from sqshforge.cli.workflow import wanted
     from sqshforge.host import suggest
 
     home = project.find()
-    what = recipe.find(target, home.recipes)
+    what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(
             "the output folder is not empty", where=str(output), mend="name a new or empty folder"
         )
-    context = rendering.context(what, lock.load(what, home.recipes), home.root, {})
-    context.write(output.absolute())
+    rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
-    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target)}")
+    words = {"SET": " ".join(settings)} if settings else {}
+    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target, **words)}")
 
 
 @click.command()
@@ -122,6 +126,51 @@ def lock(target: str | None, check: bool) -> None:
 
 
 @click.command()
+@click.argument("target", required=False, shell_complete=completion.targets)
+@click.option("--json", "as_json", is_flag=True, help="Print every pin for programs.")
+def outdated(target: str | None, as_json: bool) -> None:
+    """Show what the pins of a recipe, or of all, have newer, and what holds them back.
+
+    Nothing is changed. Packages are asked of the indexes that pip is configured with, sources of
+    their git hosts, images of their registries; what does not answer is said to.
+    """
+    from sqshforge import lock as locks
+    from sqshforge import outdated as pins
+    from sqshforge import project, recipe
+    from sqshforge.host import mirrors, network, suggest
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.terminal import Reporter, show_lines, show_table
+
+    home = project.find()
+    programs = Programs()
+    names = [target] if target else recipe.targets(home.recipes)
+    hosts = pins.Hosts(programs)
+    found = []
+    for what in [recipe.find(name, home.recipes) for name in names]:
+        asked = locks.Asked(
+            project=home,
+            pip=network.pip(programs),
+            mirrors=mirrors.read_mirrors(home.root),
+            programs=programs,
+            reporter=Reporter(),
+            before=locks.earlier(what.target, home.recipes),
+        )
+        found += pins.survey(what, asked, hosts)
+    if as_json:
+        click.echo(json.dumps([pin.data() for pin in found], indent=2))
+        pins.require_answers(found)
+        return
+    pins.require_answers(found)
+    table = pins.table(found)
+    if table.row_count:
+        show_table(table)
+        show_lines("")
+    show_lines(f"{target or 'all targets'}: {pins.counts(found)}")
+    words = {"TARGET": target} if target else {}
+    show_lines(f"next: {suggest.make(home.root, 'lock', **words)}")
+
+
+@click.command()
 def schema() -> None:
     """Print the JSON Schema of recipes (recipes/schema.json is a copy for editors)."""
     from sqshforge import recipe
@@ -161,4 +210,4 @@ def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
     click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target)}")
 
 
-COMMANDS = (targets, show, render, lock, schema, vendor, build)
+COMMANDS = (targets, show, render, lock, outdated, schema, vendor, build)

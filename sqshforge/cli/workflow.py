@@ -15,7 +15,7 @@ from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
 from sqshforge.engine.buildah import OURS
-from sqshforge.errors import RequestError, SqshforgeError
+from sqshforge.errors import SqshforgeError
 from sqshforge.host import rootless, suggest
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration, human
@@ -42,27 +42,13 @@ class Steps:
 
     def build(self, target: str) -> building.Built:
         """Build a target's image with the engine that was asked for or that is there."""
-        what, locked = self._wanted(target)
+        what, locked = wanted(target, self.project.recipes, self.parameters)
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, locked, chosen, self.project.root, self.programs, self.reporter)
 
-    def _wanted(self, target: str) -> tuple[recipe.Recipe, lock.Lock]:
-        """A target's recipe and lock, with the parameters that were set by hand.
-
-        Raises `RequestError` for a parameter that the recipe does not have.
-        """
-        what = recipe.find(target, self.project.recipes)
-        locked = lock.load(what, self.project.recipes)
-        try:
-            wanted = what.setting(self.parameters)
-        except ValueError as error:
-            where = f"--set, for recipes/{target}.yaml"
-            raise RequestError(str(error), where=where, mend="--set NAME=VALUE") from None
-        return wanted, lock.set_by_hand(locked, what, wanted)
-
     def vendor(self, target: str) -> tuple[Path, inputs.Bundle]:
         """Fill the bundle that a target is built from where there is no network."""
-        what, locked = self._wanted(target)
+        what, locked = wanted(target, self.project.recipes, self.parameters)
         chosen = engine.choose(self.engine_name, self.programs)
         return vendor.gather(what, locked, chosen, self.project, self.programs, self.reporter)
 
@@ -85,6 +71,21 @@ class Steps:
         if outcome.ok:
             smoke_test.remember(packed.path, packed.key, outcome)
         return outcome
+
+
+def wanted(
+    target: str, recipes: Path, parameters: Mapping[str, str]
+) -> tuple[recipe.Recipe, lock.Lock]:
+    """A target's recipe and lock, with the parameters that were set by hand.
+
+    Raises `RequestError` for a parameter that the recipe does not have.
+    """
+    what = recipe.find(target, recipes)
+    locked = lock.load(what, recipes)
+    if not parameters:
+        return what, locked
+    other = recipe.find(target, recipes, parameters)
+    return other, lock.set_by_hand(locked, what, other)
 
 
 def pack(

@@ -29,6 +29,20 @@ def commit_of(url: str, ref: str, programs: Programs) -> str | None:
     return _references(url, ref, programs).get("commit")
 
 
+def references(url: str, programs: Programs) -> dict[str, str] | None:
+    """All tags and branches of a repository and their commits: "tags/v1", "heads/main".
+
+    None where the host does not answer.
+    """
+    said = programs.attempt(
+        ["git", "ls-remote", "--tags", "--heads", url], env=QUIET, timeout=PATIENCE
+    )
+    if said.code != 0:
+        return None
+    found = re.findall(r"^(\w{40})\trefs/(\S+?)(?:\^{})?$", said.out, re.MULTILINE)
+    return {name: commit for commit, name in found}  # an annotated tag's commit comes after its own
+
+
 def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -> tuple[Path, str]:
     """The files of a source at its commit as a tar in `folder`, and that commit.
 

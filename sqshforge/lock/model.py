@@ -231,21 +231,34 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
     """A recipe's lock for the same recipe with other parameters.
 
     Another region or account serves the same image, so that its digest holds; another tag is
-    another image, and nothing is known of it.
+    another image, and nothing is known of it. For another Python the locked packages are taken as
+    they are, and that is told: what they need there was not resolved.
     """
+    images = [image for image in (lock.base, lock.compiler) if image]
+    if any(_tag(recipe, one.image) != _tag(wanted, one.image) for one in images):
+        lock = _with_other_tags(lock, recipe, wanted)
+    version = wanted.python.version
+    if version == lock.python.version:
+        return lock
+    entry = f"Python packages: they were resolved for Python {lock.python.version}, not {version}"
+    python = lock.python.model_copy(update={"version": version})
+    return lock.model_copy(update={"python": python, "unlocked": (*lock.unlocked, entry)})
+
+
+def _with_other_tags(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
+    """The lock without the digests of images whose tags are others now."""
 
     def same(image: LockedImage) -> LockedImage:
         kept = _tag(recipe, image.image) == _tag(wanted, image.image)
         return image if kept else image.model_copy(update={"digest": None})
 
-    base = same(lock.base)
-    compiler = same(lock.compiler) if lock.compiler else None
-    images = [image.image for image in (lock.base, lock.compiler) if image]
-    if all(_tag(recipe, image) == _tag(wanted, image) for image in images):
-        return lock
     entry = f"base image {wanted.address(lock.base.image)}: its tag was set by hand"
     others = [one for one in lock.unlocked if not one.startswith(("base image", "compiler image"))]
-    changed = {"base": base, "compiler": compiler, "unlocked": (entry, *others)}
+    changed = {
+        "base": same(lock.base),
+        "compiler": same(lock.compiler) if lock.compiler else None,
+        "unlocked": (entry, *others),
+    }
     return lock.model_copy(update=changed)
 
 

@@ -89,7 +89,7 @@ class Resolver:
         )
         if result.code == 0:
             return self._divided(result.out, urls)
-        if not any(_is_silent(url, result.err) for url in urls.values()):
+        if not any(is_silent(url, result.err) for url in urls.values()):
             raise self._unresolved(result)
         locked = tuple(
             LockedIndex(name=name, url=indexes[name].url, packages=tuple(map(_open, some)))
@@ -187,27 +187,39 @@ class Resolver:
         known: Iterable[LockedPackage],
     ) -> Result:
         """One call of uv, which keeps the known versions that fit."""
-        python = self.recipe.python
-        built = [normalize(one.package) for one in python.built]
-        argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
-        argv += ["--generate-hashes", "--no-annotate", "--no-header", "--emit-index-annotation"]
-        argv += ["--only-binary", ":all:"]
-        argv += [word for name in built for word in ("--no-binary", name)]
-        # Nothing is built with it; uv would download the Python of that version.
-        argv += ["--python", sys.executable, "--python-version", python.version]
+        argv = [*uv_compile(self.recipe), "--generate-hashes", "--emit-index-annotation"]
         argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
-        argv += [word for url in first for word in ("--index", url)]
-        argv += pip.for_uv("first-index" if first else "unsafe-best-match")
-        ca = ca_bundle(pip)
-        environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
+        argv += uv_indexes(pip, first)
         with temporary.folder("lock") as place:
             (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
             (place / "known.txt").write_text(requirements(known))
             (place / "uv.toml").write_text(metadata(self.recipe))
             argv += ["--config-file", str(place / "uv.toml")]
             argv += ["--output-file", str(place / "known.txt"), str(place / "wanted.in")]
-            asked = self.programs.attempt(argv, env=environment)
+            asked = self.programs.attempt(argv, env=uv_environment(pip))
             return replace(asked, out=(place / "known.txt").read_text())
+
+
+def uv_compile(recipe: Recipe) -> list[str]:
+    """How uv is called to resolve packages for a recipe's Python, from wheels but for the built."""
+    python = recipe.python
+    argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet"]
+    argv += ["--no-annotate", "--no-header", "--only-binary", ":all:"]
+    argv += [word for one in python.built for word in ("--no-binary", normalize(one.package))]
+    # Nothing is built with it; uv would download the Python of that version.
+    return [*argv, "--python", sys.executable, "--python-version", python.version]
+
+
+def uv_indexes(pip: Pip, first: Sequence[str] = ()) -> list[str]:
+    """The indexes of pip's configuration for uv; of those in `first`, each keeps its names."""
+    words = [word for url in first for word in ("--index", url)]
+    return words + pip.for_uv("first-index" if first else "unsafe-best-match")
+
+
+def uv_environment(pip: Pip) -> dict[str, str]:
+    """What uv needs beside its words: the certificates that this machine trusts."""
+    ca = ca_bundle(pip)
+    return {"SSL_CERT_FILE": str(ca)} if ca else {}
 
 
 def metadata(recipe: Recipe) -> str:
@@ -254,7 +266,7 @@ def parse_origins(text: str) -> dict[str, str]:
     return found
 
 
-def _is_silent(url: str, said: str) -> bool:
+def is_silent(url: str, said: str) -> bool:
     """Whether uv says that an index could not be asked; that it lacks something is no silence."""
     return any(SILENT.search(line) for line in said.splitlines() if _address(url) in line)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,15 +32,30 @@ from sqshforge.lock.python import UV_PLATFORMS, Resolver
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, Source, normalize
 
+REGISTRY_PATIENCE = 60.0  # seconds that a registry may take to answer
+
 
 def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> LockedApt | None:
-    """Packages and all that they need, as the suite has them; None where it is not at hand.
-
-    apt works in folders of its own here: neither root's rights nor this machine's state are used.
-    """
+    """Packages and all that they need, as the suite has them; None where it is not at hand."""
     sources = apt_sources(suite, programs)
     if not sources or not packages:
         return None
+    with apt_of(sources) as apt:
+        if programs.attempt([*apt("apt-get"), "update"]).code != 0:
+            return None
+        listing = programs.attempt([*apt("apt-get"), "--simulate", "install", *packages])
+    if listing.code != 0:
+        return None
+    found = re.findall(r"^Inst (\S+) \((\S+) ", listing.out, re.MULTILINE)
+    return LockedApt(suite=suite, packages=tuple(sorted(found)))
+
+
+@contextmanager
+def apt_of(sources: Sequence[str]) -> Iterator[Callable[[str], list[str]]]:
+    """How apt's programs are called with these sources, in folders of their own, for a block.
+
+    Neither root's rights nor this machine's state are used.
+    """
     with temporary.folder("apt") as folder:
         for place in ("state/lists/partial", "cache/archives/partial", "parts"):
             (folder / place).mkdir(parents=True)
@@ -55,14 +71,8 @@ def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> 
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "",
         }
-        argv = ["apt-get", "-qq", *(w for k, v in settings.items() for w in ("-o", f"{k}={v}"))]
-        if programs.attempt([*argv, "update"]).code != 0:
-            return None
-        listing = programs.attempt([*argv, "--simulate", "install", *packages])
-    if listing.code != 0:
-        return None
-    found = re.findall(r"^Inst (\S+) \((\S+) ", listing.out, re.MULTILINE)
-    return LockedApt(suite=suite, packages=tuple(sorted(found)))
+        words = ["-qq", *(word for k, v in settings.items() for word in ("-o", f"{k}={v}"))]
+        yield lambda program: [program, *words]
 
 
 def locked_patches(recipe: Recipe, patches: Path) -> tuple[LockedPatch, ...]:
@@ -142,17 +152,22 @@ def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]
     """The digest behind a tag: the parent's, else asked of the registry by skopeo."""
     address = recipe.address(image)
     digest = _digest(asked.parent, image)
-    if digest is None and asked.programs.which("skopeo"):
-        network.choose_login_file()
-        mirror = asked.mirrors.image(address)
-        argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{mirror}"]
-        said = asked.programs.attempt(argv, timeout=60)
-        if said.code == 0 and said.out.startswith("sha256:"):
-            return LockedImage(image=image, digest=said.out.strip())
+    if digest is None:
+        digest = image_digest(asked.mirrors.image(address), asked.programs)
     digest = digest or _digest(asked.before, image)
     if digest is None:
         open_.append(f"{what} {address}: no registry answered")
     return LockedImage(image=image, digest=digest)
+
+
+def image_digest(name: str, programs: Programs) -> str | None:
+    """The digest that an image's name has in its registry now; None where none answers."""
+    if programs.which("skopeo") is None:
+        return None
+    network.choose_login_file()
+    argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{name}"]
+    said = programs.attempt(argv, timeout=REGISTRY_PATIENCE)
+    return said.out.strip() if said.code == 0 and said.out.startswith("sha256:") else None
 
 
 def _digest(lock: Lock | None, image: str) -> str | None:

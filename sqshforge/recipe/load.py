@@ -17,7 +17,10 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sqshforge.errors import RequestError
-from sqshforge.recipe.schema import Recipe, normalize
+from sqshforge.recipe.schema import Recipe, normalize, put_in
+
+# Where parameters stand beside images, whose own names stay in the lock: key by key, * for any.
+FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
 
 
 def extended(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,9 +66,53 @@ def targets(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def find(target: str, folder: Path) -> Recipe:
-    """The recipe of a target; `RequestError` for a name that is none."""
-    return load(_file(target, folder, where=str(folder)))
+def find(target: str, folder: Path, values: Mapping[str, str] | None = None) -> Recipe:
+    """The recipe of a target, with these values of its parameters in place of its own.
+
+    Raises `RequestError` for a name that is no target, and for one that is no parameter.
+    """
+    path = _file(target, folder, where=str(folder))
+    recipe = load(path)
+    unknown = sorted(set(values or {}) - set(recipe.parameters))
+    if unknown:
+        known = ", ".join(sorted(recipe.parameters)) or "it has none"
+        raise RequestError(
+            f"no parameter {', '.join(unknown)}; parameters: {known}",
+            where=f"--set, for recipes/{target}.yaml",
+            mend="--set NAME=VALUE",
+        )
+    return _load(path, (), values)[0] if values else recipe
+
+
+def filled(data: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
+    """A recipe's data with parameters put in where they may stand, images left out.
+
+    `values` go before the recipe's own. Raises `ValueError` for a parameter that there is not.
+    """
+    own = data.get("parameters")
+    known = {**(own if isinstance(own, Mapping) else {}), **values}
+    whole = {**data, "parameters": known} if values else dict(data)
+    if all(isinstance(value, str) for value in known.values()):  # else that is the fault to tell
+        for keys in FILLED:
+            whole = _put(whole, keys, known)
+    return whole
+
+
+def _put(
+    data: Mapping[str, Any], keys: Sequence[str], values: Mapping[str, str], above: str = ""
+) -> dict[str, Any]:
+    """A mapping with parameters put into the text at a path of keys, where there is one."""
+    whole = dict(data)
+    for key in list(whole) if keys[0] == "*" else [keys[0]]:
+        value = whole.get(key)
+        if len(keys) > 1 and isinstance(value, Mapping):
+            whole[key] = _put(value, keys[1:], values, f"{above}{key}.")
+        elif len(keys) == 1 and isinstance(value, str):
+            try:
+                whole[key] = put_in(value, values)
+            except ValueError as error:
+                raise ValueError(f"{above}{key}: {error}") from None
+    return whole
 
 
 def ancestors(recipe: Recipe, folder: Path) -> list[Recipe]:
@@ -85,13 +132,18 @@ def load(path: Path) -> Recipe:
     return _load(path, ())[0]
 
 
-def whole(path: Path) -> str:
-    """A recipe's text; of one that extends another, the YAML of what both make together."""
-    recipe, data = _load(path, ())
-    if recipe.extends is None:
+def whole(path: Path, values: Mapping[str, str] | None = None) -> str:
+    """A recipe's text; of one that extends another, the YAML of what both make together.
+
+    The parameters are put in, with these values in place of the recipe's own.
+    """
+    recipe, data = _load(path, (), values)
+    if recipe.extends is None and not recipe.parameters:
         return path.read_text()
-    del data["extends"]
-    opening = f"# {path.name}, laid over what it extends: {recipe.extends}\n"
+    told = [f"laid over what it extends: {recipe.extends}"] if recipe.extends else []
+    told += ["with its parameters"] if recipe.parameters else []
+    data = filled({key: value for key, value in data.items() if key != "extends"}, values or {})
+    opening = f"# {path.name}, {', '.join(told)}\n"
     return opening + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
@@ -107,8 +159,13 @@ def _file(target: str, folder: Path, where: str) -> Path:
     return folder / f"{target}.yaml"
 
 
-def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
-    """A recipe and its data; `heirs` are those that extend it, the one asked for first."""
+def _load(
+    path: Path, heirs: Sequence[str], values: Mapping[str, str] | None = None
+) -> tuple[Recipe, dict[str, Any]]:
+    """A recipe and its data, into which no parameters are put.
+
+    `heirs` are those that extend it, the one asked for first; `values` are parameters.
+    """
     node, data = _read(path)
     faults = [f"{where}: {what}" for where, what in _repeated(node)]
     parent = data.get("extends")
@@ -123,11 +180,13 @@ def _load(path: Path, heirs: Sequence[str]) -> tuple[Recipe, dict[str, Any]]:
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
         data = extended({**inherited, "template": template}, data)
+    recipe = None
     try:
-        recipe = Recipe.model_validate(data)
+        recipe = Recipe.model_validate(filled(data, values or {}))
     except ValidationError as error:
         faults += [_told(fault, node, data) for fault in error.errors()]
-        recipe = None
+    except ValueError as error:
+        faults.append(str(error))
     if recipe is not None and recipe.target != path.stem:
         faults.append(f"target: is {recipe.target!r}, and the file's name says {path.stem!r}")
     if faults or recipe is None:

@@ -109,7 +109,10 @@ class Index(Part):
 class Python(Part):
     """The Python packages, each pinned to one version; the lock adds their hashes."""
 
-    version: str = Field(pattern=r"^3\.[0-9]+$", description="minor version, such as '3.11'")
+    version: str = Field(
+        pattern=r"^(3\.[0-9]+|\{\w+\})$",
+        description="minor version, such as '3.11', or {PARAMETER}",
+    )
     installer: str = Field(pattern=r"^pip==[0-9.]+$", description="runs in the build only")
     packages: tuple[Requirement, ...] = Field(
         description="NAME==VERSION; what they need in turn is in the lock"
@@ -235,7 +238,9 @@ class Recipe(Part):
     accelerator: Literal["cpu", "cuda", "neuron"]
     platform: Literal["linux/amd64"] = "linux/amd64"
     parameters: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
-        default_factory=dict, description="values for {NAME} in images; --set NAME=VALUE"
+        default_factory=dict,
+        description="values for {NAME} in images, python.version, env and smoke.train.dataset; "
+        "--set NAME=VALUE",
     )
     base: Base
     apt: tuple[Package, ...] = Field(default=(), description="Debian packages of the image")
@@ -294,24 +299,21 @@ class Recipe(Part):
 
     def address(self, image: str) -> str:
         """An image's address with the parameters put in; `ValueError` for one that is none."""
-        unknown = sorted(set(re.findall(r"{(\w*)}", image)) - set(self.parameters))
-        if unknown:
-            raise ValueError(f"{image} names {', '.join(unknown)}, which parameters do not give")
-        return re.sub(r"{(\w+)}", lambda found: self.parameters[found[1]], image)
-
-    def setting(self, values: Mapping[str, str]) -> Recipe:
-        """The same recipe with other parameters; `ValueError` for a name that it does not have."""
-        unknown = sorted(set(values) - set(self.parameters))
-        if unknown:
-            known = ", ".join(sorted(self.parameters)) or "it has none"
-            raise ValueError(f"no parameter {', '.join(unknown)}; parameters: {known}")
-        return self.model_copy(update={"parameters": {**self.parameters, **values}})
+        return put_in(image, self.parameters)
 
     def packages(self) -> list[str]:
         """All requirements that the image's Python must satisfy, Triton's own among them."""
         own = [f"triton=={self.triton.version}"] if self.triton else []
         built = [one.package for one in self.python.built]
         return [*self.python.packages, *own, *built]
+
+
+def put_in(text: str, parameters: Mapping[str, str]) -> str:
+    """A text with the values of parameters for each {NAME}; `ValueError` for one that is none."""
+    unknown = sorted(set(re.findall(r"{(\w*)}", text)) - set(parameters))
+    if unknown:
+        raise ValueError(f"{text} names {', '.join(unknown)}, which parameters do not give")
+    return re.sub(r"{(\w+)}", lambda found: parameters[found[1]], text)
 
 
 def normalize(requirement: str) -> str:

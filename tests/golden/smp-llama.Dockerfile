@@ -16,6 +16,8 @@ FROM ${BASE} AS base
 
 FROM base AS image
 LABEL io.sqshforge.target=smp-llama
+RUN command -v python3.10 || \
+    { echo "the base has no python3.10: set the parameter python to what its tag says" >&2; exit 1; }
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
 # own wheel and stays out of the image.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \

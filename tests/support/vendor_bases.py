@@ -36,16 +36,17 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
     "llama-fsdp": CUDA,
     "neuron-mamba2": {"apt_sources": None, "archives": None, "python": {"indexes": None}},
     # Its base has Python and torch: the stand-in of cuda-mamba takes its place.
-    "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python3.10/**/*.py"}}},
+    "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python{python}/**/*.py"}}},
 }
 MIRRORS = {
     "nvidia/cuda:12.1.1-base-ubuntu22.04": IMAGE,
     "nvidia/cuda:12.1.1-devel-ubuntu22.04": IMAGE,
     "ubuntu:22.04": IMAGE,
 }
-SMP = (
-    "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121"
-)
+SMP = "658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel"
+SMP_TAG = "2.2.0-gpu-py310-cu121"
+# Of another Python: cpu-mamba, which has Python 3.11 and a torch, stands in for it.
+SMP_OTHER = {"tag": "2.4.1-gpu-py311-cu121", "python": "3.11", "torch": "2.4.1"}
 
 
 def name_of(target: str) -> str:
@@ -66,7 +67,11 @@ def prepare(root: Path) -> None:
         (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
         locks = root / "recipes" / "locks"
         (locks / f"{name}.lock").write_bytes((locks / f"{target}.lock").read_bytes())
-    images = {**MIRRORS, SMP: build.name_of(name_of("cuda-mamba"), root)}
+    images = {
+        **MIRRORS,
+        f"{SMP}:{SMP_TAG}": build.name_of(name_of("cuda-mamba"), root),
+        f"{SMP}:{SMP_OTHER['tag']}": build.name_of("cpu-mamba", root),
+    }
     (root / "mirrors.yaml").write_text(yaml.safe_dump({"images": images}))
 
 

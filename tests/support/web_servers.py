@@ -15,6 +15,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,7 @@ class Distribution:
     version: str
     name: str
     data: bytes
+    python: str = ""  # what its index says that it takes, such as ">=3.11"
 
     @property
     def sha256(self) -> str:
@@ -156,6 +158,7 @@ def wheel(
     tag: str = "py3-none-any",
     needs: Sequence[str] = (),
     says: str = "",
+    python: str = "",
 ) -> Distribution:
     """A wheel of one module, which has the project's name and says something."""
     module = normalize(project).replace("-", "_")
@@ -170,7 +173,8 @@ def wheel(
     with zipfile.ZipFile(data, "w") as archive:
         for name, text in contents.items():
             archive.writestr(zipfile.ZipInfo(name), text)
-    return Distribution(project, version, f"{module}-{version}-{tag}.whl", data.getvalue())
+    name = f"{module}-{version}-{tag}.whl"
+    return Distribution(project, version, name, data.getvalue(), python)
 
 
 def sdist(project: str, version: str = "1.0") -> Distribution:
@@ -224,12 +228,19 @@ class Index:
     def _page(self, project: str) -> str:
         files = [one for one in self.has if normalize(one.project) == project]
         if self.kind == HTML:
+            takes = {f: f' data-requires-python="{escape(f.python)}"' for f in files if f.python}
             links = (
-                f'<a href="../../files/{f.name}#sha256={f.sha256}">{f.name}</a>' for f in files
+                f'<a href="../../files/{f.name}#sha256={f.sha256}"{takes.get(f, "")}>{f.name}</a>'
+                for f in files
             )
             return f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
         listed = [
-            {"filename": f.name, "url": f"../../files/{f.name}", "hashes": {"sha256": f.sha256}}
+            {
+                "filename": f.name,
+                "url": f"../../files/{f.name}",
+                "hashes": {"sha256": f.sha256},
+                "requires-python": f.python or None,
+            }
             for f in files
         ]
         return json.dumps({"meta": {"api-version": "1.0"}, "name": project, "files": listed})
@@ -241,8 +252,12 @@ def small_recipe(
     indexes: Mapping[str, object] | None = None,
     **parts: Any,
 ) -> Recipe:
-    """A recipe of these packages, for Python 3.10, whose base no registry has."""
+    """A recipe of these packages, for Python 3.10, whose base no registry has.
+
+    `parts` are other keys of the recipe; what `python` says is laid over its own.
+    """
     python = {"version": "3.10", "installer": "pip==25.3", "packages": list(packages)}
+    python |= parts.pop("python", {})
     facts = {
         "target": "small",
         "title": "a test",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sqshforge import lock, recipe
 from sqshforge.build import build
 from sqshforge.errors import WorkError
+from sqshforge.host.programs import Programs
 from tests.support.command_line import sqshforge
 
 PATCH = "triton-2.2.0/cache-private.patch"
@@ -62,16 +65,60 @@ def test_another_region_keeps_the_digest_and_another_tag_does_not(
     pinned = locked.model_copy(
         update={"base": locked.base.model_copy(update={"digest": digest}), "unlocked": ()}
     )
-    now = lock.set_by_hand(pinned, what, what.setting(settings))
+    now = lock.set_by_hand(pinned, what, recipe.find("smp-llama", root / "recipes", settings))
     assert (now.base.digest == digest) == kept
     assert (now.unlocked == ()) == kept
+
+
+def test_another_python_takes_the_locked_packages_and_says_so(root: Path) -> None:
+    recipes = root / "recipes"
+    what = recipe.find("smp-llama", recipes)
+    other = recipe.find("smp-llama", recipes, {"python": "3.11"})
+    locked = lock.load(what, recipes)
+    now = lock.set_by_hand(locked, what, other)
+    assert now.python.version == "3.11"
+    assert now.python.packages == locked.python.packages
+    entry = "Python packages: they were resolved for Python 3.10, not 3.11"
+    assert now.unlocked == (*locked.unlocked, entry)
+
+
+@pytest.mark.processes
+def test_another_tag_python_and_torch_are_rendered_where_they_count(
+    root: Path, tmp_path: Path
+) -> None:
+    other = {"tag": "2.4.1-gpu-py311-cu121", "python": "3.11", "torch": "2.4.1"}
+    settings = [word for name, value in other.items() for word in ("--set", f"{name}={value}")]
+    done = sqshforge("render", "smp-llama", "-o", tmp_path / "context", *settings)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[-1].endswith(
+        "TARGET=smp-llama 'SET=tag=2.4.1-gpu-py311-cu121 python=3.11 torch=2.4.1'"
+    )
+    text = (tmp_path / "context" / "Dockerfile").read_text()
+    assert "smdistributed-modelparallel:2.4.1-gpu-py311-cu121\n" in text
+    assert "python3.11 /run/wheels/pip-" in text
+    assert 'PYTORCH_VERSION="2.4.1"' in text
+    assert "3.10" not in text
+    hadolint = Path(sys.executable).parent / "hadolint"
+    checked = Programs().attempt([hadolint, tmp_path / "context" / "Dockerfile"])
+    assert (checked.code, checked.out) == (0, "")
+    told = yaml.safe_load((tmp_path / "context" / "meta" / "recipe.yaml").read_text())
+    assert told["python"]["version"] == "3.11"
+    assert told["smoke"]["train"]["dataset"] == "text:/opt/conda/lib/python3.11/**/*.py"
+    assert {**told["parameters"], **other} == told["parameters"]
+
+
+@pytest.mark.processes
+def test_a_python_that_is_none_is_refused(tmp_path: Path) -> None:
+    done = sqshforge("render", "smp-llama", "-o", tmp_path, "--set", "python=py311")
+    assert done.code == 2
+    assert "python.version (line 18): is 'py311'; must match" in done.err
 
 
 @pytest.mark.processes
 def test_a_parameter_that_a_recipe_does_not_have_is_refused() -> None:
     done = sqshforge("build", "smp-llama", "--set", "zone=a")
     assert done.code == 2
-    assert "no parameter zone; parameters: account, region, tag" in done.err
+    assert "no parameter zone; parameters: account, python, region, tag, torch" in done.err
     done = sqshforge("build", "smp-llama", "--set", "region")
     assert (done.code, "'region' is not NAME=VALUE" in done.err) == (2, True)
 

@@ -100,6 +100,7 @@ def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
         (f"sqshforge cache pr{TAB}", "sqshforge cache prune "),
         (f"sqshforge pack cpu{TAB}", "sqshforge pack cpu-mamba "),
         (f"sqshforge build cpu{TAB}", "sqshforge build cpu-mamba "),
+        (f"sqshforge outd{TAB}cpu{TAB}", "sqshforge outdated cpu-mamba "),
         (f"sqshforge pack x --pro{TAB}arc{TAB}", "sqshforge pack x --profile archive "),
         (f"sqshforge build x --engine b{TAB}", "sqshforge build x --engine buildah "),
         (f"sqshforge run x.sqsh --runtime bu{TAB}", "sqshforge run x.sqsh --runtime builtin "),

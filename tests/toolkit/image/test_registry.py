@@ -7,68 +7,23 @@ import os
 import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.programs import Programs, stop
+from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
 from sqshforge.image import address as source
 from sqshforge.image import temporary
 from tests.support.archives import Image, file, folder, layer, put, sha256, write
+from tests.support.registries import push
+from tests.support.registries import registry_fixture as registry_fixture
 
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[3]
 STACK = Image([layer(folder("d"), file("d/a", b"1"), file("b")), layer(file("d/.wh.a"))])
-
-
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of an empty registry, which skopeo is told to talk to without TLS."""
-    place = tmp_path_factory.mktemp("registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    (place / "config.yml").write_text(
-        f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{address}'}}\n"
-        f"storage: {{filesystem: {{rootdirectory: {place}/data}}, delete: {{enabled: true}}}}\n"
-    )
-    (place / ".config/containers").mkdir(parents=True)
-    (place / ".config/containers/registries.conf").write_text(
-        f"[[registry]]\nlocation = '{address}'\ninsecure = true\n"
-    )
-    with pytest.MonkeyPatch.context() as patch, (place / "log").open("wb") as log:
-        patch.setenv("HOME", str(place))
-        server = subprocess.Popen(
-            ["docker-registry", "serve", place / "config.yml"], stdout=log, stderr=log
-        )
-        try:
-            _await(address)
-            yield address
-        finally:
-            stop(server)
-
-
-def _await(address: str) -> None:
-    for _ in range(200):
-        try:
-            urllib.request.urlopen(f"http://{address}/v2/", timeout=5).close()
-            return
-        except (urllib.error.URLError, ConnectionError):
-            time.sleep(0.05)
-    raise AssertionError("the registry does not answer")
-
-
-def push(address: str, name: str, *options: str) -> str:
-    program = Programs()
-    program.capture(["skopeo", "--insecure-policy", "copy", *options, address, f"docker://{name}"])
-    return f"docker://{name}"
 
 
 def pack(address: str, output: Path) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import yaml
 
 from sqshforge import recipe
 from sqshforge.errors import RequestError
@@ -207,6 +208,53 @@ def test_parameters_stand_in_images_and_all_must_be_given(tmp_path: Path) -> Non
     path = write(tmp_path, text + "parameters: {account: '1', tag: x}\n")
     loaded = recipe.load(path)
     assert loaded.address(loaded.base.image) == "1.example.test/smp:x"
+
+
+PARAMETERS = """
+parameters: {python: "3.11", torch: 2.2.0}
+env: {PYTORCH_VERSION: "{torch}", PLAIN: x}
+smoke: {train: {model_name: m, dataset: "text:/lib/python{python}", steps: 60, loss_ratio: 0.5}}
+"""
+
+
+def test_parameters_are_put_in_beside_images_and_set_for_one_use(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace('"3.11"', '"{python}"') + PARAMETERS)
+    one = recipe.load(path)
+    assert (one.python.version, one.env["PYTORCH_VERSION"]) == ("3.11", "2.2.0")
+    two = recipe.find(path.stem, tmp_path, {"python": "3.12"})
+    assert two.smoke.train is not None
+    assert (two.python.version, two.smoke.train.dataset) == ("3.12", "text:/lib/python3.12")
+    assert two.env == one.env == {"PYTORCH_VERSION": "2.2.0", "PLAIN": "x"}
+    text = recipe.whole(path, two.parameters)
+    assert yaml.safe_load(text)["parameters"] == {"python": "3.12", "torch": "2.2.0"}
+    assert "text:/lib/python3.12" in text
+
+
+def test_a_recipe_that_extends_another_sets_its_parameters(tmp_path: Path) -> None:
+    parent = write(tmp_path, GOOD.replace('"3.11"', '"{python}"') + PARAMETERS)
+    child = tmp_path / "child.yaml"
+    heir = f'target: child\nextends: {parent.stem}\nparameters: {{python: "3.12"}}\n'
+    child.write_text(heir)
+    assert recipe.load(child).python.version == "3.12"
+    assert yaml.safe_load(recipe.whole(child))["python"]["version"] == "3.12"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (
+            ('"3.11"', '"{pyton}"'),
+            "python.version: {pyton} names pyton, which parameters",
+        ),
+        (
+            ("{torch}", "{tork}"),
+            "env.PYTORCH_VERSION: {tork} names tork, which parameters",
+        ),
+        (('{python: "3.11"', "{python: 3.11"), "parameters.python (line 12): is 3.11, a number"),
+    ],
+)
+def test_each_fault_of_a_parameter(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    assert told in faults(write(tmp_path, (GOOD + PARAMETERS).replace(*change)))
 
 
 def test_a_bound_package_may_come_from_nowhere_else(tmp_path: Path) -> None:

@@ -1,0 +1,128 @@
+"""What names and texts tell: the newest of many tags, a resolver's reason, a recipe's comments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import yaml
+from packaging.markers import Marker
+from packaging.version import InvalidVersion, Version
+
+from sqshforge.recipe import normalize
+
+LONGEST = 300  # characters of a resolver's reason
+PYTHONS = range(6, 40)  # minor versions of Python 3 that a marker is tried with
+LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", "os_name": "posix"}
+
+Comments = Mapping[tuple[tuple[str, ...], str], str]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A version that an index has; `python` is the lowest that takes it, where that is another."""
+
+    version: str
+    python: str = ""
+
+
+def newest(pinned: str, names: Iterable[str]) -> str:
+    """The newest of a repository's tags, an image's tags or branches that is named as `pinned` is.
+
+    Names are versions after the same beginning, as v2.3.0 is for v2.2.0.post1. Where `pinned` is
+    none, they differ from it in numbers alone: v1.10.0-aws for v1.9.1-aws. Pre-releases count only
+    for a pin that is one. `pinned` itself where none is newer.
+    """
+    begin, version = _parted(pinned)
+    if version is None:
+        same = [one for one in names if _shape(one) == _shape(pinned)]
+        return max([pinned, *same], key=_numbers)
+    best = (version, pinned)
+    for name in names:
+        start, other = _parted(name)
+        if other is None or start != begin or (other.is_prerelease and not version.is_prerelease):
+            continue
+        best = max(best, (other, name))
+    return best[1]
+
+
+def _parted(name: str) -> tuple[str, Version | None]:
+    """What stands before a name's first digit, and the version that the rest is."""
+    begin, digits, rest = re.fullmatch(r"(\D*)(\d?)(.*)", name, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        return begin, Version(digits + rest)
+    except InvalidVersion:
+        return begin, None
+
+
+def _shape(name: str) -> str:
+    return re.sub(r"\d+", "#", name)
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", name)))
+
+
+def parse_offers(text: str, python: str) -> dict[str, tuple[Offer, ...]]:
+    """Read what `uv pip compile --universal` prints: per package, the newest for each Python.
+
+    `python` is the recipe's, such as "3.10". Versions that no Python on Linux takes are left out.
+    """
+    found: dict[str, tuple[Offer, ...]] = {}
+    for line in text.splitlines():
+        match = re.match(r"([A-Za-z0-9._-]+)(?:\[[^\]]*\])?==([^\s;]+)(?:\s*;\s*(.+))?$", line)
+        if match is None:
+            continue
+        name, version, marker = normalize(match[1]), match[2], match[3]
+        lowest = _lowest_python(marker, python) if marker else ""
+        if lowest is not None:
+            found[name] = (*found.get(name, ()), Offer(version, lowest))
+    return found
+
+
+def _lowest_python(marker: str, python: str) -> str | None:
+    """The lowest Python from the recipe's on that a marker holds for; empty for its own."""
+    own = int(python.partition(".")[2])
+    for minor in PYTHONS:
+        version = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
+        if minor >= own and Marker(marker).evaluate({**LINUX, **version}):
+            return "" if minor == own else f"3.{minor}"
+    return None
+
+
+def reason(said: str, tried: str) -> str:
+    """Why uv could not take the requirement `tried`, in its own words: the first that it names."""
+    said = re.sub("{[^{}]*}", "", said)  # markers
+    text = " ".join(re.sub("[×╰─▶│]", " ", said).split())  # noqa: RUF001
+    found = re.search(r"Because (.+?)(?:, we can conclude|\. |\.$|$)", text)
+    first = found[1] if found else text
+    first = first.replace(f" and you require {tried}", "").replace(f"you require {tried} and ", "")
+    first = first.replace("you require", "the recipe has")
+    return first if len(first) <= LONGEST else f"{first[:LONGEST]}..."
+
+
+def comments(text: str) -> dict[tuple[tuple[str, ...], str], str]:
+    """The comments beside a recipe's values: its keys and the value, to the comment.
+
+    The keys of an entry of a list are the list's.
+    """
+    lines = text.splitlines()
+    found: dict[tuple[tuple[str, ...], str], str] = {}
+
+    def walk(node: yaml.Node | None, keys: tuple[str, ...]) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                walk(value, (*keys, str(key.value)))
+        elif isinstance(node, yaml.SequenceNode):
+            for one in node.value:
+                walk(one, keys)
+        elif isinstance(node, yaml.ScalarNode):
+            mark = node.end_mark
+            rest = lines[mark.line][mark.column :] if mark.line < len(lines) else ""
+            beside = re.search(r"\s#\s*(.*\S)", rest)
+            if beside:
+                found[keys, node.value] = beside[1]
+
+    walk(yaml.compose(text, Loader=yaml.SafeLoader), ())
+    return found

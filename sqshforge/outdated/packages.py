@@ -1,0 +1,237 @@
+"""Python packages: uv is asked what the indexes have, and what fits beside the other pins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from sqshforge.host import temporary
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.network import Pip
+from sqshforge.host.programs import Programs, Result
+from sqshforge.host.terminal import Tracker
+from sqshforge.lock.python import (
+    SILENT,
+    UV_PLATFORMS,
+    metadata,
+    parse_compiled,
+    uv_compile,
+    uv_environment,
+    uv_indexes,
+)
+from sqshforge.outdated.names import Comments, Offer, parse_offers, reason
+from sqshforge.outdated.pins import Pin, candidate, is_other_build, judged
+from sqshforge.recipe import Recipe, normalize
+
+Offers = Mapping[str, tuple[Offer, ...]]
+
+
+@dataclass(frozen=True)
+class Together:
+    """Pins that must fit beside each other; `bound` are those of one index alone."""
+
+    key: tuple[str, ...]  # where they stand in the recipe
+    pins: tuple[str, ...]
+    built: frozenset[str] = frozenset()
+
+    def with_other(self, name: str, wanted: str) -> list[str]:
+        """All of them, with another requirement in place of one package's."""
+        return [wanted if normalize(one) == name else one for one in self.pins]
+
+
+@dataclass(frozen=True)
+class Packages:
+    """Asks about one recipe's packages, as `sqshforge lock` does.
+
+    `known` keeps what was answered, so that targets that share pins ask once.
+    """
+
+    recipe: Recipe
+    pip: Pip
+    mirrors: Mirrors
+    programs: Programs
+    comments: Comments
+    tracker: Tracker
+    known: dict[tuple[object, ...], Result] = field(default_factory=dict)
+
+    def pins(self) -> list[Pin]:
+        """Every package that the recipe pins, with what is newer."""
+        python = self.recipe.python
+        built = frozenset(normalize(one.package) for one in python.built)
+        groups = [
+            Together(("python", "packages"), tuple(self.recipe.packages()), built),
+            Together(("python", "builders"), python.builders),
+            Together(("python", "installer"), (python.installer,)),
+        ]
+        found = self._bound()
+        lacking = sorted({pin.silent for pin in found if pin.silent})
+        for group in groups:
+            main = group.key == ("python", "packages")
+            found += self._group(group, "; ".join(lacking) if main else "", main)
+        return found
+
+    def _bound(self) -> list[Pin]:
+        """Packages that one index alone gives: it is asked and no other."""
+        found = []
+        for name, index in self.recipe.python.indexes.items():
+            address = self.mirrors.index(index.url)
+            alone = replace(self.pip, index=address, extra_indexes=(), find_links=())
+            offers = self._offers(index.pins(), alone)
+            for wanted in index.pins():
+                pin = self._pin(wanted, ("python", "indexes", name, "packages"))
+                if offers is None:
+                    found.append(replace(pin, silent=f"the index {name} does not answer"))
+                else:
+                    own = offers.get(pin.name, ())
+                    found.append(judged(pin, own, self.recipe.python.version))
+        return found
+
+    def _group(self, group: Together, unknown: str, main: bool) -> list[Pin]:
+        """The pins of one group; `unknown` says why it is not known what fits."""
+        python = self.recipe.python
+        pins = [self._pin(one, group.key) for one in group.pins]
+        offers = self._offers(group.pins, self.pip)
+        if offers is None:
+            return [replace(pin, silent="the package index does not answer") for pin in pins]
+        first = [self.mirrors.index(one.url) for one in python.indexes.values()] if main else []
+        bound = [one for index in python.indexes.values() for one in index.pins()] if main else []
+        group = replace(group, pins=(*group.pins, *bound))
+        pins = [judged(pin, offers.get(pin.name, ()), python.version) for pin in pins]
+        if all(pin.state != "outdated" for pin in pins):
+            return pins
+        pip = None if unknown else self._pip_for(group, first)
+        if pip is None:
+            unknown = f"what fits is not known: {unknown or 'the pins as they are do not resolve'}"
+        return [
+            self._fitting(pin, group, offers.get(pin.name, ()), pip, first, unknown)
+            if pin.state == "outdated"
+            else pin
+            for pin in pins
+        ]
+
+    def _fitting(
+        self,
+        pin: Pin,
+        group: Together,
+        offers: Sequence[Offer],
+        pip: Pip | None,
+        first: Sequence[str],
+        unknown: str,
+    ) -> Pin:
+        """A pin with the newest that fits beside the others, and what holds back a newer one."""
+        held = [*pin.held_by, *self._patches(pin.name)]
+        wanted = candidate(pin, offers)
+        if wanted is None:
+            return replace(pin, fits=pin.pinned, held_by=tuple(held))
+        if pin.name in group.built:
+            held.append("it is compiled here: its metadata does not tell what it needs")
+            return replace(pin, held_by=tuple(held))
+        if is_other_build(pin.pinned, wanted):
+            local = pin.pinned.partition("+")[2]
+            held.append(f"the pin is of the build +{local}, and {wanted} is not")
+            return replace(pin, held_by=tuple(held))
+        if pip is None:
+            return replace(pin, held_by=(*held, unknown))
+        self.tracker.note(f"{pin.name} {wanted}")
+        tried = f"{pin.name}=={wanted}"
+        answer = self._fits(group.with_other(pin.name, tried), pip, first)
+        if answer.code == 0:
+            return replace(pin, fits=wanted, held_by=tuple(held))
+        if SILENT.search(answer.err):
+            return replace(pin, held_by=(*held, "what fits is not known: an index fell silent"))
+        held.append(reason(answer.err, tried))
+        lower = self._fits(group.with_other(pin.name, f"{pin.name}>={pin.pinned}"), pip, first)
+        versions = {one.name: one.version for one in parse_compiled(lower.out)}
+        return replace(pin, fits=versions.get(pin.name), held_by=tuple(held))
+
+    def _pin(self, wanted: str, key: tuple[str, ...]) -> Pin:
+        """A requirement of the recipe as a pin, of which nothing is known yet."""
+        keys = (key, (*key[:-1], "built", "package"))  # a compiled one stands there
+        said = next(
+            (self.comments[one, wanted] for one in keys if (one, wanted) in self.comments), ""
+        )
+        return Pin(
+            target=self.recipe.target,
+            kind="package",
+            name=normalize(wanted),
+            pinned=wanted.partition("==")[2],
+            comment=said,
+        )
+
+    def _patches(self, name: str) -> list[str]:
+        """The patches that are for the pinned version of a package."""
+        sources = {normalize(one.package): one.source for one in self.recipe.python.built}
+        keys = dict.fromkeys(filter(None, (name, sources.get(name))))
+        files = [file for key in keys for file in self.recipe.patches.get(key, ())]
+        return [f"its patch is for this version: {file}" for file in files]
+
+    def _offers(self, pins: Sequence[str], pip: Pip) -> Offers | None:
+        """The newest of each package for each Python from the recipe's on; None in silence.
+
+        Indexes in folders of this machine hide files of others: they are asked for the rest alone.
+        """
+        found = self._offered(pins, pip.without_local_indexes())
+        rest = [one for one in pins if found is not None and normalize(one) not in found]
+        if found is not None and rest and pip.without_local_indexes() != pip:
+            found = {**found, **(self._offered(rest, pip) or {})}
+        return found
+
+    def _offered(self, pins: Sequence[str], pip: Pip) -> Offers | None:
+        """What one configuration of pip offers.
+
+        A name that no index has would leave uv without an answer for any: then each is asked alone.
+        """
+        if not pins:
+            return {}
+        names = [normalize(one) for one in pins]
+        answer = self._ask(names, pip, universal=True)
+        if answer.code == 0:
+            return parse_offers(answer.out, self.recipe.python.version)
+        if SILENT.search(answer.err):
+            return None
+        if len(pins) == 1:
+            return {}
+        each = [self._offered([one], pip) for one in pins]
+        return None if None in each else {k: v for one in each if one for k, v in one.items()}
+
+    def _pip_for(self, group: Together, first: Sequence[str]) -> Pip | None:
+        """The configuration by which the pins resolve: that of other machines, else this one's.
+
+        As in a lock, indexes in folders of this machine are asked only where the others lack
+        something. None where the pins as they are do not resolve.
+        """
+        for pip in dict.fromkeys((self.pip.without_local_indexes(), self.pip)):
+            if self._fits(group.pins, pip, first).code == 0:
+                return pip
+        return None
+
+    def _fits(self, wanted: Sequence[str], pip: Pip, first: Sequence[str]) -> Result:
+        return self._ask(wanted, pip, first, universal=False)
+
+    def _ask(
+        self, wanted: Sequence[str], pip: Pip, first: Sequence[str] = (), *, universal: bool
+    ) -> Result:
+        """One call of uv: universal, for the names alone; else for all that they need in turn."""
+        argv = uv_compile(self.recipe)
+        if universal:
+            argv += ["--universal", "--no-deps"]
+        else:
+            argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
+        argv += uv_indexes(pip, first)
+        facts = _no_metadata(self.recipe) if universal else metadata(self.recipe)
+        question = (tuple(argv), tuple(wanted), facts)
+        if question not in self.known:
+            with temporary.folder("outdated") as place:
+                (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
+                (place / "uv.toml").write_text(facts)
+                argv += ["--config-file", str(place / "uv.toml"), str(place / "wanted.in")]
+                self.known[question] = self.programs.attempt(argv, env=uv_environment(pip))
+        return self.known[question]
+
+
+def _no_metadata(recipe: Recipe) -> str:
+    """A configuration by which uv builds no compiled package to learn what that needs."""
+    names = [normalize(one.package) for one in recipe.python.built]
+    tables = (f"name = {json.dumps(name)}\nrequires-dist = []\n" for name in names)
+    return "".join(f"[[dependency-metadata]]\n{one}" for one in tables)

@@ -1,0 +1,253 @@
+"""All pins of a recipe, each asked of whom it comes from; who does not answer is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from sqshforge import recipe as recipes
+from sqshforge.host import network
+from sqshforge.host.programs import Programs, Result
+from sqshforge.lock import Asked, Lock
+from sqshforge.lock.git import references
+from sqshforge.lock.resolve import REGISTRY_PATIENCE, apt_of, debian_versions, image_digest
+from sqshforge.outdated.names import Comments, comments, newest
+from sqshforge.outdated.packages import Packages
+from sqshforge.outdated.pins import Pin
+from sqshforge.recipe import Recipe
+
+AT_ONCE = 8  # hosts that are asked at the same time: most of the time they are waited for
+SHORT = 12  # characters of a commit or digest that are shown
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class Hosts:
+    """Whom pins come from, each asked once however many targets have the pin."""
+
+    programs: Programs
+    packages: dict[tuple[object, ...], Result] = field(default_factory=dict)
+    _answers: dict[tuple[str, ...], object] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def references(self, url: str) -> dict[str, str] | None:
+        """Tags and branches of a git repository; None where it does not answer."""
+        return self._once(("git", url), lambda: references(url, self.programs))
+
+    def digest(self, image: str) -> str | None:
+        """An image's digest; None where its registry does not answer."""
+        return self._once(("digest", image), lambda: image_digest(image, self.programs))
+
+    def tags(self, image: str) -> list[str] | None:
+        """All tags of an image's repository; None where its registry does not answer."""
+        name = image.rpartition(":")[0]
+        return self._once(("tags", name), lambda: _tags(name, self.programs))
+
+    def _once(self, question: tuple[str, ...], ask: Callable[[], Answer]) -> Answer:
+        with self._lock:
+            if question in self._answers:
+                return self._answers[question]  # type: ignore[return-value]
+        answer = ask()
+        with self._lock:
+            self._answers[question] = answer
+        return answer
+
+
+def _tags(name: str, programs: Programs) -> list[str] | None:
+    if programs.which("skopeo") is None:
+        return None
+    said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=REGISTRY_PATIENCE)
+    return list(json.loads(said.out)["Tags"]) if said.code == 0 else None
+
+
+def survey(recipe: Recipe, asked: Asked, hosts: Hosts) -> list[Pin]:
+    """Every pin of a recipe with what is newer, in the recipe's order.
+
+    `asked.before` is the target's lock, to see what has moved since. Never fails for a source that
+    does not answer: its pins say so.
+    """
+    said = _comments(recipe, asked)
+    network.choose_login_file()
+    with asked.reporter.track(f"{recipe.target}: asking") as tracker:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            images = [
+                pool.submit(_image, recipe, key, asked, hosts, said)
+                for key in ("image", "compiler")
+                if getattr(recipe.base, key)
+            ]
+            sources = [
+                pool.submit(_source, recipe, name, asked, hosts, said) for name in recipe.sources
+            ]
+            packages = Packages(
+                recipe, asked.pip, asked.mirrors, asked.programs, said, tracker, hosts.packages
+            )
+            python = packages.pins()
+            tracker.note("images, sources, Debian packages")
+            debian = [*_suite(recipe, asked), *_vendor_packages(recipe, asked, said)]
+        return [
+            *(one.result() for one in images),
+            *debian,
+            *python,
+            *(one.result() for one in sources),
+            *_archives(recipe, said),
+        ]
+
+
+def _comments(recipe: Recipe, asked: Asked) -> Comments:
+    """What is said beside pins: the recipe's own words before those of what it extends."""
+    folder = asked.project.recipes
+    names = [recipe.target, *(one.target for one in recipes.ancestors(recipe, folder))]
+    found: dict[tuple[tuple[str, ...], str], str] = {}
+    for name in reversed(names):
+        found |= comments((folder / f"{name}.yaml").read_text())
+    return found
+
+
+def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments) -> Pin:
+    """The base or the compiler: newer tags that are named alike, and whether its own moved."""
+    image = getattr(recipe.base, key)
+    name, _, tag = recipe.address(image).rpartition(":")
+    pin = Pin(
+        target=recipe.target,
+        kind="image",
+        name=name,
+        pinned=tag,
+        comment=said.get((("base", key), image), ""),
+    )
+    address = asked.mirrors.image(f"{name}:{tag}")
+    if asked.programs.which("skopeo") is None:
+        return replace(pin, silent="registries are asked through skopeo, which is not installed")
+    digest, tags = hosts.digest(address), hosts.tags(address)
+    if digest is None and tags is None:
+        return replace(pin, silent="its registry does not answer")
+    known = _locked_digest(asked.before, image)
+    moved = f"the tag has moved from {_short(known)} to {_short(digest)}"
+    has_moved = bool(known and digest and known != digest)
+    return replace(pin, newest=newest(tag, tags or ()), moved=moved if has_moved else "")
+
+
+def _locked_digest(lock: Lock | None, image: str) -> str:
+    images = (lock.base, lock.compiler) if lock else ()
+    return next((one.digest or "" for one in images if one and one.image == image), "")
+
+
+def _source(recipe: Recipe, name: str, asked: Asked, hosts: Hosts, said: Comments) -> Pin:
+    """A git source: newer tags or branches that are named alike, and whether its own moved."""
+    source = recipe.sources[name]
+    pin = Pin(
+        target=recipe.target,
+        kind="source",
+        name=name,
+        pinned=source.ref,
+        comment=said.get((("sources", name, "ref"), source.ref), ""),
+    )
+    if asked.programs.which("git") is None:
+        return replace(pin, silent="repositories are asked through git, which is not installed")
+    names = hosts.references(asked.mirrors.source(source.git))
+    if names is None:
+        return replace(pin, silent="its host does not answer")
+    kind = next((one for one in ("tags", "heads") if f"{one}/{source.ref}" in names), None)
+    if kind is None:
+        return replace(pin, newest=newest(source.ref, ()), moved=f"{source.ref} is not there")
+    alike = [one.removeprefix(f"{kind}/") for one in names if one.startswith(f"{kind}/")]
+    locked = source.commit or _locked_commit(asked.before, name, source.ref)
+    now = names[f"{kind}/{source.ref}"]
+    moved = f"{source.ref} has moved from {_short(locked)} to {_short(now)}"
+    patches = recipe.patches.get(name, ())
+    top = newest(source.ref, alike)
+    return replace(
+        pin,
+        newest=top,
+        moved=moved if locked and locked != now else "",
+        held_by=tuple(f"its patch is for this version: {one}" for one in patches)
+        if top != source.ref
+        else (),
+    )
+
+
+def _locked_commit(lock: Lock | None, name: str, ref: str) -> str:
+    known = lock.sources if lock else ()
+    return next((one.commit or "" for one in known if (one.name, one.ref) == (name, ref)), "")
+
+
+def _short(digest: str | None) -> str:
+    return (digest or "").removeprefix("sha256:")[:SHORT]
+
+
+def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
+    """The Debian packages of a bootstrapped base, which are noted in the lock: all in one pin."""
+    base = recipe.base.bootstrap
+    locked = asked.before.apt if asked.before else None
+    if base is None or locked is None or locked.suite != base.suite:
+        return []
+    pin = Pin(
+        target=recipe.target,
+        kind="Debian",
+        name=base.suite,
+        pinned=base.snapshot or f"{len(locked.packages)} packages",
+    )
+    now = debian_versions(base.suite, recipe.apt, asked.programs)
+    if now is None:
+        return [replace(pin, silent=f"this machine has no archive of {base.suite}")]
+    old = dict(locked.packages)
+    other = [f"{name} {new}" for name, new in now.packages if old.get(name, new) != new]
+    told = f"{len(other)} have other versions: {', '.join(other)}" if other else ""
+    held = ("base.bootstrap.snapshot",) if base.snapshot and other else ()
+    return [replace(pin, newest=pin.pinned, fits=pin.pinned, moved=told, held_by=held)]
+
+
+def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
+    """Debian packages that are pinned to a version of a vendor's archive."""
+    found = []
+    for name, source in recipe.apt_sources.items():
+        wanted = {one.partition("=")[0]: one for one in source.packages if "=" in one}
+        # Nothing is installed from what is read here, so it needs no signature.
+        line = f"deb [trusted=yes] {source.url} {source.suite} {source.component}"
+        newer = _candidates([line], list(wanted), asked.programs)
+        for package, one in wanted.items():
+            pin = Pin(
+                target=recipe.target,
+                kind="Debian",
+                name=package,
+                pinned=one.partition("=")[2],
+                comment=said.get((("apt_sources", name, "packages"), one), ""),
+            )
+            silent = "" if package in newer else f"the archive {name} does not answer"
+            found.append(replace(pin, newest=newer.get(package), silent=silent))
+    return found
+
+
+def _candidates(
+    sources: Sequence[str], packages: Sequence[str], programs: Programs
+) -> dict[str, str]:
+    """The version of each package that apt would take from these sources."""
+    if programs.which("apt-get") is None:
+        return {}
+    with apt_of(sources) as apt:
+        if programs.attempt([*apt("apt-get"), "update"]).code != 0:
+            return {}
+        said = programs.attempt([*apt("apt-cache"), "policy", *packages])
+    found = re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said.out, re.MULTILINE)
+    return {name: version for name, version in found if version != "(none)"}
+
+
+def _archives(recipe: Recipe, said: Comments) -> list[Pin]:
+    """Files that have a version in their name: no host tells which others it has."""
+    return [
+        Pin(
+            target=recipe.target,
+            kind="archive",
+            name=name,
+            pinned=archive.file,
+            comment=said.get((("archives", name, "url"), archive.url), ""),
+            silent="its host lists no files: look at its maker's page",
+        )
+        for name, archive in recipe.archives.items()
+        if re.search(r"\d", archive.file)
+    ]
