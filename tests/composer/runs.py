@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import yaml
@@ -63,9 +64,15 @@ def write(path: Path, settings: dict[str, Any]) -> str:
 
 @contextmanager
 def started(
-    ranks: int, *arguments: str, cwd: Path | None = None
+    ranks: int,
+    *arguments: str,
+    cwd: Path | None = None,
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start a program of Python on so many ranks, 0 for plain python; nothing of it is left."""
+    """Start a program of Python on so many ranks, 0 for plain python; nothing of it is left.
+
+    given: variables of its environment.
+    """
     environment = {
         name: value
         for name, value in os.environ.items()
@@ -73,7 +80,7 @@ def started(
     }
     process = subprocess.Popen(
         [LAUNCHER, "-n", str(ranks), *arguments] if ranks else [sys.executable, *arguments],
-        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **given},
         cwd=cwd,
         text=True,
         stdout=subprocess.PIPE,
@@ -87,8 +94,12 @@ def started(
 
 
 def run(
-    ranks: int, *arguments: str, cwd: Path | None = None, program: Sequence[str] = DOOR
+    ranks: int,
+    *arguments: str,
+    cwd: Path | None = None,
+    program: Sequence[str] = DOOR,
+    given: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
-    with started(ranks, *program, *arguments, cwd=cwd) as process:
+    with started(ranks, *program, *arguments, cwd=cwd, given=given) as process:
         out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

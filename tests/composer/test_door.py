@@ -88,6 +88,18 @@ def test_refusals(tmp_path: Path, change: dict[str, object], told: str) -> None:
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: "]
 
 
+def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
+    """The library is missing here, which used to end the job before its first step."""
+    write_packed(tmp_path)
+    file = write(tmp_path / "config.yaml", settings(Path(), Path("save")))
+    done = run(2, file, cwd=tmp_path, given={"WANDB_API_KEY": "a" * 40})
+    assert done.returncode == 0, done.stderr
+    assert len(losses(tmp_path / "save")) == 6
+    told = "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the"
+    assert (done.stdout + done.stderr).count(told) == 1
+    assert "pip install wandb, which is missing here" in done.stdout + done.stderr
+
+
 def test_the_launcher_shows_why_a_request_is_refused(tmp_path: Path) -> None:
     done = run(2, "none.yaml", cwd=tmp_path)
     assert done.returncode != 0

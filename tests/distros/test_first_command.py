@@ -39,7 +39,7 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
         assert ".venv" not in before.output.split() and "build" not in before.output.split()
         first = quickstart(fresh, user)
         assert first.code == 0, first.output
-        assert "passed: 18 of 18 checks" in first.output
+        assert "passed: 22 of 22 checks" in first.output
         assert "copies all layers whole" not in first.output
         again = quickstart(fresh, user)
         assert again.code == 0, again.output
@@ -89,7 +89,7 @@ def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:
             if ran.code == 0:
                 break
         assert ran.code == 0, ran.output
-        assert "passed: 18 of 18 checks" in ran.output
+        assert "passed: 22 of 22 checks" in ran.output
 
 
 def test_without_sudo_the_packages_are_named_and_with_them_all_works(kept: Path) -> None:

@@ -78,7 +78,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "14e570cce66a8d388b3158d5c9782f459be84aa40296276268c1621c8626c9ae  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "9782a179a6a9c2b90e6269280182110ebcb78b038c1696967ae5d45c5f96c606  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

@@ -41,7 +41,7 @@ FROM system AS image
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "ac4caa7d22ce9ed189cd435605cbc3c181c4b6cf62fb620e012b026424e13add  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "845abe882378bfcb13098167a1179074affde29056d70e6c148f017af904784c  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

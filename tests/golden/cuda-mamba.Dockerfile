@@ -78,7 +78,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "e75908f4fbc4854056c7e71e37bf3b6426f3c4386dac40f24170682da57a7952  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "833bcff52277c29dfeb9738ba9c5f63383b31c241934dcf6408a1fbd93b54c09  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

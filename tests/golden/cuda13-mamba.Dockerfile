@@ -49,7 +49,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "10fa756920d5ab94a9e6fbe630692dfb36f8e93c7e60a855e17ea0bfbe7294ee  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "01aa64cf1df932d369beff8ff07b3fecbdd44768e412743d2006752509e20d45  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

@@ -76,7 +76,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "bc9193d6a2051de5ddd1325dadd45ce190a8e151a34e476d6cec1bcff2c1f020  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "cb16afd34d952dd179b0796d20e23b9047917833505eb40324be5c4be6b950c5  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

@@ -86,7 +86,7 @@ FROM system AS image
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "1ffff71aae22156d3c862a972515a913a6b260e21f8153a557cf5a05d52c0686  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "3de26fcb9cbc1889dd8d4471d8f4ab75e428b2f93935e5b90bf4596e783843b7  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \

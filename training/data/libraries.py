@@ -7,8 +7,11 @@ from typing import Any
 
 from training.errors import RequestError
 
-IMAGES = ("cuda-mamba", "cuda13-mamba", "composer-mamba", "llama-fsdp", "neuron-mamba2")
-"""Images that have all of them."""
+IMAGES = (
+    *("cuda-mamba", "cuda13-mamba", "composer-mamba", "llama-fsdp", "neuron-mamba2"),
+    "cpu-mamba",
+)
+"""Images that have datasets and tokenizers."""
 INSTALLED_BY = "pip install 'datasets>=2.19' 'tokenizers>=0.20' transformers"
 
 

@@ -7,6 +7,8 @@ loggers.
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
 from training.loggers.text import AverageSpeed, ProgressBar, TextLogger
 
-__all__ = ["Logger", "check", "open_loggers"]
+__all__ = ["Logger", "check", "open_loggers", "open_wandb_of_environment"]
 
 
 def check(run: RunConfig) -> None:
@@ -65,6 +67,34 @@ def open_loggers(config: Config, start: int, console: Console) -> list[Logger]:
     if run.progress and console.show_bar(start, run.num_steps):
         opened.append(ProgressBar(console))
     return opened
+
+
+def open_wandb_of_environment(
+    folder: Path, settings: dict[str, Any], console: Console, *, project: str, name: str
+) -> list[Logger]:
+    """Open Weights & Biases if WANDB_API_KEY or WANDB_MODE stands in the environment.
+
+    A key there may be meant for other programs, so what goes wrong is a warning and gives no
+    logger: a library that is missing, a server that refuses or does not answer.
+    """
+    mode = os.environ.get("WANDB_MODE", "")
+    if mode == "disabled" or not (mode or "WANDB_API_KEY" in os.environ):
+        return []
+    try:
+        begin = _load("wandb").begin
+        opened = begin(folder, settings, project=project, name=name, dir=str(folder))
+    except Exception as error:  # of a library, a network, a disk: none is worth the run
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, ImportError):
+            reason = f"pip install wandb, which is missing here ({reason})"
+        console.say(
+            "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the "
+            f"environment: {reason.removeprefix('use_wandb: ')}; WANDB_MODE=disabled leaves it out "
+            "without this warning",
+            sys.stderr,
+        )
+        return []
+    return [FaultTolerantLogger(opened, "Weights & Biases", console)]
 
 
 def _load(module: str) -> Any:

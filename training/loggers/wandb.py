@@ -79,7 +79,8 @@ def begin(
 ) -> WeightsBiases:
     """Begin a run of these settings, or go on with the one that FOLDER/wandb.json or run_id names.
 
-    options: of wandb.init. Raises RequestError if W&B refuses, as without a key.
+    options: of wandb.init. Raises RequestError if W&B refuses, as without a key, or does not answer
+    within its own limit (90 s, WANDB_INIT_TIMEOUT).
     """
     path = folder / FILE
     try:
@@ -90,9 +91,10 @@ def begin(
             config=settings,
             **options,
         )
-    except Error as error:
+    except (Error, ValueError) as error:  # a variable of W&B that is no value of it is the latter
+        reason = " ".join(str(error).split())
         raise RequestError(
-            f"use_wandb: {error}; WANDB_MODE=offline keeps the run here for `wandb sync`"
+            f"use_wandb: {reason}; WANDB_MODE=offline keeps the run here for `wandb sync`"
         ) from error
     with writing(path):
         path.write_text(json.dumps({"id": opened.id, "project": project}) + "\n")

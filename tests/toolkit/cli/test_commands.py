@@ -183,7 +183,7 @@ def test_quickstart_the_second_time_does_nothing_twice(packed_image: Path) -> No
     again = sqshforge("quickstart", env={"ENGINE": "buildah"})
     assert again.code == 0, again.err
     assert again.out.count("already done") == 3
-    assert "passed: 18 of 18 checks" in again.out
+    assert "passed: 22 of 22 checks" in again.out
     following = again.out.splitlines()[-1]
     assert following.startswith("next: ") and following.endswith("run build/cpu-mamba.sqsh -- bash")
 

@@ -75,7 +75,7 @@ def test_from_a_clone_to_a_proven_sqsh(machine: Cgroup, disk: Path) -> None:
         rows = dict(re.findall(r"^(\S+(?: \S+)*)  +(.*)$", done.stdout, re.MULTILINE))
         assert rows["image"].startswith("dockerd://localhost/sqshforge-cpu-mamba")
         assert rows["sqsh"].startswith(str(checkout / "build/cpu-mamba.sqsh"))
-        assert rows["smoke test"].startswith("passed: 18 of 18 checks")
+        assert rows["smoke test"].startswith("passed: 22 of 22 checks")
         assert done.stdout.splitlines()[-1].startswith("next: ")
     assert "making .venv" in first.stdout and "already done" not in first.stdout
     assert "making .venv" not in second.stdout and second.stdout.count("already done") == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -18,8 +17,7 @@ from training import models
 from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
 from training.config import lr_schedule
 from training.errors import SAVED, RequestError, TrainingError
-from training.loggers import Logger
-from training.loggers.base import FaultTolerantLogger
+from training.loggers import Logger, open_wandb_of_environment
 from training.loggers.console import Console
 from training.observers.stop_request import StopRequest
 from training.parallel.memory import compute_dtype
@@ -175,24 +173,15 @@ def _how_long(config: ComposerConfig, *, evaluates: bool) -> dict[str, Any]:
 
 
 def _wandb(config: ComposerConfig, folder: Path, name: str, console: Console) -> list[Logger]:
-    """Open Weights & Biases on rank 0, where the environment asks for it.
+    """Open Weights & Biases on rank 0, where the environment asks for it and it can be had.
 
     Not by Composer's logger, which does not go on with the run that it began, and whose older
-    releases fail with wandb of today. Raises RequestError if it cannot be had.
+    releases fail with wandb of today.
     """
-    mode = os.environ.get("WANDB_MODE", "")
-    if dist.get_global_rank() or mode == "disabled" or not (mode or "WANDB_API_KEY" in os.environ):
+    if dist.get_global_rank():
         return []
-    try:
-        from training.loggers.wandb import begin
-    except ImportError as error:
-        raise RequestError(
-            f"WANDB_MODE, WANDB_API_KEY: pip install wandb, which is missing here ({error}), or "
-            "leave them out of the environment"
-        ) from error
     project = config.general.project_name
-    opened = begin(folder, asdict(config), project=project, name=name, dir=str(folder))
-    return [FaultTolerantLogger(opened, "Weights & Biases", console)]
+    return open_wandb_of_environment(folder, asdict(config), console, project=project, name=name)
 
 
 def _together(work: Callable[[], T]) -> T:
