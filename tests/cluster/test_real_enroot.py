@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import FLAGS
+from tests.support import slurm_config
 from tests.support.site import PATIENCE, Losses, Site
-from tests.support.slurm import USER, cluster
+from tests.support.slurm import USER, Cluster, cluster
 
 pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]
 
@@ -24,6 +25,7 @@ PYXIS = "pyxis"
 MOUNTED = "pyxis, use_squashfuse=1"
 ENROOT = "enroot"
 TRACKED = "enroot, proctrack/cgroup"  # Slurm finds every process of a step, whoever its parent is
+FREEZER = Path("/sys/fs/cgroup/freezer")
 SLOW = (*FLAGS, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
 
 
@@ -42,8 +44,10 @@ def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iter
     os.chown(shared, USER, USER)
     image = Path(shutil.copy(packed_image, shared))
     settings = []
+    planted = {}
     if request.param == TRACKED:
         settings.append("ProctrackType=proctrack/cgroup")
+        planted = dict.fromkeys(slurm_config.NODES, freezer)
     if request.param in (PYXIS, MOUNTED):
         stack = shared / "plugstack.conf"
         mounted = " use_squashfuse=1" if request.param == MOUNTED else ""
@@ -52,10 +56,25 @@ def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iter
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.delenv("XDG_RUNTIME_DIR", raising=False)
-            with cluster(kill_wait=20, apart=True, settings=settings) as slurm:
+            with cluster(kill_wait=20, apart=True, settings=settings, planted=planted) as slurm:
                 yield Site(slurm, image, shared, root)
     finally:
         shutil.rmtree(shared)
+        for node in slurm_config.NODES if planted else ():
+            for place, _, _ in os.walk(FREEZER / f"slurm_{node}", topdown=False):
+                Path(place).rmdir()
+
+
+def freezer(slurm: Cluster) -> str:
+    """Give a node, whose /sys is its own, the part of cgroups (version 1) that Slurm tracks by."""
+    (slurm.folder / "cgroup.conf").write_text(
+        "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
+    )
+    return f"""
+    mount -t tmpfs tmpfs /sys/fs/cgroup && mkdir {FREEZER} /sys/fs/cgroup/systemd
+    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
+    mount -t cgroup -o freezer cgroup {FREEZER}
+    """
 
 
 @pytest.fixture(scope="module")
