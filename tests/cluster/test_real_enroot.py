@@ -47,7 +47,7 @@ def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iter
     planted = {}
     if request.param == TRACKED:
         settings.append("ProctrackType=proctrack/cgroup")
-        planted = dict.fromkeys(slurm_config.NODES, freezer)
+        planted = dict.fromkeys(slurm_config.NODES, with_cgroups)
     if request.param in (PYXIS, MOUNTED):
         stack = shared / "plugstack.conf"
         mounted = " use_squashfuse=1" if request.param == MOUNTED else ""
@@ -65,15 +65,22 @@ def site(request: pytest.FixtureRequest, packed_image: Path, root: Path) -> Iter
                 Path(place).rmdir()
 
 
-def freezer(slurm: Cluster) -> str:
-    """Give a node, whose /sys is its own, the part of cgroups (version 1) that Slurm tracks by."""
+def with_cgroups(slurm: Cluster) -> str:
+    """Give a node, whose /sys is its own, the cgroups (version 1) of this machine."""
     (slurm.folder / "cgroup.conf").write_text(
         "CgroupPlugin=cgroup/v1\nCgroupMountpoint=/sys/fs/cgroup\n"
     )
-    return f"""
-    mount -t tmpfs tmpfs /sys/fs/cgroup && mkdir {FREEZER} /sys/fs/cgroup/systemd
-    mount -t cgroup -o none,name=systemd cgroup /sys/fs/cgroup/systemd
-    mount -t cgroup -o freezer cgroup {FREEZER}
+    return """
+    mount -t tmpfs tmpfs /sys/fs/cgroup
+    while IFS=: read -r number kind path; do
+        case $kind in
+        name=*) options=none,$kind ;;
+        ?*) options=$kind ;;
+        *) continue ;;
+        esac
+        mkdir "/sys/fs/cgroup/${kind#name=}"
+        mount -t cgroup -o "$options" cgroup "/sys/fs/cgroup/${kind#name=}"
+    done < /proc/self/cgroup
     """
 
 
