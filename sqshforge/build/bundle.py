@@ -16,7 +16,6 @@ from sqshforge.build import base_image, build, inputs, wheels
 from sqshforge.build.context import Context
 from sqshforge.build.inputs import BuildEnvironment, BuildInput, Bundle
 from sqshforge.engine import Build, Engine
-from sqshforge.errors import MissingError
 from sqshforge.host import network
 from sqshforge.host.files import sha256
 from sqshforge.host.mirrors import read_mirrors
@@ -39,12 +38,6 @@ def gather(
 
     Raises `MissingError` where something cannot be had, `WorkError` where a sum is wrong.
     """
-    if what.triton and what.triton.origin == "source":
-        raise MissingError(
-            "Triton's own build downloads LLVM and NVIDIA's assembler: it needs a network",
-            where=f"recipes/{what.target}.yaml, triton.from",
-            mend="triton: {from: wheel} takes the official wheel with the same patches",
-        )
     folder = project.bundle(what.target)
     environment = BuildEnvironment(
         bundle=folder,

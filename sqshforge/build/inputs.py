@@ -16,15 +16,15 @@ from sqshforge.build import wheels as listing
 from sqshforge.build.dockerfile import argument
 from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.download import download
+from sqshforge.host.download import download, download_from
 from sqshforge.host.files import exclusive, sha256
 from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip
+from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.lock.git import snapshot
-from sqshforge.recipe import Recipe, normalize
+from sqshforge.recipe import Recipe, Triton, normalize
 
 VARIABLE = "OFFLINE"
 MANIFEST = "bundle.json"
@@ -82,22 +82,24 @@ def fetched(what: Recipe, lock: Lock, environment: BuildEnvironment) -> list[Bui
     """
     return [
         *_sources(what, lock, environment),
-        *_archives(lock, environment),
+        *_archives(what, lock, environment),
         *_distributions(what, lock, environment),
     ]
 
 
 def _sources(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     for source in lock.sources:
-        if source.name == "triton" and what.triton and what.triton.origin == "wheel":
+        if not what.builds_with(source.name):
             continue
         environment.reporter.say(f"source {source.name}: {source.git} at {source.ref}")
-        tar, commit = snapshot(
-            source,
-            environment.mirrors.source(source.git),
-            environment.bundle / "sources",
-            environment.programs,
-        )
+        with _offering_the_wheel(what, source.name):
+            tar, commit = snapshot(
+                source,
+                environment.mirrors.source(source.git),
+                environment.bundle / "sources",
+                environment.programs,
+                ca_bundle(environment.pip),
+            )
         yield BuildInput(
             place=f"sources/{source.name}.tar",
             path=tar,
@@ -107,16 +109,39 @@ def _sources(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterato
         )
 
 
-def _archives(lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
+def _archives(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     for archive in lock.archives:
-        place = f"archives/{archive.url.rpartition('/')[2]}"
+        if not what.builds_with(archive.name):
+            continue
+        asked = what.archives[archive.name]
+        place = f"archives/{asked.file}"
         path = environment.bundle / place
-        url = environment.mirrors.source(archive.url)
-        with environment.reporter.track(f"archive {path.name}") as tracker:
-            total = download(url, path, archive.sha256, environment.pip, tracker)
+        urls = [environment.mirrors.source(one) for one in asked.addresses]
+        with (
+            _offering_the_wheel(what, archive.name),
+            environment.reporter.track(f"archive {path.name}") as tracker,
+        ):
+            total = download_from(urls, path, archive.sha256, environment.pip, tracker)
         yield BuildInput(
             place=place, path=path, sha256=total, argument=argument("ARCHIVE", archive.name)
         )
+
+
+@contextlib.contextmanager
+def _offering_the_wheel(what: Recipe, name: str) -> Iterator[None]:
+    """Tell of Triton's wheel where what only its build from source takes cannot be had."""
+    try:
+        yield
+    except MissingError as error:
+        if name not in (*Triton.SOURCES, *Triton.ARCHIVES):
+            raise
+        raise MissingError(
+            error.what,
+            where=error.where or f"recipes/{what.target}.yaml, {name}",
+            mend=f"{error.mend};\n"
+            "or triton: {from: wheel} in the recipe: Triton's official wheel with the same patch, "
+            "without a new lock (docs/triton.md)",
+        ) from None
 
 
 def _distributions(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:

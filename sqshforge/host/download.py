@@ -7,6 +7,7 @@ import ssl
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
@@ -22,6 +23,8 @@ TRIES = 4
 PAUSE = 2.0  # seconds before a try, times the tries before it
 PATIENCE = 60.0  # seconds without a byte
 PIECE = 1 << 20
+ABSENT = "cannot be fetched: "
+MEND = "check the network and the proxy, or name a mirror (docs/offline.md)"
 RANGE_BEYOND_END = 416  # the part that is there was all of it
 
 
@@ -51,6 +54,30 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
         raise _wrong(place.name, wanted, total, bare(url))
     part.rename(place)
     return total
+
+
+def download_from(
+    urls: Sequence[str], place: Path, wanted: str | None, pip: Pip, tracker: Tracker
+) -> str:
+    """Fetch a file as `download` does, from the first of its addresses that gives it.
+
+    Raises `MissingError` that names every address where none does. A wrong sum is told
+    at once, and no further address is tried.
+    """
+    failed: list[MissingError] = []
+    for url in urls:
+        try:
+            return download(url, place, wanted, pip, tracker)
+        except MissingError as error:
+            failed.append(error)
+    if len(failed) == 1:
+        raise failed[0]
+    told = (f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)
+    raise MissingError(
+        f"{place.name} cannot be fetched from any of its {len(failed)} addresses:\n"
+        + "\n".join(told),
+        mend=MEND,
+    )
 
 
 def _fetched(url: str, part: Path, pip: Pip, tracker: Tracker) -> str:
@@ -116,9 +143,9 @@ def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
 
 def _absent(url: str, why: str) -> MissingError:
     return MissingError(
-        f"cannot be fetched: {why}",
+        f"{ABSENT}{why}",
         where=bare(url),
-        mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+        mend=MEND,
     )
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
@@ -24,18 +26,23 @@ PLAIN |= {"GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_COUNT": "0"}
 PLAIN |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
-def commit_of(url: str, ref: str, programs: Programs) -> str | None:
-    """The commit behind a tag or branch; None where the host does not say."""
-    return _references(url, ref, programs).get("commit")
+def commit_of(url: str, ref: str, programs: Programs, ca: Path | None = None) -> str | None:
+    """The commit behind a tag or branch; None where the host does not say.
+
+    `ca` are the certificates that this machine trusts: git does not look where others do.
+    """
+    return _references(url, ref, programs, _environment(url, programs, ca)).get("commit")
 
 
-def references(url: str, programs: Programs) -> dict[str, str] | None:
+def references(url: str, programs: Programs, ca: Path | None = None) -> dict[str, str] | None:
     """All tags and branches of a repository and their commits: "tags/v1", "heads/main".
 
-    None where the host does not answer.
+    None where the host does not answer. `ca` as for `commit_of`.
     """
     said = programs.attempt(
-        ["git", "ls-remote", "--tags", "--heads", url], env=QUIET, timeout=PATIENCE
+        ["git", "ls-remote", "--tags", "--heads", url],
+        env=_environment(url, programs, ca),
+        timeout=PATIENCE,
     )
     if said.code != 0:
         return None
@@ -43,19 +50,24 @@ def references(url: str, programs: Programs) -> dict[str, str] | None:
     return {name: commit for commit, name in found}  # an annotated tag's commit comes after its own
 
 
-def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -> tuple[Path, str]:
+def snapshot(
+    source: LockedSource, url: str, folder: Path, programs: Programs, ca: Path | None = None
+) -> tuple[Path, str]:
     """The files of a source at its commit as a tar in `folder`, and that commit.
 
     The commit is the lock's; where that has none, it is what the tag or branch is at now. The tar
-    of one commit is always the same. Raises `MissingError` where the host does not answer and
-    `WorkError` where the tag has moved away from the locked commit.
+    of one commit is always the same. `ca` is as in `commit_of`.
+
+    Raises `MissingError` where the host does not answer and `WorkError` where the tag has moved
+    away from the locked commit.
     """
     if source.commit:
         place = folder / f"{source.name}-{source.commit}.tar"
         if place.is_file():
             return place, source.commit
     programs.require("git", f"it fetches {source.name}")
-    seen = _references(url, source.ref, programs)
+    environment = _environment(url, programs, ca)
+    seen = _references(url, source.ref, programs, environment)
     if not seen:
         raise MissingError(
             f"the source {source.name} cannot be fetched: its host does not know "
@@ -73,14 +85,24 @@ def snapshot(source: LockedSource, url: str, folder: Path, programs: Programs) -
         )
     place = folder / f"{source.name}-{commit}.tar"
     if not place.is_file():
-        _pack(url, source.ref, commit, place, programs)
+        _pack(url, source.ref, commit, place, programs, environment)
     return place, commit
 
 
-def _references(url: str, ref: str, programs: Programs) -> dict[str, str]:
+def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, str]:
+    """What git is told of this machine: nothing of certificates where its own settings do."""
+    if ca is None or os.environ.get("GIT_SSL_CAINFO") or not url.startswith("https:"):
+        return QUIET
+    own = programs.attempt(["git", "config", "--get-urlmatch", "http.sslCAInfo", url])
+    return QUIET if own.code == 0 else {**QUIET, "GIT_SSL_CAINFO": str(ca)}
+
+
+def _references(
+    url: str, ref: str, programs: Programs, environment: Mapping[str, str]
+) -> dict[str, str]:
     """Whether a name is a tag or a branch of a repository, and its commit; empty for neither."""
     names = [f"refs/tags/{ref}", f"refs/tags/{ref}^{{}}", f"refs/heads/{ref}"]
-    said = programs.attempt(["git", "ls-remote", url, *names], env=QUIET, timeout=PATIENCE)
+    said = programs.attempt(["git", "ls-remote", url, *names], env=environment, timeout=PATIENCE)
     if said.code != 0:
         return {}
     found = {name: commit for commit, name in re.findall(r"^(\w{40})\t(\S+)$", said.out, re.M)}
@@ -90,14 +112,21 @@ def _references(url: str, ref: str, programs: Programs) -> dict[str, str]:
     return {}
 
 
-def _pack(url: str, ref: str, commit: str, place: Path, programs: Programs) -> None:
+def _pack(
+    url: str,
+    ref: str,
+    commit: str,
+    place: Path,
+    programs: Programs,
+    environment: Mapping[str, str],
+) -> None:
     """Fetch one commit into a repository beside the tar, and write its files."""
     repository = place.with_suffix(".git")
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(repository, ignore_errors=True)  # what an interrupted fetch left is of no use
 
     def git(*words: str | Path) -> Result:
-        return programs.attempt(["git", "-C", repository, *words], env=QUIET)
+        return programs.attempt(["git", "-C", repository, *words], env=environment)
 
     programs.capture(["git", "init", "--quiet", "--bare", repository], env=QUIET)
     # Not every host gives a commit by its own name; then the branch's history is searched for it.

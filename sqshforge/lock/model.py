@@ -154,7 +154,10 @@ def inputs(recipe: Recipe) -> str:
         "python": recipe.python.model_dump(mode="json"),
         "triton": recipe.triton and recipe.triton.version,
         "sources": {name: one.model_dump(mode="json") for name, one in recipe.sources.items()},
-        "archives": {name: one.model_dump(mode="json") for name, one in recipe.archives.items()},
+        "archives": {  # another address of the same file is another way to it, and no other pin
+            name: one.model_dump(mode="json", exclude={"mirrors"})
+            for name, one in recipe.archives.items()
+        },
         "patches": dict(recipe.patches),
     }
     return "sha256:" + hashlib.sha256(json.dumps(pins, sort_keys=True).encode()).hexdigest()

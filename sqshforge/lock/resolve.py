@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host import network, temporary
-from sqshforge.host.download import download
+from sqshforge.host.download import download_from
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip, apt_sources
 from sqshforge.host.programs import Programs
@@ -223,7 +223,8 @@ def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locked
     source = recipe.sources[name]
     commit = source.commit or _commit(asked.parent, name, source)
     if commit is None:
-        commit = commit_of(asked.mirrors.source(source.git), source.ref, asked.programs)
+        url = asked.mirrors.source(source.git)
+        commit = commit_of(url, source.ref, asked.programs, network.ca_bundle(asked.pip))
     commit = commit or _commit(asked.before, name, source)
     if commit is None:
         open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")
@@ -246,9 +247,11 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
     if total is None:
         try:
             place = asked.project.bundle(recipe.target) / "archives" / archive.file
-            address = asked.mirrors.source(archive.url)
+            addresses = [asked.mirrors.source(one) for one in archive.addresses]
             with asked.reporter.track(f"archive {archive.file}") as tracker:
-                total = download(address, place, None, asked.pip, tracker)
+                total = download_from(addresses, place, None, asked.pip, tracker)
         except MissingError:
-            open_.append(f"archive {name}, {archive.url}: its host did not answer")
+            hosts = "their hosts" if archive.mirrors else "its host"
+            tried = ", ".join(archive.addresses)
+            open_.append(f"archive {name}, {tried}: {hosts} did not answer")
     return LockedArchive(name=name, url=archive.url, sha256=total)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TypeVar
 
 from sqshforge import recipe as recipes
@@ -36,9 +37,9 @@ class Hosts:
     _answers: dict[tuple[str, ...], object] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def references(self, url: str) -> dict[str, str] | None:
+    def references(self, url: str, ca: Path | None) -> dict[str, str] | None:
         """Tags and branches of a git repository; None where it does not answer."""
-        return self._once(("git", url), lambda: references(url, self.programs))
+        return self._once(("git", url), lambda: references(url, self.programs, ca))
 
     def digest(self, image: str) -> str | None:
         """An image's digest; None where its registry does not answer."""
@@ -149,7 +150,7 @@ def _source(recipe: Recipe, name: str, asked: Asked, hosts: Hosts, said: Comment
     )
     if asked.programs.which("git") is None:
         return replace(pin, silent="repositories are asked through git, which is not installed")
-    names = hosts.references(asked.mirrors.source(source.git))
+    names = hosts.references(asked.mirrors.source(source.git), network.ca_bundle(asked.pip))
     if names is None:
         return replace(pin, silent="its host does not answer")
     kind = next((one for one in ("tags", "heads") if f"{one}/{source.ref}" in names), None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -25,6 +25,7 @@ PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
 Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
 Requirement = Annotated[str, Field(pattern=REQUIREMENT)]
 Name = Annotated[str, Field(pattern=NAME)]
+Address = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
 
 # What CUDA's compiler knows, from 12.1 to 13: compute capability times ten, as nvcc writes it.
 Architecture = Literal[
@@ -96,7 +97,7 @@ class Built(Part):
 class Index(Part):
     """A package index that alone may give the packages that are bound to it."""
 
-    url: str = Field(pattern=r"^(https?|file)://\S+$")
+    url: Address
     packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
         description="NAME==VERSION, or NAME for what others need in turn"
     )
@@ -177,7 +178,10 @@ class Source(Part):
 class Archive(Part):
     """A file to download; the lock adds its sum."""
 
-    url: str = Field(pattern=r"^(https?|file)://\S+$")
+    url: Address
+    mirrors: tuple[Address, ...] = Field(
+        default=(), description="further addresses of the same file, where url does not answer"
+    )
     sha256: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{64}$", description="where it is known; else the lock asks"
     )
@@ -187,9 +191,22 @@ class Archive(Part):
         """The name of the file itself."""
         return self.url.rpartition("/")[2]
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the file is, in the order in which they are tried."""
+        return (self.url, *self.mirrors)
+
 
 class Triton(Part):
-    """Triton with our patches: compiled from source, or its wheel with the same patches."""
+    """Triton with our patches: compiled from source, or its wheel with the same patches.
+
+    Its build from source takes `SOURCES` and `ARCHIVES` of the recipe and `BUILDER`, which its own
+    setup.py would download. Its wheel takes none of them.
+    """
+
+    SOURCES: ClassVar = ("googletest", "triton")
+    ARCHIVES: ClassVar = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
+    BUILDER: ClassVar = "pybind11"
 
     version: str = Field(pattern=rf"^{VERSION}$")
     origin: Literal["source", "wheel"] = Field(
@@ -265,8 +282,11 @@ class Recipe(Part):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:
-        if self.triton and self.triton.origin == "source" and "triton" not in self.sources:
-            raise ValueError("triton from source needs sources.triton (git and ref)")
+        lacking = self._lacking_for_triton()
+        if lacking:
+            raise ValueError(
+                f"triton from source needs {', '.join(lacking)}: docs/triton.md has them all"
+            )
         known = {*self.sources, *(normalize(one.package) for one in self.python.built)}
         known |= {"triton"} if self.triton else set()
         strangers = sorted(set(self.patches) - known)
@@ -283,6 +303,30 @@ class Recipe(Part):
         for image in (self.base.image, self.base.compiler):
             self.address(image or "")
         return self
+
+    def _lacking_for_triton(self) -> list[str]:
+        """What Triton's build from source takes and the recipe does not name."""
+        if not self.triton_from_source:
+            return []
+        builders = {normalize(one) for one in self.python.builders}
+        return [
+            *(f"sources.{one}" for one in Triton.SOURCES if one not in self.sources),
+            *(f"archives.{one}" for one in Triton.ARCHIVES if one not in self.archives),
+            *(f"{one} in python.builders" for one in (Triton.BUILDER,) if one not in builders),
+        ]
+
+    @property
+    def triton_from_source(self) -> bool:
+        """Whether Triton is compiled, with all that this takes."""
+        return self.triton is not None and self.triton.origin == "source"
+
+    def builds_with(self, name: str) -> bool:
+        """Whether a build takes what has this name in sources or archives.
+
+        What only Triton's build from source takes stays in the recipe where its wheel is taken.
+        """
+        of_triton = name in (*Triton.SOURCES, *Triton.ARCHIVES)
+        return not of_triton or self.triton is None or self.triton_from_source
 
     def _named(self) -> list[tuple[str, Mapping[str, Part], str]]:
         """What names something elsewhere in the recipe, where that is, and which key it is."""

@@ -108,6 +108,9 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
     && { test "$(sha256sum </build/setup.py)" = "2b271c89667f1bbbfd00fd669b88f21249f6b1c355708af0f2d5dfd9d43cd448  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && mkdir /wheels \
     && env --chdir /build python3.11 setup.py bdist_wheel --dist-dir /wheels
 
@@ -127,6 +130,9 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
     && { test "$(sha256sum </build/setup.py)" = "9bef53bc99c00ab70d70e1f044f2fa6a58fd919ffe99f0dfbf38d0143e9d2647  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && mkdir /wheels \
     && env --chdir /build python3.11 setup.py bdist_wheel --dist-dir /wheels
 

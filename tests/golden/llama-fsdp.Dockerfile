@@ -109,13 +109,14 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         patch \
         python3 \
         python3-dev \
+        xz-utils \
         zlib1g-dev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/builders.txt)" = "69619e775b4de04483adbed15125c77497a0d08ea6bca2a2cf67eab4f56ddae1  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/builders.txt)" = "7c5c086af1e37275c8403c0e3228e087f6a246f8341318dd911f4962706c73e6  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -127,22 +128,57 @@ ENV PATH=/opt/builders/bin:$PATH \
 
 FROM compiler AS triton
 ARG MAX_JOBS=2
+ARG SOURCE_GOOGLETEST
 ARG SOURCE_TRITON
-# Its setup.py fetches LLVM, pybind11 and NVIDIA's assembler, which needs a network. The patches
-# are in before anything is compiled, so that what is installed cannot be another copy.
+ARG ARCHIVE_CUOBJDUMP
+ARG ARCHIVE_LLVM
+ARG ARCHIVE_NVDISASM
+ARG ARCHIVE_PTXAS
+# Its setup.py downloads LLVM, pybind11 and NVIDIA's programs, and its CMakeLists.txt clones
+# googletest, where they do not find them. All of them are put where they are looked for, and the
+# network is off. cmake is called by setup.py, which hands no flag on to it in this version.
+# The patches are in before anything is compiled, so that what is installed cannot be another copy.
+# What printf writes is a script of its own.
+# hadolint ignore=SC2016
 RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=bind,source=patches,target=/run/patches \
-    --mount=type=secret,id=ca \
     --mount=type=cache,id=triton-300a69dd1c50,target=/build \
-    { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
-    && if [ -s /run/secrets/ca ]; then export SSL_CERT_FILE=/run/secrets/ca; fi \
+    mkdir -p /wheels /tmp/cmake /tmp/cuda /tmp/googletest /tmp/llvm /build/python/triton/third_party/cuda/bin \
+    && { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
     && tar --extract --directory /build --file /run/sources/triton.tar \
+    && { test "$(sha256sum </run/sources/googletest.tar)" = "${SOURCE_GOOGLETEST}  -" || { echo "wrong checksum: /run/sources/googletest.tar" >&2; exit 1; }; } \
+    && tar --extract --directory /tmp/googletest --file /run/sources/googletest.tar \
+    && { test "$(sha256sum </run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz)" = "${ARCHIVE_LLVM}  -" || { echo "wrong checksum: /run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz" >&2; exit 1; }; } \
+    && tar --extract --gzip --strip-components 1 --directory /tmp/llvm \
+        --file /run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz \
+    && { test "$(sha256sum </run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_CUOBJDUMP}  -" || { echo "wrong checksum: /run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/cuobjdump /build/python/triton/third_party/cuda/bin/ \
+    && { test "$(sha256sum </run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_NVDISASM}  -" || { echo "wrong checksum: /run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/nvdisasm /build/python/triton/third_party/cuda/bin/ \
+    && { test "$(sha256sum </run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_PTXAS}  -" || { echo "wrong checksum: /run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/ptxas /build/python/triton/third_party/cuda/bin/ \
     && { test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" || { echo "wrong checksum: /run/patches/triton-2.2.0/cache-private.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/triton-2.2.0/cache-private.patch \
     && { test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" || { echo "wrong checksum: /build/python/triton/runtime/cache.py" >&2; exit 1; }; } \
-    && mkdir /wheels \
-    && HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
-        python3.10 setup.py bdist_wheel --dist-dir /wheels
+    && printf '%s\n' '#!/bin/sh' \
+        'case "$1" in -*) exec /usr/bin/cmake "$@" ;; esac' \
+        'exec /usr/bin/cmake -DGOOGLETEST_DIR=/tmp/googletest -DFETCHCONTENT_FULLY_DISCONNECTED=ON "$@"' \
+        >/tmp/cmake/cmake \
+    && chmod +x /tmp/cmake/cmake \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
+    && PATH="/tmp/cmake:$PATH" LLVM_SYSPATH=/tmp/llvm PYBIND11_SYSPATH=/opt/builders/pybind11 \
+        HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
+        python3.10 setup.py bdist_wheel --dist-dir /wheels \
+    && rm -rf /tmp/cmake /tmp/cuda /tmp/googletest /tmp/llvm
 
 
 FROM compiler AS nccl

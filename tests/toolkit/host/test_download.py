@@ -206,3 +206,45 @@ def test_a_file_stays_until_a_better_one_has_come(damage: str, host: Web, tmp_pa
     assert caught.value.where == host.url + PATH
     assert (tmp_path / NAME).read_bytes() == b"of an earlier lock"
     assert left(tmp_path) == [NAME]
+
+
+def test_the_next_address_is_tried_where_one_does_not_give_the_file(
+    host: Web, tmp_path: Path
+) -> None:
+    urls = [f"{host.url}/moved/{NAME}", host.url + PATH]
+    assert download.download_from(urls, tmp_path / NAME, SUM, Pip(), tracker()) == SUM
+    assert [path for path, _ in host.asked] == [f"/moved/{NAME}", PATH]
+    assert left(tmp_path) == [NAME]
+
+
+def test_what_one_address_began_another_goes_on_with(host: Web, tmp_path: Path) -> None:
+    host.files["/first"] = DATA
+    host.cuts = [1000] * 4
+    urls = [f"{host.url}/first", host.url + PATH]
+    assert download.download_from(urls, tmp_path / NAME, SUM, Pip(), tracker()) == SUM
+    assert host.asked[-1] == (PATH, "bytes=4000-")
+
+
+def test_where_no_address_answers_the_error_names_them_all(host: Web, tmp_path: Path) -> None:
+    urls = [f"{host.url}/one", f"{host.url}/two", (tmp_path / "three").as_uri()]
+    with pytest.raises(MissingError, match="from any of its 3 addresses") as caught:
+        download.download_from(urls, tmp_path / NAME, SUM, Pip(), tracker())
+    lines = caught.value.lines()
+    assert f"    {urls[0]}: the host answers 404 Not Found" in lines
+    assert all(any(url in line for line in lines) for url in urls)
+    assert "docs/offline.md" in caught.value.mend
+    assert left(tmp_path) == []
+
+
+def test_one_address_alone_is_told_as_ever(host: Web, tmp_path: Path) -> None:
+    with pytest.raises(MissingError, match="cannot be fetched: the host answers 404") as caught:
+        download.download_from([f"{host.url}/one"], tmp_path / NAME, SUM, Pip(), tracker())
+    assert caught.value.where == f"{host.url}/one"
+
+
+def test_a_wrong_file_is_told_and_not_looked_for_elsewhere(host: Web, tmp_path: Path) -> None:
+    host.files["/first"] = b"something else"
+    urls = [f"{host.url}/first", host.url + PATH]
+    with pytest.raises(WorkError, match="another checksum") as caught:
+        download.download_from(urls, tmp_path / NAME, SUM, Pip(), tracker())
+    assert caught.value.where == urls[0]

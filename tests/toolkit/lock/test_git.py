@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 import socket
+import ssl
 import tarfile
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -109,6 +114,48 @@ def test_a_name_that_is_neither_is_no_commit(upstream: Upstream) -> None:
     upstream.git("tag", "v1.2")
     assert git.commit_of(upstream.url, "v1", Programs()) is None
     assert git.commit_of(f"{upstream.url}-not", "main", Programs()) is None
+
+
+@contextmanager
+def https(folder: Path, certificate: Path) -> Iterator[str]:
+    """A host that gives the files of a folder, with a certificate that no system knows."""
+    key = certificate.with_suffix(".key")
+    argv = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    argv += ["-subj", "/CN=localhost"]
+    argv += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    Programs().capture([*argv, "-out", certificate])
+    handler = partial(Silent, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Silent(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_git_trusts_whom_the_machine_trusts_unless_it_was_told_itself(
+    upstream: Upstream, direct: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    upstream.git("update-server-info")
+    commit = upstream.git("rev-parse", "HEAD")
+    monkeypatch.delenv("GIT_SSL_CAINFO", raising=False)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "gitconfig"))
+    ca = tmp_path / "ca.crt"
+    with https(upstream.folder / ".git", ca) as url:
+        assert git.commit_of(url, "main", Programs()) is None
+        assert git.commit_of(url, "main", Programs(), ca) == commit
+        (tmp_path / "gitconfig").write_text(f'[http "{url}"]\nsslCAInfo = {tmp_path}/none\n')
+        assert git.commit_of(url, "main", Programs(), ca) is None
 
 
 @pytest.mark.parametrize("how", [["v1"], ["--annotate", "--message", "one", "v1"]])

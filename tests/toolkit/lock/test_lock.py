@@ -14,7 +14,6 @@ import pytest
 from sqshforge import lock, recipe
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import network
-from sqshforge.host.files import sha256
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
@@ -273,23 +272,6 @@ def test_a_source_keeps_its_commit_while_its_host_is_silent_and_its_pin_the_same
     dropped = resolved(tmp_path, index, before, sources={"tool": {**pin, "ref": "main"}})
     assert [one.commit for one in dropped.sources] == [None]
     assert f"source tool, {GIT} at main: its host did not answer" in dropped.unlocked
-
-
-@pytest.mark.processes
-def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
-    index: Index, tmp_path: Path
-) -> None:
-    (tmp_path / "data.tar.gz").write_bytes(b"data")
-    before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
-    assert [one.sha256 for one in before.archives] == [sha256(tmp_path / "data.tar.gz")]
-    (tmp_path / "data.tar.gz").unlink()
-    shutil.rmtree(tmp_path / "build")
-    kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})
-    assert lock.changes(before, kept) == []
-    other = ARCHIVE.replace("data.", "data2.")
-    dropped = resolved(tmp_path, index, before, archives={"data": {"url": other}})
-    assert [one.sha256 for one in dropped.archives] == [None]
-    assert f"archive data, {other}: its host did not answer" in dropped.unlocked
 
 
 @pytest.mark.processes

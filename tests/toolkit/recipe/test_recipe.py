@@ -198,7 +198,8 @@ def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -
     what = faults(write(tmp_path, GOOD + "patches: {nccl: [nccl-2/x.patch]}\n"))
     assert "patches for nccl, which is neither triton, nor in sources" in what
     what = faults(write(tmp_path, GOOD + "triton: {version: 2.2.0, from: source}\n"))
-    assert "triton from source needs sources.triton" in what
+    assert "triton from source needs sources.googletest, sources.triton, archives.cuobjdump" in what
+    assert "pybind11 in python.builders" in what
 
 
 def test_parameters_stand_in_images_and_all_must_be_given(tmp_path: Path) -> None:
@@ -263,3 +264,23 @@ def test_a_bound_package_may_come_from_nowhere_else(tmp_path: Path) -> None:
         "[neuronx_cc==2.15]\n  indexes:\n    neuron: {url: 'https://n', packages: [neuronx-cc]}",
     )
     assert "bound to an index and also in packages: neuronx-cc" in faults(write(tmp_path, text))
+
+
+def test_what_only_the_build_from_source_takes_is_left_out_with_the_wheel(root: Path) -> None:
+    source = recipe.find("cuda-mamba", root / "recipes")
+    assert source.triton is not None
+    wheel = source.model_copy(
+        update={"triton": source.triton.model_copy(update={"origin": "wheel"})}
+    )
+    names = {*source.sources, *source.archives}
+    assert all(source.builds_with(name) for name in names)
+    left_out = {name for name in names if not wheel.builds_with(name)}
+    assert left_out == {"triton", "googletest", "llvm", "ptxas", "cuobjdump", "nvdisasm"}
+
+
+def test_an_archive_has_its_address_first_and_its_mirrors_in_order(tmp_path: Path) -> None:
+    text = "archives: {data: {url: 'https://a/x.gz', mirrors: ['https://b/x.gz', 'file:///x']}}\n"
+    data = recipe.load(write(tmp_path, GOOD + text)).archives["data"]
+    assert data.addresses == ("https://a/x.gz", "https://b/x.gz", "file:///x")
+    what = faults(write(tmp_path, GOOD + text.replace("https://b", "b")))
+    assert "archives.data.mirrors[0] (line 11)" in what

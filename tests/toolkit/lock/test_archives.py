@@ -1,0 +1,49 @@
+"""Locks of archives: the sum of what one of their addresses gives, kept with the same pin."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from sqshforge import lock
+from sqshforge.host.files import sha256
+from tests.support.web_servers import Index
+from tests.support.web_servers import direct_fixture as direct_fixture
+from tests.support.web_servers import new_index_fixture as new_index_fixture
+from tests.toolkit.lock.test_lock import ARCHIVE, resolved
+from tests.toolkit.lock.test_lock import index as index
+
+pytestmark = pytest.mark.processes
+
+
+def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
+    index: Index, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar.gz").write_bytes(b"data")
+    before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
+    assert [one.sha256 for one in before.archives] == [sha256(tmp_path / "data.tar.gz")]
+    (tmp_path / "data.tar.gz").unlink()
+    shutil.rmtree(tmp_path / "build")
+    kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})
+    assert lock.changes(before, kept) == []
+    other = ARCHIVE.replace("data.", "data2.")
+    dropped = resolved(tmp_path, index, before, archives={"data": {"url": other}})
+    assert [one.sha256 for one in dropped.archives] == [None]
+    assert f"archive data, {other}: its host did not answer" in dropped.unlocked
+
+
+def test_an_archive_is_locked_from_the_first_address_that_answers(
+    index: Index, tmp_path: Path
+) -> None:
+    (tmp_path / "data.tar.gz").write_bytes(b"data")
+    gone = ARCHIVE.replace("data.", "gone.")
+    locked = resolved(tmp_path, index, archives={"data": {"url": gone, "mirrors": [ARCHIVE]}})
+    assert [one.sha256 for one in locked.archives] == [sha256(tmp_path / "data.tar.gz")]
+    fewer = resolved(tmp_path, index, locked, archives={"data": {"url": gone}})
+    assert lock.changes(locked, fewer) == []  # another way to the same file is no other pin
+    lost = ARCHIVE.replace("data.", "lost.")
+    silent = {"url": lost, "mirrors": [f"{lost}-2"]}
+    unlocked = resolved(tmp_path, index, archives={"other": silent}).unlocked
+    assert f"archive other, {lost}, {lost}-2: their hosts did not answer" in unlocked
