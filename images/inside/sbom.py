@@ -34,6 +34,7 @@ from inventory import (
     Item,
     clean,
     debian_packages,
+    expression,
     normalize,
     purl,
     python_packages,
@@ -42,6 +43,7 @@ from inventory import (
 
 DOCUMENT = "SPDXRef-DOCUMENT"
 NAMESPACE = "https://sqshforge.io/spdx"
+LICENSES = "usr/share/doc"  # a folder for each source, as for each package of Debian's
 NO_DIGEST = "no digest is known: what the tag named then, or a system made from packages instead"
 IMAGE = re.compile(r"(?:([^/]*[.:][^/]*|localhost)/)?([^:@]+)(?::([^@]*))?(?:@.*)?")
 # An address such as http://127.0.0.1/ is none for the readers of the document.
@@ -145,16 +147,25 @@ def distribution(kind: str, node: Node, purpose: str) -> Item:
     return Item(kind, name, version, purpose, sha256=only(strings(node, "hashes")), purl=locator)
 
 
-def git_source(node: Node) -> Item:
+def git_source(node: Node, root: Path) -> Item:
     """A git repository at its commit; without one it has no download location."""
     url, ref, commit = (string(node, key) for key in ("git", "ref", "commit"))
+    name, words = name_of(node), string(node, "license")
+    declared = expression(words)
+    told = f"git {url}, {ref or 'no ref'}" + ("" if commit else ": no commit is known")
+    place = root / LICENSES / name
+    files = sorted(one.name for one in place.iterdir()) if place.is_dir() else ()
+    if files:
+        told += f"; its license files: {', '.join(f'/{LICENSES}/{name}/{one}' for one in files)}"
     return Item(
         "source",
-        name_of(node),
+        name,
         commit or ref,
         "SOURCE",
         location=f"git+{url}@{commit}" if commit and URL.fullmatch(url) else UNKNOWN,
-        source=f"git {url}, {ref or 'no ref'}" + ("" if commit else ": no commit is known"),
+        license=declared or UNKNOWN,
+        license_words="" if declared else words,
+        source=clean(told),
     )
 
 
@@ -193,11 +204,11 @@ def contents(lock: Node, root: Path) -> set[Item]:
     return found | {*debian_packages(root, system), *python_packages(root, sums)}
 
 
-def sources(lock: Node) -> set[Item]:
+def sources(lock: Node, root: Path) -> set[Item]:
     """What the lock says that parts of the image were built from."""
     return {
         *(distribution("sdist", one, "SOURCE") for one in members(member(lock, "python"), "built")),
-        *(git_source(one) for one in members(lock, "sources")),
+        *(git_source(one, root) for one in members(lock, "sources")),
         *(archive(one) for one in members(lock, "archives")),
     }
 
@@ -238,7 +249,7 @@ def describe(lock: Node, root: Path) -> tuple[set[Item], set[Link]]:
     """All elements of the document and how they are related."""
     target, inputs = string(lock, "target"), string(lock, "inputs")
     image = Item("image", target, purpose="CONTAINER", source=inputs and f"lock of {inputs}")
-    inside, origins = contents(lock, root), sources(lock)
+    inside, origins = contents(lock, root), sources(lock, root)
     bases, used = set(container("base", member(lock, "base"))), helpers(lock)
     patches = members(lock, "patches")
     links = {

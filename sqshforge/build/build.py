@@ -243,7 +243,6 @@ def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dic
         "version": __version__,
         "revision": revision,
         "created": created,
-        "licenses": "Apache-2.0",
         "base.name": base_name,
         "base.digest": locked.base.digest or "",  # not that of what buildah starts from
     }

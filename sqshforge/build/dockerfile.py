@@ -110,6 +110,7 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         **{f"requirements/{k}": v.encode() for k, v in requirement_files(what, lock).items()},
         **{f"patches/{one.file}": _patch(root, one) for one in lock.patches},
         **_launchers(what, root),
+        f"{PAYLOAD}/LICENSE": (root / "LICENSE").read_bytes(),
         f"{PAYLOAD}/launch/{zipapp.NAME}": zipapp.runtime(),
     }
     folders = {f"{PAYLOAD}/{name}": name for name in ("configs", "training")}

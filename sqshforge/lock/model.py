@@ -88,6 +88,7 @@ class LockedSource(Entry):
     git: str
     ref: str
     commit: str | None
+    license: str | None = None
 
 
 class LockedArchive(Entry):

@@ -228,7 +228,9 @@ def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locked
     commit = commit or _commit(asked.before, name, source)
     if commit is None:
         open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")
-    return LockedSource(name=name, git=source.git, ref=source.ref, commit=commit)
+    return LockedSource(
+        name=name, git=source.git, ref=source.ref, commit=commit, license=source.license
+    )
 
 
 def _commit(lock: Lock | None, name: str, source: Source) -> str | None:

@@ -173,6 +173,11 @@ class Source(Part):
     commit: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{40}$", description="where it is known; else the lock asks"
     )
+    license: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9.+() -]+$",
+        description="SPDX expression of what its licence files say; for the bill of materials",
+    )
 
 
 class Archive(Part):

@@ -10,11 +10,14 @@ import pytest
 
 from sqshforge import recipe as recipes
 from training.job.instances import TYPES
+from training.job.software import Version, parse_version
 
 FOLDER = Path(__file__).parents[2]
 RECIPES = FOLDER / "recipes"
 TARGETS = recipes.targets(RECIPES)
 NUMBER = re.compile(r"\d+(?:\.\w+)+(?:[+-]\w+)*")
+# aws-ofi-nccl in EFA's installers, as AWS's release notes for EFA have it.
+BUNDLED = {"1.48.0": "1.19.0"}
 FAMILIES = {kind.partition(".")[0] for kind in TYPES} | {"g6"}
 
 
@@ -73,6 +76,48 @@ def test_architectures(target: str) -> None:
     for _, _, instances in table:
         for family in re.findall(r"\b(?:p|g|trn)\d[\w-]*(?=[ ,)]|$)", instances):
             assert family in FAMILIES, family
+
+
+def plugin_of(target: str) -> Version:
+    """The aws-ofi-nccl of a target: compiled from a source, else the EFA installer's; or none."""
+    recipe = recipes.find(target, RECIPES)
+    if "aws-ofi-nccl" in recipe.sources:
+        return parse_version(recipe.sources["aws-ofi-nccl"].ref)
+    installer = recipe.archives.get("efa") if recipe.accelerator == "cuda" else None
+    number = NUMBER.search(installer.file.removesuffix(".tar.gz")) if installer else None
+    return parse_version(BUNDLED[number[0]]) if number else ()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_instances_are_those_that_the_plugin_knows(target: str) -> None:
+    """A page promises an instance with EFA only where the image's aws-ofi-nccl has it."""
+    table, plugin = rows(page(target), "| architecture | GPU |"), plugin_of(target)
+    for _, _, instances in table:
+        families = set(re.findall(r"\b(?:p|g)\d[\w-]*(?=[ ,)]|$)", instances))
+        for type in TYPES.values():
+            if type.family in families and type.fabric.efa:
+                assert plugin, f"{target} has no plugin"
+                assert plugin >= parse_version(type.fabric.plugin), type.type
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_plugins_version_is_the_pages(target: str) -> None:
+    pins = [row[1] for row in rows(page(target), "| part | pin |") if row[0] == "aws-ofi-nccl"]
+    assert [parse_version(pin) for pin in pins] in ([], [plugin_of(target)])
+    known = rows((FOLDER / "docs/nodes.md").read_text(), "| image | aws-ofi-nccl |")
+    told = [row[1] for row in known if re.search(rf"\b{target}\b", row[0])]
+    if plugin_of(target):
+        assert [parse_version(one) for one in told] == [plugin_of(target)]
+
+
+def test_first_versions_are_those_of_the_table() -> None:
+    """docs/nodes.md has the first aws-ofi-nccl that knows an instance, as the code has it."""
+    table = rows((FOLDER / "docs/nodes.md").read_text(), "| instances | first aws-ofi-nccl")
+    told = {name: parse_version(first) for names, first in table for name in names.split(", ")}
+    for type in TYPES.values():
+        if first := parse_version(type.fabric.plugin):
+            exact = told.get(type.family)
+            assert exact == first or first <= told[type.type], type.type
 
 
 def test_targets_that_compile_say_for_what() -> None:

@@ -59,7 +59,6 @@ ENV PYTHONPATH=/sqshforge \
 LABEL org.opencontainers.image.title="sqshforge cpu-mamba" \
     org.opencontainers.image.description="Mamba pre-training on CPU, for any Linux machine" \
     org.opencontainers.image.version="0.1.0" \
-    org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
@@ -69,7 +68,7 @@ COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
 COPY payload/ /sqshforge/

@@ -6,14 +6,17 @@
 # Stages:
 #
 #   base ──> system ──┬─> packages ────────────────> image
-#                     │      ┊ looked at               ↑ wheels
-#                     └─> compiler ─┬─> causal-conv1d ─┤
-#                                   └─> mamba-ssm ─────┘
+#                     │      ┊ looked at               ↑ wheels, library, licenses
+#                     └─> compiler ─┬                  │
+#                                   ├─> causal-conv1d ─┤
+#                                   ├─> mamba-ssm ─────┤
+#                                   └─> gdrcopy ───────┤
+#             system ──> licenses ─────────────────────┘
 #
-# system    what apt brings
-# packages  locked Python packages, CUDA's libraries among them
-# compiler  CUDA's compiler from its Python packages; nothing of it stays but the wheels
-# image     the wheels + launchers + training code
+# system    what apt and the EFA installer bring
+# packages  locked Python packages, CUDA's libraries and NCCL among them
+# compiler  CUDA's compiler from its Python packages; nothing of it stays but what is copied
+# image     what the other stages made + launchers + training code
 
 ARG BASE=debian:bookworm-slim
 
@@ -30,14 +33,37 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
+        environment-modules \
         gcc \
         libc6-dev \
         libgomp1 \
+        libhwloc15 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
+        pciutils \
         procps \
         python3 \
         python3-dev \
+        tcl \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+ARG ARCHIVE_EFA
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.48.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.48.0.tar.gz" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.48.0.tar.gz \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
+        --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
+    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && ldconfig
 
 FROM system AS packages
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
@@ -136,6 +162,25 @@ RUN --mount=type=bind,source=sdists,target=/run/source \
     && mkdir /wheels \
     && env --chdir /build python3.11 setup.py bdist_wheel --dist-dir /wheels
 
+FROM compiler AS gdrcopy
+ARG SOURCE_GDRCOPY
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    { test "$(sha256sum </run/sources/gdrcopy.tar)" = "${SOURCE_GDRCOPY}  -" || { echo "wrong checksum: /run/sources/gdrcopy.tar" >&2; exit 1; }; } \
+    && mkdir /tmp/gdrcopy \
+    && tar --extract --directory /tmp/gdrcopy --file /run/sources/gdrcopy.tar \
+    && make --directory /tmp/gdrcopy lib_install prefix=/opt/gdrcopy \
+    && rm -rf /tmp/gdrcopy
+
+FROM system AS licenses
+ARG SOURCE_GDRCOPY
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/licenses.py)" = "e8a11035f3797d9bb6623df6e2349dc1cb4bfb42ea1bd024b9f4f23f1a366e83  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/gdrcopy.tar)" = "${SOURCE_GDRCOPY}  -" || { echo "wrong checksum: /run/sources/gdrcopy.tar" >&2; exit 1; }; } \
+    && python3.11 -B /run/inside/licenses.py --into /licenses \
+        /run/sources/gdrcopy.tar
+
+
 FROM packages AS image
 # Only what comes now is compiled to byte code: all else has it already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
@@ -150,6 +195,22 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
     && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
         -i /tmp/added || [ "$?" -eq 1 ]; } \
     && rm /tmp/before /tmp/added
+COPY --from=gdrcopy /opt/gdrcopy/lib/ /opt/gdrcopy/lib/
+RUN echo /opt/gdrcopy/lib >/etc/ld.so.conf.d/gdrcopy.conf \
+    && ldconfig \
+    && rm -f /var/cache/ldconfig/aux-cache \
+    && python3.11 -B -c 'import ctypes; ctypes.CDLL("libgdrapi.so")'
+# The installer's plugin loads CUDA's runtime by the name that its Python package lacks; what is
+# loaded is torch's own. Without either, NCCL would go on by TCP and say so in its debug log alone.
+RUN ln -s /usr/local/lib/python3.11/dist-packages/nvidia/cu13/lib/libcudart.so.13 /usr/local/lib/libcudart.so \
+    && ldconfig \
+    && rm -f /var/cache/ldconfig/aux-cache \
+    && python3.11 -B -c 'import ctypes; ctypes.CDLL("libcudart.so")' \
+    && { test -e /opt/amazon/ofi-nccl/lib/libnccl-net.so || { echo "the EFA installer has brought no plugin for NCCL" >&2; exit 1; }; }
+ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
+    LD_LIBRARY_PATH=/opt/amazon/ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
+# Beside those of Debian's packages, which the EFA installer's are too.
+COPY --from=licenses /licenses/ /usr/share/doc/
 # Debian and Ubuntu have no `python`, which many a command line and script calls.
 RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
 # By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
@@ -162,7 +223,6 @@ ENV PYTHONPATH=/sqshforge \
 LABEL org.opencontainers.image.title="sqshforge cuda13-mamba" \
     org.opencontainers.image.description="Mamba and Mamba-2 pre-training on CUDA 13, for Hopper and Blackwell" \
     org.opencontainers.image.version="0.1.0" \
-    org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="debian:bookworm-slim"
 WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
@@ -172,7 +232,7 @@ COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Kernels that Triton has compiled before, from warm/cuda13-mamba/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/

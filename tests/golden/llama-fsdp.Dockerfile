@@ -6,10 +6,11 @@
 # Stages:
 #
 #   base ──> system ──> packages ───────────────> image
-#                          ┊ looked at              ↑ wheels, libraries
+#                          ┊ looked at              ↑ wheels, libraries, licenses
 #   compiled-on ──> compiler ──┬─> triton ──────────┤
 #                              ├─> nccl ────────────┤
-#                              └─> aws-ofi-nccl ────┘  links against system's libfabric
+#                              └─> aws-ofi-nccl ────┤  links against system's libfabric
+#   system ──> licenses ────────────────────────────┘
 #
 # system    what apt and the EFA installer bring
 # packages  locked Python packages
@@ -60,7 +61,7 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
-    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
         --skip-kmod --no-verify --skip-limit-conf \
     && apt-get clean \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
@@ -210,6 +211,25 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
     && rm -rf /tmp/plugin
 
+FROM system AS licenses
+ARG SOURCE_AWS_OFI_NCCL
+ARG SOURCE_GOOGLETEST
+ARG SOURCE_NCCL
+ARG SOURCE_TRITON
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/licenses.py)" = "e8a11035f3797d9bb6623df6e2349dc1cb4bfb42ea1bd024b9f4f23f1a366e83  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/googletest.tar)" = "${SOURCE_GOOGLETEST}  -" || { echo "wrong checksum: /run/sources/googletest.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
+    && python3.10 -B /run/inside/licenses.py --into /licenses \
+        /run/sources/aws-ofi-nccl.tar \
+        /run/sources/googletest.tar \
+        /run/sources/nccl.tar \
+        /run/sources/triton.tar
+
+
 FROM packages AS image
 # Only what comes now is compiled to byte code: all else has it already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
@@ -230,6 +250,8 @@ ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
 COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/ /opt/aws-ofi-nccl/
 ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib:$LD_LIBRARY_PATH
+# Beside those of Debian's packages, which the EFA installer's are too.
+COPY --from=licenses /licenses/ /usr/share/doc/
 # Debian and Ubuntu have no `python`, which many a command line and script calls.
 RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
 # By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
@@ -247,7 +269,6 @@ ENV PYTHONPATH=/sqshforge \
 LABEL org.opencontainers.image.title="sqshforge llama-fsdp" \
     org.opencontainers.image.description="Llama, Mixtral and Mistral pre-training with FSDP on CUDA 12.1, for EFA clusters" \
     org.opencontainers.image.version="0.1.0" \
-    org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="nvidia/cuda:12.1.1-base-ubuntu22.04"
 WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
@@ -257,7 +278,7 @@ COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Kernels that Triton has compiled before, from warm/llama-fsdp/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/

@@ -52,7 +52,7 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
-    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g -d \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
         --skip-kmod --no-verify --skip-limit-conf \
     && apt-get clean \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
@@ -119,7 +119,6 @@ ENV PYTHONPATH=/sqshforge \
 LABEL org.opencontainers.image.title="sqshforge neuron-mamba2" \
     org.opencontainers.image.description="Mamba-2 pre-training on AWS Trainium, Neuron SDK 2.21" \
     org.opencontainers.image.version="0.1.0" \
-    org.opencontainers.image.licenses="Apache-2.0" \
     org.opencontainers.image.base.name="ubuntu:22.04"
 WORKDIR /sqshforge
 # A vendor's entry point would print its banner before everything that runs.
@@ -129,7 +128,7 @@ COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
 ARG SOURCE_DATE_EPOCH=
 RUN --mount=type=bind,source=inside,target=/run/inside \
     { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
-    && { test "$(sha256sum </run/inside/sbom.py)" = "a33233416b84862fb3979c459f98931028d86d7c926e5c6175840f7767f0e58e  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
 COPY payload/ /sqshforge/

@@ -40,6 +40,7 @@ def copy(place: Path, lines: str | None = None) -> Path:
     """
     for name in ("sqshforge", "recipes", "images", "launch", "patches", "training"):
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy2(ROOT / "LICENSE", place)
     _share(place)
     if lines is not None:
         (place / "images" / f"{TARGET}.Dockerfile.j2").write_text(f"{HEAD}{lines}\n{PAYLOAD}")
@@ -74,7 +75,7 @@ def bare(place: Path) -> Path:
     folders = ("constraints", "sqshforge", "recipes", "images", "launch", "patches", "training")
     for name in folders:
         shutil.copytree(ROOT / name, place / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("Makefile", "setup.sh", "pyproject.toml", "README.md"):
+    for name in ("LICENSE", "Makefile", "setup.sh", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, place / name)
     return place
 

@@ -32,7 +32,7 @@ PROCESSORS = {  # threads, of two in a core
     "32xlarge": 128,
     "48xlarge": 192,
 }
-CURRENT = {"installer": "1.43.2", "libfabric": "2.1.0amzn5.0", "plugin": "1.16.3"}
+CURRENT = {"installer": "1.48.0", "libfabric": "2.4.0amzn3.0", "plugin": "1.19.0"}
 LIMITS = tuple(Limit(name, 8, INFINITE) for name in KINDS)
 SLURM = {
     "SLURM_JOB_ID": "4242",
@@ -93,15 +93,15 @@ def card(root: Path, number: int, vendor: str = "0x1d0f") -> None:
 
 
 def software(root: Path, *, installer: str, libfabric: str, plugin: str) -> None:
-    """Add EFA's installer, libfabric, aws-ofi-nccl with its tuner, and NCCL 2.27.7."""
+    """Add EFA's installer, libfabric, aws-ofi-nccl with its tuner, and NCCL 2.28.9."""
     listed = f"# EFA installer version: {installer}\nlibfabric1-aws_{libfabric}_amd64.deb"
     write(root / "opt/amazon/efa_installed_packages", listed)
     write(root / "opt/amazon/efa/lib/pkgconfig/libfabric.pc", f"Version: {libfabric}")
     library = root / "opt/amazon/ofi-nccl/lib/libnccl-net-ofi.so"
     write(library, f"\0NET/OFI Initializing aws-ofi-nccl {plugin}\0")
     library.with_name("libnccl-ofi-tuner.so").symlink_to(library.name)
-    write(root / "opt/nccl/lib/libnccl.so.2.27.7")
-    (root / "opt/nccl/lib/libnccl.so.2").symlink_to("libnccl.so.2.27.7")
+    write(root / "opt/nccl/lib/libnccl.so.2.28.9")
+    (root / "opt/nccl/lib/libnccl.so.2").symlink_to("libnccl.so.2.28.9")
     write(root / "proc/sys/kernel/osrelease", "6.8.0-1021-aws")
 
 

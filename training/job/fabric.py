@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.job.software import Software, is_older
+from training.job.instances import Instance
+from training.job.software import Software, format_version, is_older
 from training.job.types import Decision
 from training.parallel.neuron.environment import CACHE, DEFAULTS
 
@@ -57,6 +58,22 @@ def variables(found: Situation) -> list[Decision]:
         Decision(one.name, one.value if isinstance(one.value, str) else one.value(found), one.why)
         for one in RULES
         if one.when(found)
+    ]
+
+
+def plugin_warnings(instance: Instance | None, software: Software) -> list[str]:
+    """Warn of an aws-ofi-nccl that is older than the instance type; one that is not known is not.
+
+    NCCL then computes and is right, but the plugin takes the node for any machine: its messages go
+    by SENDRECV, and without what it sets for the type.
+    """
+    if instance is None or not is_older(software.plugin, instance.fabric.plugin):
+        return []
+    version, first = format_version(software.plugin), instance.fabric.plugin
+    return [
+        f"aws-ofi-nccl {version} in this image does not know the {instance.type}, as {first} and "
+        "later do: NCCL is slower between nodes than EFA can be; fix: take an image with a newer "
+        "one (docs/nodes.md has which)"
     ]
 
 

@@ -2,10 +2,11 @@
 
 Looked up on 2026-08-21. Accelerators, memory, EFA cards and bandwidth: what DescribeInstanceTypes
 says, as Karpenter's provider for AWS lists it (commit 1d927085d). GPUDirect RDMA and protocol:
-`platform_data_map` of aws-ofi-nccl (commit 2daf7d30); which types its tuner knows: its
-doc/tuner.md. Whose GPUs exchange through the host: the EFA cheatsheet of
-awsome-distributed-training. EFA cards of trn1 and trn1n, memory and cores of trn2: AWS's documents
-of Neuron. A type that is not here is no fault: what the node shows is counted then.
+`platform_data_map` of aws-ofi-nccl (commit 2daf7d30); the first version that has a type in it: the
+same at the tags; which types its tuner knows: its doc/tuner.md. Whose GPUs exchange through the
+host: the EFA cheatsheet of awsome-distributed-training. EFA cards of trn1 and trn1n, memory and
+cores of trn2: AWS's documents of Neuron. A type that is not here is no fault: what the node shows
+is counted then.
 
 This machine's type is INSTANCE_TYPE's, else its firmware's, else the metadata service's. DMI on
 Nitro names the type itself. On Xen it does not, so the metadata service (IMDSv2) is asked, which
@@ -50,6 +51,7 @@ class Fabric:
     rdma: bool = False  # accelerators reach those of other nodes by themselves (GPUDirect RDMA)
     protocol: str = ""  # of aws-ofi-nccl; empty: its own default
     tuned: bool = False  # aws-ofi-nccl's tuner knows the type
+    plugin: str = ""  # first aws-ofi-nccl that knows the type; empty: all do, or none has to
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ def find_instance(type: str) -> Instance | None:
 
 A10G, L4, L40S = Chip("A10G", 22888), Chip("L4", 22888), Chip("L40S", 45776)
 H100, H200 = Chip("H100", 81920), Chip("H200", 144384)
+B200, B300 = Chip("B200", 183359), Chip("B300", 275040)
 RTX = Chip("RTX PRO 6000", 98304)
 TRAINIUM, TRAINIUM2 = Chip("Trainium", 32768, cores=2), Chip("Trainium2", 98304, cores=8)
 
@@ -82,11 +85,11 @@ _ROWS = (
     Instance("p4d.24xlarge", Chip("A100", 40960), 8, Fabric(400, 4, True, "SENDRECV")),
     Instance("p4de.24xlarge", Chip("A100", 81920), 8, Fabric(400, 4, True, "SENDRECV")),
     Instance("p5.4xlarge", H100, 1, Fabric(100, 1, False, "SENDRECV")),
-    Instance("p5.48xlarge", H100, 8, Fabric(3200, 32, True, "RDMA", tuned=True)),
-    Instance("p5e.48xlarge", H200, 8, Fabric(3200, 32, True, "RDMA", tuned=True)),
-    Instance("p5en.48xlarge", H200, 8, Fabric(3200, 16, True, "RDMA", tuned=True)),
-    Instance("p6-b200.48xlarge", Chip("B200", 183359), 8, Fabric(3200, 8, True, "RDMA", True)),
-    Instance("p6-b300.48xlarge", Chip("B300", 275040), 8, Fabric(6400, 16, True, "RDMA", True)),
+    Instance("p5.48xlarge", H100, 8, Fabric(3200, 32, True, "RDMA", True, "1.7.0")),
+    Instance("p5e.48xlarge", H200, 8, Fabric(3200, 32, True, "RDMA", True, "1.11.0")),
+    Instance("p5en.48xlarge", H200, 8, Fabric(3200, 16, True, "RDMA", True, "1.13.0")),
+    Instance("p6-b200.48xlarge", B200, 8, Fabric(3200, 8, True, "RDMA", True, "1.14.0")),
+    Instance("p6-b300.48xlarge", B300, 8, Fabric(6400, 16, True, "RDMA", True, "1.14.0")),
     Instance("g5.xlarge", A10G, 1, Fabric(2.5)),
     Instance("g5.2xlarge", A10G, 1, Fabric(5)),
     Instance("g5.4xlarge", A10G, 1, Fabric(10)),
@@ -102,10 +105,10 @@ _ROWS = (
     Instance("g6.48xlarge", L4, 8, Fabric(100, 1), staged=True),
     Instance("g6e.24xlarge", L40S, 4, Fabric(200, 2)),
     Instance("g6e.48xlarge", L40S, 8, Fabric(400, 4)),
-    Instance("g7e.8xlarge", RTX, 1, Fabric(100, 1, False, "SENDRECV")),
-    Instance("g7e.12xlarge", RTX, 2, Fabric(400, 1, True, "RDMA")),
-    Instance("g7e.24xlarge", RTX, 4, Fabric(800, 2, True, "RDMA")),
-    Instance("g7e.48xlarge", RTX, 8, Fabric(1600, 4, True, "RDMA")),
+    Instance("g7e.8xlarge", RTX, 1, Fabric(100, 1, False, "SENDRECV", plugin="1.17.2")),
+    Instance("g7e.12xlarge", RTX, 2, Fabric(400, 1, True, "RDMA", plugin="1.17.2")),
+    Instance("g7e.24xlarge", RTX, 4, Fabric(800, 2, True, "RDMA", plugin="1.17.2")),
+    Instance("g7e.48xlarge", RTX, 8, Fabric(1600, 4, True, "RDMA", plugin="1.17.2")),
     Instance("trn1.2xlarge", TRAINIUM, 1, Fabric(3)),
     Instance("trn1.32xlarge", TRAINIUM, 16, Fabric(800, 8, True, "RDMA")),
     Instance("trn1n.32xlarge", TRAINIUM, 16, Fabric(1600, 16, True, "RDMA")),

@@ -206,6 +206,8 @@ def make_plan(
         lazy = f"of {ranks:,} ranks only those are joined that talk to each other"
         chosen.append(Decision("TORCH_GLOO_LAZY_INIT", "1", lazy))
     cables = node.instance.fabric if node.instance else None
+    slow = usable.kind == "cuda" and cards > 0 and job.nodes > 1
+    told += tuple(fabric.plugin_warnings(node.instance, node.software)) if slow else ()
     chosen += fabric.variables(
         fabric.Situation(
             nodes=job.nodes,

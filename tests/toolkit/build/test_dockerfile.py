@@ -145,6 +145,20 @@ def test_the_driver_is_brought_in_where_it_is_wanted(root: Path, target: str) ->
         assert found == {}
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_licenses_of_all_sources_are_in_the_image(root: Path, target: str) -> None:
+    """And no label calls the whole image one license, as OCI's key for it would."""
+    what, locked = loaded(root, target)
+    text = dockerfile.dockerfile(what, locked, root / "images")
+    assert "image.licenses" not in text
+    assert ("COPY --from=licenses /licenses/ /usr/share/doc/" in text) == bool(what.sources)
+    _, _, stage = text.partition(" AS licenses\n")
+    for name, source in what.sources.items():
+        assert f"/run/sources/{name}.tar" in stage.partition("\nFROM ")[0]
+        assert source.license, f"{name} has no license in the recipe"
+    assert "payload/LICENSE" in dockerfile.context(what, locked, root, {}).files
+
+
 @pytest.mark.processes
 def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
     """BuildKit asks for a file again only where its size or its time has changed."""

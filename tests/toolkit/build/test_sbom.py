@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -298,3 +299,33 @@ def test_a_wrong_request_is_told_in_one_line(
     done = sbom(image / "meta", *words, epoch=epoch)
     assert done.code == code
     assert re.fullmatch(r"sbom\.py: .+\n", done.err)
+
+
+@pytest.mark.parametrize(
+    ("words", "declared", "comment"),
+    [
+        ("MIT", "MIT", None),
+        (
+            "BSD-3-Clause AND Apache-2.0 WITH LLVM-exception",
+            "BSD-3-Clause AND Apache-2.0 WITH LLVM-exception",
+            None,
+        ),
+        ("its own", "NOASSERTION", "metadata says: its own"),
+        (None, "NOASSERTION", None),
+    ],
+)
+def test_a_sources_license_and_where_its_text_is(
+    image: Path, words: str | None, declared: str, comment: str | None
+) -> None:
+    lock = json.loads(LOCK)
+    lock["sources"][0]["license"] = words
+    (image / "meta/lock.json").write_text(json.dumps(lock))
+    (image / "usr/share/doc/triton").mkdir(parents=True)
+    (image / "usr/share/doc/triton/LICENSE").touch()
+    assert sbom(image / "meta", "--root", image).code == 0
+    found = json.loads((image / "meta/sbom.spdx.json").read_text())["packages"]
+    sources = {one["name"]: one for one in found if one["SPDXID"].startswith("SPDXRef-source")}
+    assert sources["triton"]["licenseDeclared"] == declared
+    assert sources["triton"].get("licenseComments") == comment
+    assert sources["triton"]["sourceInfo"].endswith("/usr/share/doc/triton/LICENSE")
+    assert "license" not in sources["nccl"]["sourceInfo"]

@@ -90,6 +90,51 @@ def test_the_plugin_where_the_path_of_libraries_has_it(tmp_path: Path) -> None:
     assert network(root, LD_LIBRARY_PATH="/no/such:/opt/own") == ALWAYS | RDMA
 
 
+@pytest.mark.parametrize(
+    ("type", "plugin", "first"),
+    [
+        ("p5e.48xlarge", "1.9.1-aws", "1.11.0"),
+        ("p5en.48xlarge", "1.11.1-aws", "1.13.0"),
+        ("p6-b200.48xlarge", "1.13.2-aws", "1.14.0"),
+        ("p6-b300.48xlarge", "1.13.2-aws", "1.14.0"),
+        ("g7e.48xlarge", "1.17.1", "1.17.2"),
+    ],
+)
+def test_an_instance_that_the_plugin_does_not_know(
+    type: str, plugin: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Both versions and what to do, once, and no word from the first version on that knows it."""
+    root = tmp_path / "root"
+    node(root, TYPES[type], {"plugin": plugin})
+    told = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
+    warned = [line for line in told.splitlines() if "WARNING" in line]
+    assert len(warned) == 1
+    assert plugin.removesuffix("-aws") in warned[0] and first in warned[0] and type in warned[0]
+    assert "fix: " in warned[0]
+    shutil.rmtree(root / "opt")
+    instance_trees.software(root, **(CURRENT | {"plugin": first}))
+    told = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
+    assert "WARNING" not in told
+
+
+@pytest.mark.parametrize(
+    ("type", "plugin", "nodes"),
+    [
+        ("p5.48xlarge", "1.9.1-aws", "2"),  # which it knows
+        ("p5e.48xlarge", "1.9.1-aws", "1"),  # alone, where nothing goes by the plugin
+        ("p5e.48xlarge", "git-6e504db", "2"),  # taken for current
+        ("g6.48xlarge", "1.9.1-aws", "2"),  # which no version has anything for
+    ],
+)
+def test_no_warning_of_the_plugin(
+    type: str, plugin: str, nodes: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    node(tmp_path / "root", TYPES[type], {"plugin": plugin})
+    environment = {**SLURM, **NCCL, "SLURM_STEP_NUM_NODES": nodes}
+    told = instance_trees.printed(tmp_path / "root", 192, environment)
+    assert "WARNING" not in told + capsys.readouterr().err
+
+
 FI_INFO = """\
 #!/bin/bash
 [[ $* == --version ]] && echo 'fi_info: 1.17.0amzn1.0
