@@ -76,7 +76,12 @@ def _note_failure(error: Exception) -> None:
     place = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if place:
         said = f"{type(error).__name__}: {error}"
-        note = {"message": said.strip().splitlines()[0], "timestamp": int(time.time())}
+        code = error.exit_code if isinstance(error, TrainingError) else TrainingError.exit_code
+        note = {
+            "message": said.strip().splitlines()[0],
+            "timestamp": int(time.time()),
+            "exit_code": code,  # torchrun may end this rank before it has
+        }
         with contextlib.suppress(OSError):
             Path(place).write_text(json.dumps(note))
 

@@ -16,10 +16,13 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from training.errors import HUNG, SAVED, RequestError, TrainingError
 from training.job import start_folder
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 UNNOTICED_SECONDS = 180.0
 """How long all processes of this node may have ended, and torchrun does not notice.
@@ -63,18 +66,14 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
     try:
         torchrun.run(options)
     except ChildFailedError as error:
-        failures = sorted(
-            error.failures.items(),
-            # One that torchrun ended because of another comes after it.
-            key=lambda item: (item[1].timestamp, item[1].exitcode == -signal.SIGTERM),
-        )
+        failures = sorted(error.failures.items(), key=lambda item: _when(item[1]))
         for rank, failure in failures:
-            # What the rank itself noted (training.entrypoint); torchrun makes words of its own up.
-            why = f": {failure.message}" if Path(failure.error_file).is_file() else ""
-            _tell(f"rank {rank} (process {failure.pid}) {ending(failure.exitcode)}{why}")
+            # What the rank itself noted; torchrun makes words of its own up.
+            why = f": {failure.message}" if _has_noted(failure) else ""
+            _tell(f"rank {rank} (process {failure.pid}) {ending(_code(failure))}{why}")
         if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
             _tell(gone)
-        return outcome([failure.exitcode for _, failure in failures])
+        return outcome([_code(failure) for _, failure in failures])
     except RendezvousError as error:
         cause = error.__cause__ or error
         place = f"at {options.rdzv_endpoint}: {cause}"
@@ -82,6 +81,27 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
             raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error
         raise TrainingError(f"the {options.nnodes} nodes have not met {place}") from error
     return 0
+
+
+def _when(failure: ProcessFailure) -> tuple[int, bool, bool]:
+    """Order failures as they came: in one second what a rank noted first, what was ended last."""
+    return failure.timestamp, _code(failure) == -signal.SIGTERM, not _has_noted(failure)
+
+
+def _has_noted(failure: ProcessFailure) -> bool:
+    """Whether the rank itself left a note of what ended it (training.entrypoint)."""
+    return Path(failure.error_file).is_file()
+
+
+def _code(failure: ProcessFailure) -> int:
+    """Give a process's exit code, also of one that had failed and was ended on its way out.
+
+    The others fail because of it, and may be gone before it is: torchrun then ends it like a
+    healthy one.
+    """
+    noted = failure.error_file_data.get("exit_code")
+    was_ended = failure.exitcode == -signal.SIGTERM
+    return noted if was_ended and isinstance(noted, int) else failure.exitcode
 
 
 def _gone(endpoint: str) -> str:

@@ -52,6 +52,27 @@ if __name__ == "__main__":
 """
 
 
+SLOW_TO_END = """\
+import atexit, os, sys, time
+
+def configure(flags):
+    pass
+
+def work():
+    if os.environ["RANK"] == "1":
+        from training.errors import {kind}
+        atexit.register(time.sleep, 600)
+        raise {kind}("the loss is gone", local=True)
+    while not os.path.exists(os.environ["TORCHELASTIC_ERROR_FILE"].replace("/0/", "/1/")):
+        time.sleep(0.1)
+    sys.exit(1)
+
+if __name__ == "__main__":
+    from training.entrypoint import told
+    sys.exit(told(work))
+"""
+
+
 @pytest.fixture
 def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
@@ -93,6 +114,18 @@ def test_the_cause_of_a_failure_is_told_again_at_the_end(launch: Launch, tmp_pat
         last[0],
     )
     assert err.count("Traceback") == 1 and len(last) <= 2
+
+
+@pytest.mark.parametrize(("kind", "code"), [("TrainingError", 1), ("RequestError", 2)])
+def test_the_cause_of_a_failure_may_be_the_last_to_end(
+    launch: Launch, tmp_path: Path, kind: str, code: int
+) -> None:
+    """It is ended by torchrun then, which is not how it failed: a wrong request stays one."""
+    (tmp_path / "failing.py").write_text(SLOW_TO_END.format(kind=kind))
+    got, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
+    assert got == code, err
+    told = re.findall(r"^training.launch: rank (\d) .* exit code (\d)(.*)$", err, re.MULTILINE)
+    assert told[0][:2] == ("1", str(code)) and told[0][2].endswith(": the loss is gone"), err
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
