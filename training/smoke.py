@@ -133,11 +133,19 @@ def check_versions(lock: dict[str, Any]) -> str:
         except metadata.PackageNotFoundError:
             wrong.append(f"{name} {version} is locked and not installed")
             continue
-        if found != version:
+        if found != version and not (_is_open(package) and found.startswith(f"{version}+")):
             wrong.append(f"{name} {version} is locked, {found} is installed")
     if wrong:
         raise TrainingError("; ".join(wrong))
     return f"Python {platform.python_version()}, {len(packages)} packages as locked"
+
+
+def _is_open(package: dict[str, Any]) -> bool:
+    """Whether no file of a package is locked, as its index did not answer.
+
+    Of such a version, the index chose the build: 2.16+4a9b2326 for 2.16.
+    """
+    return "hashes" in package and not package["hashes"]
 
 
 def compiled(lock: dict[str, Any]) -> list[str]:

@@ -98,7 +98,11 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
     bootstrapped = ""
     if bootstrap is not None:
         times = [] if made_at is None else [made_at]
-        made_of = (bootstrap.model_dump(mode="json"), list(archive), *times)
+        made_of = (
+            bootstrap.model_dump(mode="json", exclude={"components", "pockets"}),
+            list(archive),
+            *times,
+        )
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
         pulled_before = engine.image(_name(provider.mirrors.image(reference))) is not None
         if not pulled_before and engine.image(bootstrapped) is not None:
@@ -163,11 +167,12 @@ def deb_lines(bootstrap: Bootstrap | None, programs: Programs) -> list[str]:
         return []
     if bootstrap.mirror is None:
         return apt_sources(bootstrap.suite, programs)
-    if bootstrap.snapshot is None:
-        return [f"deb {bootstrap.mirror} {bootstrap.suite} main"]
-    # A snapshot's release files are past their date by design.
-    mirror = bootstrap.mirror.replace("{snapshot}", bootstrap.snapshot)
-    return [f"deb [check-valid-until=no] {mirror} {bootstrap.suite} main"]
+    mirror = bootstrap.mirror
+    if bootstrap.snapshot is not None:
+        # A snapshot's release files are past their date by design.
+        mirror = f"[check-valid-until=no] {mirror.replace('{snapshot}', bootstrap.snapshot)}"
+    components = " ".join(bootstrap.components)
+    return [f"deb {mirror} {one} {components}" for one in bootstrap.pockets or (bootstrap.suite,)]
 
 
 def make(

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import temporary
@@ -28,6 +29,14 @@ class Found:
     packages: tuple[LockedPackage, ...]
     bound: tuple[LockedIndex, ...] = ()
     unlocked: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class VendorIndex:
+    """An index that goes before pip's own: for every name that it has, or for some names only."""
+
+    url: str
+    only: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,9 +81,9 @@ class Resolver:
         """All that the recipe's Python needs, with what one index alone may give.
 
         Such an index is asked first, and a name that it has is taken from no other: others carry
-        placeholders under these names. Where it does not answer, its pins stay without hashes and
-        are told. Raises `WorkError` for what no index has, and where a bound name would come from
-        elsewhere.
+        placeholders under these names. One that is `named_only` is asked for nothing else. Where
+        it does not answer, its pins stay without hashes and are told. Raises `WorkError` for what
+        no index has, and where a bound name would come from elsewhere.
         """
         wanted = self.recipe.packages()
         indexes = self.recipe.python.indexes
@@ -85,7 +94,7 @@ class Resolver:
         result = self._compile(
             [*wanted, *(pin for some in pins.values() for pin in some)],
             self.pip.without_local_indexes(),
-            first=tuple(urls.values()),
+            first=vendor_indexes(self.recipe, self.mirrors),
         )
         if result.code == 0:
             return self._divided(result.out, urls)
@@ -161,7 +170,9 @@ class Resolver:
     def _where(self) -> str:
         return f"recipes/{self.recipe.target}.yaml, python.packages"
 
-    def _compile(self, wanted: Sequence[str], pip: Pip, first: Sequence[str] = ()) -> Result:
+    def _compile(
+        self, wanted: Sequence[str], pip: Pip, first: Sequence[VendorIndex] = ()
+    ) -> Result:
         """Let uv resolve; of the indexes in `first`, each keeps the names that it has.
 
         Of two known versions uv takes the newer one. So it is given one of each package, and asked
@@ -183,7 +194,7 @@ class Resolver:
         self,
         wanted: Sequence[str],
         pip: Pip,
-        first: Sequence[str],
+        first: Sequence[VendorIndex],
         known: Iterable[LockedPackage],
     ) -> Result:
         """One call of uv, which keeps the known versions that fit."""
@@ -191,11 +202,11 @@ class Resolver:
         argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
         argv += uv_indexes(pip, first)
         with temporary.folder("lock") as place:
-            (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
+            asked_for = uv_question(place, self.recipe, wanted, first)
             (place / "known.txt").write_text(requirements(known))
             (place / "uv.toml").write_text(metadata(self.recipe))
             argv += ["--config-file", str(place / "uv.toml")]
-            argv += ["--output-file", str(place / "known.txt"), str(place / "wanted.in")]
+            argv += ["--output-file", str(place / "known.txt"), str(asked_for)]
             asked = self.programs.attempt(argv, env=uv_environment(pip))
             return replace(asked, out=(place / "known.txt").read_text())
 
@@ -210,10 +221,48 @@ def uv_compile(recipe: Recipe) -> list[str]:
     return [*argv, "--python", sys.executable, "--python-version", python.version]
 
 
-def uv_indexes(pip: Pip, first: Sequence[str] = ()) -> list[str]:
+def vendor_indexes(recipe: Recipe, mirrors: Mirrors) -> tuple[VendorIndex, ...]:
+    """The indexes of a recipe, at the addresses that this machine has for them."""
+    return tuple(
+        VendorIndex(
+            mirrors.index(index.url),
+            tuple(sorted(map(normalize, index.packages))) if index.named_only else (),
+        )
+        for index in recipe.python.indexes.values()
+    )
+
+
+def uv_question(
+    place: Path, recipe: Recipe, wanted: Sequence[str], first: Sequence[VendorIndex] = ()
+) -> Path:
+    """Write what uv is asked for into a folder; the file.
+
+    It is a pyproject.toml where an index may give some names only: no option of uv's command line
+    says that.
+    """
+    if not any(index.only for index in first):
+        path = place / "wanted.in"
+        path.write_text("".join(f"{one}\n" for one in wanted))
+        return path
+    lines = ["[project]", 'name = "wanted"', 'version = "0"']
+    lines += [f'requires-python = ">={recipe.python.version}"']
+    lines += [f"dependencies = {json.dumps(list(wanted))}"]
+    sources = ["[tool.uv.sources]"]
+    for number, index in enumerate(first):
+        if index.only:
+            lines += ["[[tool.uv.index]]", f'name = "vendor-{number}"', "explicit = true"]
+            lines += [f"url = {json.dumps(index.url)}"]
+            sources += [f'{name} = {{index = "vendor-{number}"}}' for name in index.only]
+    path = place / "pyproject.toml"
+    path.write_text("\n".join((*lines, *sources)) + "\n")
+    return path
+
+
+def uv_indexes(pip: Pip, first: Sequence[VendorIndex] = ()) -> list[str]:
     """The indexes of pip's configuration for uv; of those in `first`, each keeps its names."""
-    words = [word for url in first for word in ("--index", url)]
-    return words + pip.for_uv("first-index" if first else "unsafe-best-match")
+    whole = [index.url for index in first if not index.only]
+    words = [word for url in whole for word in ("--index", url)]
+    return words + pip.for_uv("first-index" if whole else "unsafe-best-match")
 
 
 def uv_environment(pip: Pip) -> dict[str, str]:

@@ -14,11 +14,14 @@ from sqshforge.host.terminal import Tracker
 from sqshforge.lock.python import (
     SILENT,
     UV_PLATFORMS,
+    VendorIndex,
     metadata,
     parse_compiled,
     uv_compile,
     uv_environment,
     uv_indexes,
+    uv_question,
+    vendor_indexes,
 )
 from sqshforge.outdated.names import Comments, Offer, parse_offers, reason
 from sqshforge.outdated.pins import Pin, candidate, is_other_build, judged
@@ -94,7 +97,7 @@ class Packages:
         offers = self._offers(group.pins, self.pip)
         if offers is None:
             return [replace(pin, silent="the package index does not answer") for pin in pins]
-        first = [self.mirrors.index(one.url) for one in python.indexes.values()] if main else []
+        first = vendor_indexes(self.recipe, self.mirrors) if main else ()
         bound = [one for index in python.indexes.values() for one in index.pins()] if main else []
         group = replace(group, pins=(*group.pins, *bound))
         pins = [judged(pin, offers.get(pin.name, ()), python.version) for pin in pins]
@@ -116,7 +119,7 @@ class Packages:
         group: Together,
         offers: Sequence[Offer],
         pip: Pip | None,
-        first: Sequence[str],
+        first: Sequence[VendorIndex],
         unknown: str,
     ) -> Pin:
         """A pin with the newest that fits beside the others, and what holds back a newer one."""
@@ -195,7 +198,7 @@ class Packages:
         each = [self._offered([one], pip) for one in pins]
         return None if None in each else {k: v for one in each if one for k, v in one.items()}
 
-    def _pip_for(self, group: Together, first: Sequence[str]) -> Pip | None:
+    def _pip_for(self, group: Together, first: Sequence[VendorIndex]) -> Pip | None:
         """The configuration by which the pins resolve: that of other machines, else this one's.
 
         As in a lock, indexes in folders of this machine are asked only where the others lack
@@ -206,11 +209,16 @@ class Packages:
                 return pip
         return None
 
-    def _fits(self, wanted: Sequence[str], pip: Pip, first: Sequence[str]) -> Result:
+    def _fits(self, wanted: Sequence[str], pip: Pip, first: Sequence[VendorIndex]) -> Result:
         return self._ask(wanted, pip, first, universal=False)
 
     def _ask(
-        self, wanted: Sequence[str], pip: Pip, first: Sequence[str] = (), *, universal: bool
+        self,
+        wanted: Sequence[str],
+        pip: Pip,
+        first: Sequence[VendorIndex] = (),
+        *,
+        universal: bool,
     ) -> Result:
         """One call of uv: universal, for the names alone; else for all that they need in turn."""
         argv = uv_compile(self.recipe)
@@ -220,12 +228,12 @@ class Packages:
             argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
         argv += uv_indexes(pip, first)
         facts = _no_metadata(self.recipe) if universal else metadata(self.recipe)
-        question = (tuple(argv), tuple(wanted), facts)
+        question = (tuple(argv), tuple(wanted), tuple(first), facts)
         if question not in self.known:
             with temporary.folder("outdated") as place:
-                (place / "wanted.in").write_text("".join(f"{one}\n" for one in wanted))
+                asked_for = uv_question(place, self.recipe, wanted, first)
                 (place / "uv.toml").write_text(facts)
-                argv += ["--config-file", str(place / "uv.toml"), str(place / "wanted.in")]
+                argv += ["--config-file", str(place / "uv.toml"), str(asked_for)]
                 self.known[question] = self.programs.attempt(argv, env=uv_environment(pip))
         return self.known[question]
 

@@ -52,6 +52,12 @@ class Bootstrap(Part):
         pattern=r"^(https?|file|copy)://\S+$",
         description="archive to take packages from; default: the machine's own for this suite",
     )
+    components: tuple[Annotated[str, Field(pattern=r"^[a-z-]+$")], ...] = Field(
+        default=("main",), min_length=1, description="parts of mirror; default: main alone"
+    )
+    pockets: tuple[Annotated[str, Field(pattern=r"^[a-z]+(-[a-z]+)*$")], ...] = Field(
+        default=(), description="suites of mirror, with updates; default: suite alone"
+    )
     snapshot: str | None = Field(
         default=None,
         pattern=r"^[0-9]{8}T[0-9]{6}Z$",
@@ -59,11 +65,13 @@ class Bootstrap(Part):
     )
 
     @model_validator(mode="after")
-    def _snapshot_has_its_place(self) -> Bootstrap:
+    def _goes_with_its_mirror(self) -> Bootstrap:
         if (self.snapshot is not None) != ("{snapshot}" in (self.mirror or "")):
             raise ValueError(
                 "snapshot and mirror go together: a snapshot needs a mirror with {snapshot} in it"
             )
+        if self.mirror is None and (self.pockets or self.components != ("main",)):
+            raise ValueError("components and pockets are those of a mirror, which is not named")
         return self
 
 
@@ -100,6 +108,10 @@ class Index(Part):
     url: Address
     packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
         description="NAME==VERSION, or NAME for what others need in turn"
+    )
+    named_only: bool = Field(
+        default=False,
+        description="nothing but these is taken from it; default: it is asked for all names first",
     )
 
     def pins(self) -> tuple[str, ...]:

@@ -31,7 +31,7 @@ ASKED_FOR_BY = {
 OF_ONE_SYSTEM = {
     "mosaicml": ["composer-mamba"],
     "torchmetrics": ["composer-mamba"],
-    "torch-xla": ["neuron-mamba2"],
+    "torch-xla": ["neuron-mamba2", "neuron29-mamba2"],
 }
 GOES_WITHOUT = {
     *("causal-conv1d", "flash-attn", "mamba-ssm", "triton", "transformer-engine", "torchao"),
@@ -67,7 +67,9 @@ def imported() -> Iterator[str]:
 
 
 def locked(target: str) -> set[str]:
-    return {one.name for one in lock.read(target, ROOT / "recipes").python.packages}
+    python = lock.read(target, ROOT / "recipes").python
+    bound = (one for index in python.bound for one in index.packages)
+    return {one.name for one in (*python.packages, *bound)}
 
 
 def trains() -> list[str]:

@@ -8,7 +8,7 @@
 #   base ──> system ──> image
 #
 # system   what apt, the EFA installer and the Neuron archive bring; the driver is the host's
-# image    locked Python packages + those that Neuron's own index gives + launchers + training code
+# image    locked Python packages + torch and Neuron's own, each from its index + launchers + training code
 
 ARG BASE=ubuntu:22.04
 
@@ -86,7 +86,7 @@ FROM system AS image
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "3de26fcb9cbc1889dd8d4471d8f4ab75e428b2f93935e5b90bf4596e783843b7  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "27dc2b7842241b4396aac5a7c28cc01ce5c8911f20ba1a7d8a1f232184edd1a5  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -97,17 +97,42 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
 # Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
 # name another index to be asked. A mirror's address may hold a password: it comes as a secret.
+# Only what comes now is compiled to byte code: all else has it already.
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=ca --mount=type=secret,id=index-pytorch \
+    { test "$(sha256sum </run/requirements/pytorch.txt)" = "38fed51fe0b912a39175f289756e16e088111e9aa28e472d1ea5771ace964be5  -" || { echo "wrong checksum: /run/requirements/pytorch.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
+    && touch /tmp/before \
+    && PIP_CONFIG_FILE=/dev/null \
+        python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
+        --no-cache-dir --no-compile \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --index-url "$(cat /run/secrets/index-pytorch || echo https://download.pytorch.org/whl/cpu)" --find-links /run/wheels \
+        --requirement /run/requirements/pytorch.txt \
+    && find /usr/local/lib/python3.10/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
+# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
+# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
+# Only what comes now is compiled to byte code: all else has it already.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=ca --mount=type=secret,id=index-neuron \
     { test "$(sha256sum </run/requirements/neuron.txt)" = "68f2a5ed4a1091e052e50c982e0b30e5d587268339c1991c1c00a92c115a2ec8  -" || { echo "wrong checksum: /run/requirements/neuron.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
+    && touch /tmp/before \
     && PIP_CONFIG_FILE=/dev/null \
         python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
         --no-cache-dir --no-compile \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --index-url "$(cat /run/secrets/index-neuron || echo https://pip.repos.neuron.amazonaws.com)" --find-links /run/wheels \
-        --requirement /run/requirements/neuron.txt
+        --requirement /run/requirements/neuron.txt \
+    && find /usr/local/lib/python3.10/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
 ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
     LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
 # Debian and Ubuntu have no `python`, which many a command line and script calls.

@@ -7,7 +7,7 @@
 #
 #   base ──> image
 #
-# base    the vendor's image: Python, torch, SMP, EFA and NCCL are its own
+# base    the vendor's image: Python, torch, the vendor's libraries and EFA are its own
 # image   the few packages it lacks + launchers + training code
 
 ARG BASE=658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121

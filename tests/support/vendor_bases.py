@@ -1,5 +1,7 @@
 """Stand-ins for the base images that only vendors' registries give: Ubuntu 22.04 from its packages.
 
+neuron29-mamba2 makes Ubuntu 24.04 itself.
+
 The recipes of the heavy targets are built on it by way of a mirror. What needs a vendor's host
 (CUDA's compiler, git tags, EFA's installer) is taken out by recipes that extend the real ones.
 """
@@ -30,11 +32,14 @@ CUDA = {
     "patches": {"causal-conv1d": None, "mamba": None},
     "python": {"built": None},
 }
+# With the public index's torch and CUDA's libraries: the CPU build is on PyTorch's index alone.
+NEURON = {"apt_sources": None, "archives": None}
 RECIPES: Mapping[str, Mapping[str, object]] = {
     "cuda-mamba": CUDA,
     "composer-mamba": CUDA,
     "llama-fsdp": CUDA,
-    "neuron-mamba2": {"apt_sources": None, "archives": None, "python": {"indexes": None}},
+    "neuron-mamba2": {**NEURON, "python": {"indexes": None, "packages": ["torch==2.5.1"]}},
+    "neuron29-mamba2": {**NEURON, "python": {"indexes": None, "packages": ["torch==2.9.1"]}},
     # Its base has Python and torch: the stand-in of cuda-mamba takes its place.
     "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python{python}/**/*.py"}}},
 }

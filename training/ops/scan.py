@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu
+from training.ops.softplus import softplus
 
 CUT = {"cpu": (32, 32), "cuda": (256, 16)}
 """(c, K) by device. On a CPU a chunk's states fit the cache, and a step of one segment is work
@@ -110,7 +111,7 @@ class _Chunk:
 
     def __init__(self, x: Tensor, raw: Tensor, B: Tensor, C: Tensor, z: Tensor | None) -> None:
         self.x, self.raw, self.B, self.C, self.z = x, raw, B, C, z
-        self.delta = F.softplus(raw)  # (b, c, d)
+        self.delta = softplus(raw)  # (b, c, d)
 
     def gated(self, y: Tensor, D: Tensor) -> Tensor:
         """Add what goes past the state, and close the gate; y (b, c, d) is used up."""

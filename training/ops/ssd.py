@@ -33,12 +33,12 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
 from training.ops.nki import torch_ops
+from training.ops.softplus import softplus
 
 CPU_CHUNK = 64
 """Steps of a chunk on a CPU, whatever the model's: what a chunk needs then fits the cache. A GPU
@@ -162,7 +162,7 @@ class _Chunk:
     ) -> None:
         self.x, self.raw, self.A, self.B, self.C, self.D = x, raw, A, B, C, D
         self.limit = limit
-        free = F.softplus(raw)  # (b, g, r, c)
+        free = softplus(raw)  # (b, g, r, c)
         self.delta = free if limit == NO_LIMIT else free.clamp(*limit)  # (b, g, r, c)
         sums = (self.delta.double() * A.double()).cumsum(-1)  # (b, g, r, c)
         between = (sums[..., :, None] - sums[..., None, :]).to(x.dtype)  # (b, g, r, c, c)
@@ -180,7 +180,7 @@ class _Chunk:
         slope = torch.sigmoid(self.raw)  # (b, g, r, c)
         if self.limit == NO_LIMIT:
             return slope
-        return slope * (F.softplus(self.raw) == self.delta)  # (b, g, r, c)
+        return slope * (softplus(self.raw) == self.delta)  # (b, g, r, c)
 
     def inside(self) -> Tensor:
         """Give what takes x to y inside the chunk, (b, g, r, c, c); D is on its diagonal."""

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqshforge import recipe
-from sqshforge.build.base_image import TRUSTED, _trusted
+from sqshforge.build.base_image import TRUSTED, _trusted, deb_lines
+from sqshforge.host.programs import Programs
 
 PUBLIC_KEY = 6  # the packet's number (RFC 9580, section 5)
 
@@ -38,6 +39,21 @@ def test_apt_is_given_the_machine_s_keys_and_the_pinned_ones(root: Path, tmp_pat
     assert folder.stat().st_mode & 0o055 == 0o055
     names = {path.name for path in folder.iterdir()}
     assert names == {"bookworm.asc", *(path.name for path in TRUSTED.iterdir())}
+
+
+def test_an_archive_has_the_parts_and_the_suites_that_the_recipe_names(root: Path) -> None:
+    bootstrap = recipe.find("neuron29-mamba2", root / "recipes").base.bootstrap
+    assert deb_lines(bootstrap, Programs()) == [
+        f"deb http://archive.ubuntu.com/ubuntu {suite} main universe"
+        for suite in ("noble", "noble-updates", "noble-security")
+    ]
+    assert bootstrap is not None
+    plain = bootstrap.model_copy(update={"components": ("main",), "pockets": ()})
+    assert deb_lines(plain, Programs()) == ["deb http://archive.ubuntu.com/ubuntu noble main"]
+    moment = {"mirror": "http://x/{snapshot}/", "snapshot": "20250101T000000Z"}
+    assert deb_lines(plain.model_copy(update=moment), Programs()) == [
+        "deb [check-valid-until=no] http://x/20250101T000000Z/ noble main"
+    ]
 
 
 def fingerprints(armored: str) -> Iterator[str]:

@@ -26,6 +26,7 @@ TARGETS = [
     "cuda13-mamba",
     "llama-fsdp",
     "neuron-mamba2",
+    "neuron29-mamba2",
     "smp-llama",
 ]
 

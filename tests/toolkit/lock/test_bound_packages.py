@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -197,27 +198,108 @@ def test_a_mirror_that_takes_a_password_is_as_good_and_stays_out_of_the_lock(
     assert vendor.url not in locked.text()
 
 
-def test_the_real_recipe_binds_every_name_of_neurons(root: Path) -> None:
-    what = recipe.find("neuron-mamba2", root / "recipes")
-    assert what.python.bound() == set(BOUND)
+TORCH = {
+    "url": "https://torch.example.test/cpu",
+    "packages": ["torch==2.5+cpu"],
+    "named_only": True,
+}
+
+
+def torchs() -> list[Distribution]:
+    """What PyTorch's own index has: a build of torch, and an older numpy."""
+    return [wheel("torch", "2.5+cpu", needs=["numpy>=1"]), wheel("numpy", "1.0", says="theirs")]
+
+
+def bound_torch(folder: Path, public: Index, vendor: str, torch: str) -> Lock:
+    """The lock of a recipe with Neuron's packages and a torch that one index alone has."""
+    what = small_recipe(folder, ["numpy==1.26"], {"pytorch": TORCH, **INDEXES})
+    mirrors = Mirrors(indexes={ADDRESS: vendor, str(TORCH["url"]): torch})
+    return lock.resolve(what, asking(folder, public.pip, mirrors))
+
+
+def test_an_index_for_some_names_only_gives_no_others(
+    public: Index, new_index: NewIndex, tmp_path: Path
+) -> None:
+    """Nor do others give these: the public one has a torch of that version, and a newer one."""
+    public.add(wheel("torch", "2.5"), wheel("torch", "2.6"))
+    needing = wheel(
+        "torch-neuronx", NEURON["torch-neuronx"], needs=["torch==2.5.*", "libneuronxla"]
+    )
+    vendor = new_index(*real(without=["torch-neuronx"]), needing)
+    torch = new_index(*torchs())
+    python = bound_torch(tmp_path, public, vendor.url, torch.url).python
+    found = {index.name: {one.name for one in index.packages} for index in python.bound}
+    assert found == {"pytorch": {"torch"}, "neuron": {*NEURON, *NEEDED}}
+    assert python.bound[1].packages == (torchs()[0].locked(),)
+    assert [f"{one.name} {one.version}" for one in python.packages] == ["numpy 1.26"]
+    assert torch.asked == {"torch"}
+    assert "torch" not in public.asked
+
+
+def test_where_it_does_not_answer_its_pins_are_open(
+    public: Index, new_index: NewIndex, tmp_path: Path
+) -> None:
+    public.add(wheel("torch", "2.5"))
+    torch = new_index(*torchs())
+    torch.web.stop()
+    found = bound_torch(tmp_path, public, new_index(*real()).url, torch.url)
+    assert f"torch==2.5+cpu: the index pytorch ({TORCH['url']}) did not answer" in found.unlocked
+    assert [one.name for one in found.python.packages] == ["numpy"]
+    assert [one.hashes for index in found.python.bound for one in index.packages] == [()] * 4
+
+
+def test_a_version_that_it_lacks_is_told(
+    public: Index, new_index: NewIndex, tmp_path: Path
+) -> None:
+    public.add(wheel("torch", "2.5"))
+    torch = new_index(wheel("torch", "2.4+cpu"))
+    with pytest.raises(WorkError, match=r"no version of torch==2\.5\+cpu"):
+        bound_torch(tmp_path, public, new_index(*real()).url, torch.url)
+
+
+TARGETS = ("neuron-mamba2", "neuron29-mamba2")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_real_recipe_binds_every_name_of_neurons(target: str, root: Path) -> None:
+    what = recipe.find(target, root / "recipes")
+    assert what.python.bound() == {*BOUND, "torch"}
     assert what.python.indexes["neuron"].url.startswith("https://")
     locked = lock.load(what, root / "recipes").python
-    assert not {one.name for one in locked.packages} & set(BOUND)
-    assert {one.name for one in locked.bound[0].packages} <= set(BOUND)
+    assert not {one.name for one in locked.packages} & what.python.bound()
+    assert {one.name for one in locked.of_indexes()} <= what.python.bound()
 
 
-def test_the_image_gets_them_from_that_index_alone(root: Path) -> None:
-    what = recipe.find("neuron-mamba2", root / "recipes")
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_real_recipe_has_no_library_of_cudas(target: str, root: Path) -> None:
+    """And what Neuron's packages need of the public index is named."""
+    locked = lock.load(recipe.find(target, root / "recipes"), root / "recipes").python
+    names = {one.name for one in locked.packages}
+    assert not [name for name in names if name.startswith(("nvidia-", "cuda-", "triton"))]
+    assert {"islpy", "psutil", "scipy", "boto3", "sympy", "torch-xla"} <= names
+    (torch,) = locked.bound[0].packages
+    assert torch.version.endswith("+cpu")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_image_gets_them_from_that_index_alone(target: str, root: Path) -> None:
+    what = recipe.find(target, root / "recipes")
     locked = lock.load(what, root / "recipes")
     text = dockerfile.dockerfile(what, locked, root / "images")
-    (install,) = (one for one in text.split("\nRUN ") if "requirements/neuron.txt" in one)
-    assert "/pip --isolated install" in install
-    assert "PIP_CONFIG_FILE=/dev/null" in install
-    assert install.count("index-url") == 1
-    assert what.python.indexes["neuron"].url in install
-    assert "id=pip" not in install  # the secret with the host's own indexes
+    steps = [one for one in text.split("\nRUN ") if "/pip --isolated install" in one]
+    assert [re.findall(r"--requirement /run/requirements/(\w+)\.txt", one) for one in steps] == [
+        ["pytorch"],  # Neuron's packages need torch
+        ["neuron"],
+    ]
+    for name, install in zip(("pytorch", "neuron"), steps, strict=True):
+        assert "PIP_CONFIG_FILE=/dev/null" in install
+        assert install.count("index-url") == 1
+        assert what.python.indexes[name].url in install
+        assert "id=pip" not in install  # the secret with the host's own indexes
     others = dockerfile.requirement_files(what, locked)
-    assert set(others.pop("neuron.txt").split()) >= set(what.python.indexes["neuron"].pins())
+    for name in ("pytorch", "neuron"):
+        found = set(others.pop(f"{name}.txt").split())
+        assert found >= set(what.python.indexes[name].pins())
     assert not [name for name in BOUND if f"\n{name}==" in "\n".join(others.values())]
 
 

@@ -78,6 +78,10 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
             ("slim\n", "slim\n  bootstrap: {suite: sid, snapshot: 20250101T000000Z}\n"),
             "snapshot and mirror go together",
         ),
+        (
+            ("slim\n", "slim\n  bootstrap: {suite: noble, components: [main, universe]}\n"),
+            "components and pockets are those of a mirror",
+        ),
     ],
 )
 def test_each_kind_of_fault(tmp_path: Path, change: tuple[str, str], told: str) -> None:

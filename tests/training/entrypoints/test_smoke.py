@@ -1,6 +1,7 @@
 """The smoke test of an image, on a folder laid out like one."""
 
 import json
+import platform
 import subprocess
 import sys
 import zipfile
@@ -12,6 +13,7 @@ import pytest
 
 from tests.training.support.runs import ROOT, write_text
 from training import smoke
+from training.errors import TrainingError
 
 pytestmark = pytest.mark.processes
 
@@ -83,6 +85,21 @@ def test_every_fault_of_an_image_is_shown(image: Path) -> None:
     assert smoke.RUNTIME in rows["runtime"]
     assert "no file matches /nowhere/*" in rows["train"]
     assert "5 of 7 checks failed" in done.stdout
+
+
+def test_a_build_that_an_index_chose_is_as_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a version whose index did not answer the lock, the build's own suffix is not known."""
+    monkeypatch.setattr(smoke.metadata, "version", {"cc": "2.16+4a9b", "dist": "0.10"}.get)
+
+    def check(**cc: Any) -> str:
+        python = {"version": platform.python_version(), "packages": []}
+        bound = [{"name": "cc", **cc}, {"name": "dist", "version": "0.10", "hashes": []}]
+        return smoke.check_versions({"python": {**python, "bound": [{"packages": bound}]}})
+
+    assert "2 packages as locked" in check(version="2.16", hashes=[])
+    for version, hashes in (("2.16", ["sha256:0"]), ("2.1", []), ("2.16+other", [])):
+        with pytest.raises(TrainingError, match=r"is locked, 2\.16\+4a9b is installed"):
+            check(version=version, hashes=hashes)
 
 
 def test_a_loss_that_does_not_fall_fails(image: Path) -> None:

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 from training.errors import RequestError
 from training.ops.nki.arguments import check_conv, check_ssd
 from training.ops.nki.limits import TIME
+from training.ops.softplus import softplus
 
 NKI = "training.ops.nki.namespace"
 """The module that can be imported where there is NKI."""
@@ -43,7 +44,7 @@ def ssd(
     """
     check_ssd(x, B, C)
     raw = dt.float() if dt_bias is None else dt.float() + dt_bias.float()  # (b, l, h)
-    delta = F.softplus(raw)  # (b, l, h)
+    delta = softplus(raw)  # (b, l, h)
     if limit != (0.0, math.inf):
         delta = delta.clamp(*limit)  # (b, l, h)
     y: Tensor = _SSD.apply(x, delta, A.float(), B, C, D.float())  # (b, l, h, p)

@@ -1,0 +1,159 @@
+# Mamba-2 pre-training on AWS Trainium, Neuron SDK 2.29
+#
+# Rendered by `sqshforge render neuron29-mamba2` from images/neuron-mamba2.Dockerfile.j2,
+# recipes/neuron29-mamba2.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> image
+#
+# system   what apt, the EFA installer and the Neuron archive bring; the driver is the host's
+# image    locked Python packages + torch and Neuron's own, each from its index + launchers + training code
+
+ARG BASE=ubuntu:24.04
+
+FROM ${BASE} AS base
+
+FROM base AS system
+LABEL io.sqshforge.target=neuron29-mamba2
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        ca-certificates \
+        environment-modules \
+        gcc \
+        libc6-dev \
+        libgomp1 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
+        libxml2 \
+        pciutils \
+        procps \
+        python3 \
+        python3-dev \
+        tcl \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+ARG ARCHIVE_EFA
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.48.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.48.0.tar.gz" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.48.0.tar.gz \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
+        --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
+    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && ldconfig
+# The vendor's archive and its key; only packages that are signed with it are taken from there.
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
+    && echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com jammy main" \
+        > /etc/apt/sources.list.d/neuron.list
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/neuron.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/neuron ]; then cp -r /run/apt/neuron/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        aws-neuronx-collectives=2.31.24.0-1a31ba186 \
+        aws-neuronx-runtime-lib=2.31.24.0-0b044f4ce \
+        aws-neuronx-tools=2.29.22.0-b486b0ade \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+
+FROM system AS image
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "233427d98b46ab1a31f7bb741e3d99550fe2e7c774be4c2dbabdb4df7839878d  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.12 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
+    && { python3.12 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.12/dist-packages || [ "$?" -eq 1 ]; }
+# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
+# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
+# Only what comes now is compiled to byte code: all else has it already.
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=ca --mount=type=secret,id=index-pytorch \
+    { test "$(sha256sum </run/requirements/pytorch.txt)" = "2d75825eba32958cf23d4346ff80387b14ae3e36edb42a75af122b1513cbae0c  -" || { echo "wrong checksum: /run/requirements/pytorch.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
+    && touch /tmp/before \
+    && PIP_CONFIG_FILE=/dev/null \
+        python3.12 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
+        --no-cache-dir --no-compile \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --index-url "$(cat /run/secrets/index-pytorch || echo https://download.pytorch.org/whl/cpu)" --find-links /run/wheels \
+        --requirement /run/requirements/pytorch.txt \
+    && find /usr/local/lib/python3.12/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.12 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
+# Neither the environment (--isolated) nor a configuration file of the base (PIP_CONFIG_FILE) may
+# name another index to be asked. A mirror's address may hold a password: it comes as a secret.
+# Only what comes now is compiled to byte code: all else has it already.
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=ca --mount=type=secret,id=index-neuron \
+    { test "$(sha256sum </run/requirements/neuron.txt)" = "4eff18f0829731b2b97fb29e037c0384a33963e1fae629f5969d91ccc664179c  -" || { echo "wrong checksum: /run/requirements/neuron.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/ca ]; then export REQUESTS_CA_BUNDLE=/run/secrets/ca; fi \
+    && touch /tmp/before \
+    && PIP_CONFIG_FILE=/dev/null \
+        python3.12 /run/wheels/pip-25.3-py3-none-any.whl/pip --isolated install \
+        --no-cache-dir --no-compile \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --index-url "$(cat /run/secrets/index-neuron || echo https://pip.repos.neuron.amazonaws.com)" --find-links /run/wheels \
+        --requirement /run/requirements/neuron.txt \
+    && find /usr/local/lib/python3.12/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.12 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
+ENV PATH=/opt/aws/neuron/bin:/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
+    LD_LIBRARY_PATH=/opt/aws/neuron/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.12)" /usr/local/bin/python
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTORCH_VERSION="2.9.1"
+LABEL org.opencontainers.image.title="sqshforge neuron29-mamba2" \
+    org.opencontainers.image.description="Mamba-2 pre-training on AWS Trainium, Neuron SDK 2.29" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.base.name="ubuntu:24.04"
+WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
+CMD ["/bin/bash"]
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH=
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.12 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+COPY payload/ /sqshforge/
