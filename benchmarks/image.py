@@ -106,6 +106,7 @@ def _make(
     checkout = folder / "checkout"
     for name in ("recipes", "images", "launch", "patches", "training"):
         shutil.copytree(root / name, checkout / name)
+    shutil.copy(root / "LICENSE", checkout)
     (checkout / "build").mkdir()
     for name in ("bases", "vendor"):  # what these take to get serves other builds too
         (root / "build" / name).mkdir(parents=True, exist_ok=True)
