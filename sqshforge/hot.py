@@ -7,6 +7,9 @@ a `*` in it, so that a list holds for the next version too:
     usr/local/lib/python3.*/dist-packages/torch-*.dist-info/METADATA
 
 A line names every file whose path is that line once its own versions are replaced.
+
+An image that is packed by a list has these files first, in that order, and all others after them in
+the order of a walk through its folders.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import hashlib
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +104,21 @@ class HotList:
         """The lines that name nothing among an image's paths."""
         there = {generalized(os.fsdecode(path)) for path in paths}
         return [line for line in self.lines if line not in there]
+
+
+NONE = HotList()
+
+
+def walk_order(name: bytes) -> bytes:
+    """The key by which paths are sorted as a walk meets them: a folder, then all that is in it."""
+    return name.replace(b"/", b"\0")
+
+
+def hot_first(hot: HotList, files: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The files of an image, in the order of a walk, as the hot ones in theirs and the others."""
+    first = hot.found(files)
+    taken = set(first)
+    return first, [path for path in files if path not in taken]
 
 
 def _can_be_a_line(path: str) -> bool:

@@ -76,7 +76,7 @@ def trace(
         return
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(text)
-    show_lines(f"{place}: {len(hot.lines)} lines, {human(found.read)} read")
+    show_lines(f"{place}: {len(hot.lines)} lines, {human(found.size)} read")
     next_command = ("pack", target) if target else ("trace", image, "--list", place, "--check")
     show_lines(f"next: {suggest.sqshforge(*next_command)}")
 

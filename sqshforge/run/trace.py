@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -42,12 +42,29 @@ FIRST_STEP = (
 )
 
 
+class Read(NamedTuple):
+    """Bytes of a file's content that were asked for; the path is from the top folder."""
+
+    path: bytes
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True)
 class Trace:
-    """What one start read of its file: paths from the top folder, the first used first."""
+    """What one start read of its file, in order; each page once, as the kernel keeps it."""
 
-    paths: tuple[bytes, ...]
-    read: int  # bytes of files' content, each page once
+    reads: tuple[Read, ...]
+
+    @property
+    def paths(self) -> tuple[bytes, ...]:
+        """The files, the first used first."""
+        return tuple(dict.fromkeys(one.path for one in self.reads))
+
+    @property
+    def size(self) -> int:
+        """Bytes of files' content."""
+        return sum(one.size for one in self.reads)
 
 
 def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Reporter) -> Trace:
@@ -84,15 +101,13 @@ def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Rep
 def read_log(lines: Iterable[bytes]) -> Trace:
     """What libfuse's messages tell of the files that were read."""
     names: dict[bytes, bytes] = {}  # of open files, by their numbers, which are used again
-    found: dict[bytes, None] = {}
-    total = 0
+    found = []
     for line in lines:
         if match := OPENED.fullmatch(line):
             names[match[1]] = match[2]
         elif (match := READ.fullmatch(line)) and match[1] in names:
-            found.setdefault(names[match[1]])
-            total += int(match[2])
-    return Trace(tuple(found), total)
+            found.append(Read(names[match[1]], int(match[3]), int(match[2])))
+    return Trace(tuple(found))
 
 
 def default_command(image: Path) -> tuple[str, ...]:

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 from sqshforge import project
-from sqshforge.errors import WorkError
+from sqshforge.engine.buildah import OURS
+from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import files
 from sqshforge.host.files import publish
+from sqshforge.hot import NONE, HotList
 from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
+from sqshforge.squashfs.hot_range import HotRange
 
-FORMAT = 6  # part of every key: raised when equal inputs come to give other bytes
+FORMAT = 7  # part of every key: raised when equal inputs come to give other bytes
 # Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
 ARMOR = b"-----BEGIN SSH SIGNATURE-----"
 SIGNATURE_LIMIT = 1 << 16  # bytes that we read
@@ -32,6 +36,7 @@ class PackRequest:
     base_epoch: int  # the newest time in what is outside of /sqshforge, seconds of the epoch
     epoch: int  # the newest time in the file
     tool: str  # the squash tool and its version
+    hot: HotList = NONE  # the files that come first
 
     @classmethod
     def of(cls, config: ImageConfig, options: Options, tool: str) -> PackRequest:
@@ -39,11 +44,14 @@ class PackRequest:
 
         Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
         """
+        hot = hot_list(config) if options.hot is None else options.hot
+        if options.xattrs:
+            hot = NONE
         asked = project.source_date_epoch()
         if asked is not None:
-            return cls(config, options, asked, asked, tool)
+            return cls(config, options, asked, asked, tool, hot)
         base = config.created if config.base_created is None else config.base_created
-        return cls(config, options, base, config.created, tool)
+        return cls(config, options, base, config.created, tool, hot)
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -61,6 +69,7 @@ class PackRequest:
             "tool": self.tool,
             "base_epoch": self.base_epoch,
             "epoch": self.epoch,
+            "hot": self.hot.digest,
         }
 
     @property
@@ -73,6 +82,18 @@ class PackRequest:
         files = {name: data.decode("latin-1") for name, data in self.files.items()}
         settings = {name: value for name, value in self.settings.items() if name != "epoch"}
         return _digest({"layers": list(layers), "files": files, **settings})
+
+
+def hot_list(config: ImageConfig) -> HotList:
+    """The list of this checkout for the target that an image was built from; empty where none."""
+    target = dict(config.labels).get(OURS, "")
+    if not re.fullmatch(r"[\w.-]+", target):
+        return NONE
+    try:
+        place = project.find().hot_list(target)
+    except MissingError:  # there is no checkout
+        return NONE
+    return HotList.read(place) if place.is_file() else NONE
 
 
 def content_key(config: ImageConfig, settings: Mapping[str, Any]) -> str:
@@ -93,15 +114,24 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def write_record(
-    output: Path, request: PackRequest, base: str | None, pieces: Sequence[str], file: Path
+    output: Path,
+    request: PackRequest,
+    base: str | None,
+    pieces: Sequence[str],
+    file: Path,
+    hot: HotRange | None,
 ) -> None:
-    """Put it beside the output; `file` is that, or what will become it."""
+    """Put it beside the output; `file` is that, or what will become it.
+
+    `hot` is where its hot files lie.
+    """
     found = file.stat()
     facts = {
         "key": request.key,
         "image": asdict(request.config),
         "settings": request.settings,
         "base": base,
+        "hot": None if hot is None else asdict(hot),
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
         "ctime_ns": found.st_ctime_ns,

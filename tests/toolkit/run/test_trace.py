@@ -40,7 +40,8 @@ release[93837013367120] flags: 0x8000
 def test_a_file_counts_from_its_first_read_on() -> None:
     found = trace.read_log(LOG.splitlines(keepends=True))
     assert found.paths == (b"usr/bin/sh", b"etc/a name")
-    assert found.read == 4096 + 20
+    assert found.size == 4096 + 20
+    assert found.reads[-1] == (b"etc/a name", 8192, 10)
 
 
 @pytest.mark.parametrize(
