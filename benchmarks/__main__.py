@@ -20,6 +20,7 @@ from sqshforge.host.programs import Programs
 ALL = {
     "rebuild": ("rebuild",),
     "pack": ("pack",),
+    "start": ("start",),
     "models": ("models",),
     "train": ("train",),
     "data": ("data",),

@@ -39,6 +39,10 @@ class Project:
     def sqsh(self, target: str) -> Path:
         return self.build / f"{target}.sqsh"
 
+    def hot_list(self, target: str) -> Path:
+        """The list of the files that a start of a target reads; not every target has one."""
+        return self.recipes / "hot" / f"{target}.txt"
+
     def require_writable(self) -> None:
         """Raise `MissingError` where another user's files in build/ are in the way of this one's.
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import click
 
 from sqshforge import __version__
-from sqshforge.cli import inspect, squash, start, status, targets
+from sqshforge.cli import inspect, squash, start, status, targets, trace
 from sqshforge.cli.group import Commands
 from sqshforge.errors import MissingError, SqshforgeError, shown
 
@@ -21,6 +21,7 @@ from sqshforge.errors import MissingError, SqshforgeError, shown
 COMMANDS = (
     *targets.COMMANDS,
     *squash.COMMANDS,
+    *trace.COMMANDS,
     *inspect.COMMANDS,
     *start.COMMANDS,
     *status.COMMANDS,

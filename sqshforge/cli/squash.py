@@ -29,6 +29,12 @@ from sqshforge.errors import RequestError
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
 @click.option("--devices", is_flag=True, help="Keep device nodes that lie outside of /dev.")
 @click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
+@click.option(
+    "--hot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Put the files first that trace has listed: recipes/hot/TARGET.txt.",
+)
 @set_option
 @engine_option
 def pack(
@@ -40,6 +46,7 @@ def pack(
     xattrs: bool,
     devices: bool,
     no_cache: bool,
+    hot: Path | None,
     settings: tuple[str, ...],
     engine: str | None,
 ) -> None:
@@ -53,11 +60,24 @@ def pack(
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, duration, human, show_lines
+    from sqshforge.hot import NONE, HotList
     from sqshforge.image import address as sources
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
 
-    options = squash.Options.of(profile, jobs=jobs, force=force, xattrs=xattrs, devices=devices)
+    if hot is not None and xattrs:
+        raise RequestError(
+            "--hot does not go with --xattrs, which packs files in the order of their names",
+            mend="leave one of the two out",
+        )
+    options = squash.Options.of(
+        profile,
+        jobs=jobs,
+        force=force,
+        xattrs=xattrs,
+        devices=devices,
+        hot=NONE if hot is None else HotList.read(hot),
+    )
     cache = None if no_cache else Cache.of_user()
     if sources.is_address(source):
         if output is None:

@@ -11,6 +11,7 @@ from stat import S_ISREG
 from typing import IO, Protocol, runtime_checkable
 
 from sqshforge.errors import RequestError
+from sqshforge.hot import HotList
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.project import NEWEST_EPOCH
 
@@ -49,9 +50,11 @@ class Stream(Protocol):
         split: bool,
         xattrs: bool,
         devices: bool,
-    ) -> None:
+        hot: HotList,
+    ) -> list[bytes]:
         """Write the tree, with `files` in it; without /sqshforge where it is `split` off.
 
+        Files that are in the list `hot` come first, and their paths are given back in that order.
         Extended attributes and device nodes come only where they are asked for.
         """
 

@@ -24,6 +24,7 @@ from sqshforge.inspect.shares import Share
 from sqshforge.inspect.signature import beside as signature_beside
 from sqshforge.squash import request as record
 from sqshforge.squashfs.content import Content
+from sqshforge.squashfs.hot_range import HotRange, noted
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
 
@@ -40,6 +41,8 @@ class Inspection:
     file: Path
     size: int  # bytes
     signed: bool
+    hot: HotRange | None  # the bytes that a start reads, as the file itself notes
+    content_end: int  # bytes from the start of the file
     compression: str
     block: int  # bytes
     made: int  # seconds of the epoch
@@ -83,6 +86,7 @@ class Inspection:
             ("squash file", f"{human(self.size)}, {self.compression}, blocks of {self.block} B"),
             ("in it", f"{self.entries} entries, {human(self.unpacked)} unpacked"),
             ("made", f"{made:%Y-%m-%d %H:%M} UTC"),
+            ("hot files", self._hot()),
         ]
         facts += self._origin()
         facts += [("signed", "yes, sqshforge verify tells by whom" if self.signed else "no")]
@@ -95,6 +99,13 @@ class Inspection:
             lines.append(f"  {name if name != last else '':12}  {value}")
             last = name
         return lines
+
+    def _hot(self) -> str:
+        """Where the files lie that a start reads."""
+        if self.hot is None:
+            return "not noted: it was packed without a list of the files that a start reads"
+        share = 100 * self.hot.length / max(1, self.size)
+        return f"{human(self.hot.length)} from byte {self.hot.offset} on, {share:.0f}% of the file"
 
     def _origin(self) -> list[tuple[str, str]]:
         """Where it comes from, as the record and the image itself tell."""
@@ -171,6 +182,8 @@ def inspect(file: Path) -> Inspection:
             file=file,
             size=file.stat().st_size,
             signed=signature_beside(file).is_file(),
+            hot=noted(image.reader.file, image.superblock.used),
+            content_end=image.superblock.tables,
             compression=image.compression,
             block=image.superblock.block,
             made=image.superblock.made,

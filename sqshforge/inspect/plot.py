@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqshforge.errors import MissingError, RequestError, shown
 from sqshforge.host.terminal import human
 from sqshforge.inspect.inspect import Inspection
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 BARS = 15  # of each kind
 LONG = 48  # letters of a name
@@ -14,7 +18,7 @@ KINDS = (".png", ".svg", ".pdf")
 
 
 def draw(found: Inspection, picture: Path) -> None:
-    """Draw the largest parts and the largest Python packages, as stored.
+    """Draw the largest parts and the largest Python packages, as stored, and where hot files lie.
 
     Raises `MissingError` without matplotlib, `RequestError` for another kind of picture
     and for a place that cannot be written to.
@@ -37,9 +41,12 @@ def draw(found: Inspection, picture: Path) -> None:
     ]
     figure = Figure(figsize=(14, 6), layout="constrained")
     figure.suptitle(f"{found.file.name}: {human(found.size)}, {human(found.unpacked)} unpacked")
-    for axes, title, bars in zip(
-        figure.subplots(1, 2), ("parts", "Python packages"), (parts, packages), strict=True
-    ):
+    drawings = figure.subplot_mosaic(
+        [["file", "file"], ["parts", "Python packages"]], height_ratios=[1, 12]
+    )
+    _draw_file(drawings["file"], found)
+    for title, bars in (("parts", parts), ("Python packages", packages)):
+        axes = drawings[title]
         names = [_short(name) for name, _ in bars]
         drawn = axes.barh(range(len(bars)), [size / 1e6 for _, size in bars], color="#2a6f97")
         axes.bar_label(drawn, [_label(size, found.stored) for _, size in bars], padding=3)
@@ -57,6 +64,24 @@ def draw(found: Inspection, picture: Path) -> None:
             where=str(picture),
             mend="name another place with --plot",
         ) from None
+
+
+def _draw_file(axes: Axes, found: Inspection) -> None:
+    """Draw the file as one bar, from its first byte to its last."""
+    hot_end = found.hot.offset + found.hot.length if found.hot is not None else 0
+    pieces = (
+        ("read by a start", 0, hot_end, "#c8553d"),
+        ("other files", hot_end, found.content_end, "#2a6f97"),
+        ("tables", found.content_end, found.size, "#8d99ae"),
+    )
+    for name, start, end, colour in pieces:
+        if end > start:
+            label = f"{name}, {human(end - start)}"
+            axes.barh(0, (end - start) / 1e6, left=start / 1e6, color=colour, label=label)
+    axes.set_xlim(0, max(1, found.size) / 1e6)
+    axes.set_yticks([])
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=len(pieces), frameon=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
 
 
 def _label(size: int, whole: int) -> str:

@@ -72,17 +72,30 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
     return pairs
 
 
-def mount_root(image: Path, supervisor: Supervisor, *, as_root: bool, fuse: bool | None) -> Path:
-    """Mount all of it below the supervisor's place; the merged root."""
+def mount_root(
+    image: Path,
+    supervisor: Supervisor,
+    *,
+    as_root: bool,
+    fuse: bool | None,
+    log: Path | None = None,
+) -> Path:
+    """Mount all of it below the supervisor's place; the merged root.
+
+    With a `log` squashfuse mounts the file, and writes into it each call that it answers.
+    """
     place = supervisor.place
     mount_program("-t", "tmpfs", "-o", "mode=0755", "sqshforge", place)
     lower, upper, work, root = (place / name for name in ("lower", "upper", "work", "root"))
     for one in (lower, upper, work, root):
         one.mkdir()
-    if not as_root:
+    others = ["-o", "allow_other"] if as_root else []
+    if log is not None:
+        supervisor.serve([_squashfuse_with_paths(), "-f", "-d", *others, image, lower], lower, log)
+    elif not as_root:
         supervisor.serve([_squashfuse(), "-f", image, lower], lower)
     elif fuse or not _mounted_by_kernel(image, lower, required=fuse is False):
-        supervisor.serve([_squashfuse(), "-f", "-o", "allow_other", image, lower], lower)
+        supervisor.serve([_squashfuse(), "-f", *others, image, lower], lower)
     upper.chmod(lower.stat().st_mode & 0o7777)  # the merged root has the mode of its upper layer
     layers = f"{NO_EFFECT},lowerdir={lower},upperdir={upper},workdir={work}"
     if as_root:
@@ -157,6 +170,11 @@ def _squashfuse() -> Path:
     return PROGRAMS.which("squashfuse_ll") or PROGRAMS.require("squashfuse")
 
 
+def _squashfuse_with_paths() -> Path:
+    """The one whose messages name files by their paths; squashfuse_ll knows numbers only."""
+    return PROGRAMS.require("squashfuse", "it tells which files a start reads")
+
+
 @dataclass(frozen=True)
 class Plan:
     """What to start, as the outer process decided it."""
@@ -168,6 +186,7 @@ class Plan:
     uid: int
     gid: int
     fuse: bool | None
+    log: str | None = None  # the file that squashfuse notes its calls in
 
 
 def main(words: str) -> NoReturn:
@@ -206,7 +225,8 @@ def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> Sqshfo
 def _become_command(plan: Plan) -> NoReturn:
     umask = os.umask(0o022)  # what is made here is for all users of the container
     beside = supervisor.start()
-    root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse)
+    log = Path(plan.log) if plan.log else None
+    root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse, log=log)
     # Up to here and in all programs that are called for the set-up, the host's environment holds:
     # the image's PATH or LD_LIBRARY_PATH is not for them.
     of_image = text(root, "/etc/environment")

@@ -68,7 +68,7 @@ def run(
     if runtime == "enroot" or (runtime == "auto" and programs.which("enroot")):
         call = enroot.call(image, command, mounts, environment, programs)
         _become(call.argv, call.environment)
-    _require_rights(programs)
+    _require_rights(programs, fuse=os.geteuid() != 0)
     plan = Plan(
         image=str(image),
         command=tuple(command),
@@ -79,6 +79,16 @@ def run(
         fuse=fuse,
     )
     _become(builtin_command(programs.require("unshare"), plan), os.environ)
+
+
+def traced_command(image: Path, command: Sequence[str], log: str, programs: Programs) -> list[str]:
+    """The call that starts a command in a sqsh, and has the file `log` tell what is read of it.
+
+    Raises `MissingError` for what is not installed or not permitted.
+    """
+    _require_rights(programs, fuse=True)
+    plan = Plan(str(image), tuple(command), (), {}, os.geteuid(), os.getegid(), True, log)
+    return builtin_command(programs.require("unshare"), plan)
 
 
 def require_sqsh(image: Path) -> None:
@@ -133,8 +143,8 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     os.execve(argv[0], [*argv], environment)
 
 
-def _require_rights(programs: Programs) -> None:
-    """The right to mount: root's, or user namespaces and /dev/fuse; else a `MissingError`."""
+def _require_rights(programs: Programs, *, fuse: bool) -> None:
+    """The right to mount, and with `fuse` what squashfuse takes; else a `MissingError`."""
     as_root = os.geteuid() == 0
     user = [] if as_root else ["--user", "--map-root-user"]
     tried = programs.attempt(["unshare", *user, "--mount", "true"])
@@ -150,12 +160,12 @@ def _require_rights(programs: Programs) -> None:
             mend="as root: sysctl kernel.unprivileged_userns_clone=1 (Debian) or "
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)",
         )
-    if as_root:
+    if not fuse:
         return
-    programs.require("squashfuse", "it mounts a sqsh without root")
+    programs.require("squashfuse", "it mounts a sqsh without the kernel's squashfs")
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise MissingError(
-            "/dev/fuse is not there or not for ordinary users",
+            "/dev/fuse is not there" + ("" if as_root else " or not for ordinary users"),
             where="/dev/fuse",
             mend="as root: modprobe fuse && chmod 0666 /dev/fuse (udev's usual mode)",
         )

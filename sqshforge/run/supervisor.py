@@ -50,12 +50,14 @@ class Supervisor:
     line: socket.socket
     place: Path  # an empty folder of the host to mount on
 
-    def serve(self, argv: Sequence[str | Path], mountpoint: Path) -> None:
+    def serve(self, argv: Sequence[str | Path], mountpoint: Path, log: Path | None = None) -> None:
         """Have a FUSE server run in the foreground, and wait until it has mounted.
 
-        Raises `WorkError` with the server's own words where it does not.
+        What it says goes into the file `log` where one is named. Raises `WorkError` with the
+        server's own words where it does not mount.
         """
-        self.line.send(json.dumps([[str(word) for word in argv], str(mountpoint)]).encode())
+        words = [str(word) for word in argv]
+        self.line.send(json.dumps([words, str(mountpoint), str(log or "")]).encode())
         answer = _heard(self.line).decode()
         if answer != MOUNTED:
             raise WorkError(answer or "the process that serves the image's files is gone")
@@ -112,9 +114,9 @@ def _serve_until_set_up(line: socket.socket) -> set[int]:
     """Start the servers that are asked for, until nobody is left to ask; their numbers."""
     servers = set()
     while request := _heard(line):
-        argv, mountpoint = json.loads(request)
+        argv, mountpoint, log = json.loads(request)
         try:
-            servers.add(_serve(argv, Path(mountpoint)))
+            servers.add(_serve(argv, Path(mountpoint), log))
             answer = MOUNTED
         except (OSError, SqshforgeError) as error:
             answer = str(error)
@@ -149,11 +151,12 @@ def close_all_but(kept: set[int]) -> None:
             os.close(descriptor)
 
 
-def _serve(argv: Sequence[str], mountpoint: Path) -> int:
+def _serve(argv: Sequence[str], mountpoint: Path, log: str) -> int:
     """Start a server that ends with this process; its number, once it has mounted."""
     supervisor = os.getpid()
     before = mountpoint.stat().st_dev
-    said = os.memfd_create("stderr")  # no pipe: nobody reads it later on, and it must not fill up
+    # No pipe: nobody reads it later on, and it must not fill up.
+    said = os.open(log, os.O_RDWR) if log else os.memfd_create("stderr")
     server = subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,

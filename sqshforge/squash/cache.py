@@ -15,7 +15,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqshforge.host import files
@@ -29,6 +29,7 @@ from sqshforge.host.files import (
 )
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
+from sqshforge.squashfs.hot_range import HotRange
 from sqshforge.squashfs.superblock import LAYOUT, Tables
 
 # Every name that lies in the folder: a base's, what is beside it, what is written, the lock.
@@ -43,6 +44,7 @@ class Base:
     pieces: tuple[str, ...]
     start: int  # of its tables, in bytes
     source: str
+    hot: HotRange | None  # where its hot files lie
     size: int
     used: float  # seconds of the epoch
     is_untouched: bool  # by its times
@@ -89,7 +91,13 @@ class Cache:
         return base
 
     def add(
-        self, key: str, packed: Path, pieces: Sequence[str], tables: Tables, source: str
+        self,
+        key: str,
+        packed: Path,
+        pieces: Sequence[str],
+        tables: Tables,
+        source: str,
+        hot: HotRange | None = None,
     ) -> None:
         """Keep the base of a key, whose content a packed file begins with, then keep to the limit.
 
@@ -98,7 +106,7 @@ class Cache:
         """
         place = self._place(key)
         try:
-            self._write(place, packed, pieces, tables, source)
+            self._write(place, packed, pieces, tables, source, hot)
         except BaseException:
             _forget(place)
             raise
@@ -106,7 +114,13 @@ class Cache:
         self.prune(keep=place)
 
     def _write(
-        self, place: Path, packed: Path, pieces: Sequence[str], tables: Tables, source: str
+        self,
+        place: Path,
+        packed: Path,
+        pieces: Sequence[str],
+        tables: Tables,
+        source: str,
+        hot: HotRange | None,
     ) -> None:
         publish(tables.superblock + tables.rest, _tables(place))
         link(packed, place)
@@ -114,6 +128,7 @@ class Cache:
         record = {
             "source": source,
             "start": tables.start,
+            "hot": None if hot is None else asdict(hot),
             "size": found.st_size,
             "mtime_ns": found.st_mtime_ns,
             "ctime_ns": found.st_ctime_ns,
@@ -204,6 +219,7 @@ class Cache:
                 pieces=tuple(facts["pieces"]),
                 start=facts["start"],
                 source=facts["source"],
+                hot=HotRange(**facts["hot"]) if facts.get("hot") else None,
                 size=facts["size"],
                 used=used,
                 is_untouched=(found.st_mtime_ns, found.st_ctime_ns) == times,

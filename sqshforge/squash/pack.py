@@ -47,6 +47,7 @@ from sqshforge.squash.request import (
     stale_signature,
     write_record,
 )
+from sqshforge.squashfs.hot_range import HotRange, locate, note
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")
@@ -62,6 +63,7 @@ class Written:
 
     settled: Future[list[str]]
     base: Tables | None = None
+    hot: HotRange | None = None  # where its hot files lie
 
 
 def pack_whole(
@@ -70,20 +72,28 @@ def pack_whole(
     """Write an image from nothing; `side` does what need not be waited for."""
     split = image.payload is not None
     epoch = request.base_epoch if split else request.epoch
+    files: list[bytes] = []  # the hot ones
     if image.stack is not None:
         enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
-        squasher.folder(image.stack.merge(), target, epoch, split=split)
+        merged = image.stack.merge()
+        if request.hot.lines:
+            files = squasher.sorted_folder(merged, target, epoch, request.hot, split=split)
+        else:
+            squasher.folder(merged, target, epoch, split=split)
         image.stack.unmerge()
     else:
         assert not isinstance(image.content, Folder)
-        squasher.tar(image.content, request.files, target, epoch, split=split)
+        files = squasher.tar(image.content, request.files, target, epoch, request.hot, split=split)
     jobs = request.options.jobs
+    hot = locate(target, files)
     if image.payload is None:
-        return Written(side.submit(_settle, target, jobs, {}))
+        _note(target, hot)
+        return Written(side.submit(_settle, target, jobs, {}), hot=hot)
     tables = Tables.of(target)
     kept = side.submit(_settle_base, target, jobs, tables.start)
     squasher.append(image.payload, target, request.epoch)
-    return Written(side.submit(_settle, target, jobs, kept.result()), tables)
+    _note(target, hot)
+    return Written(side.submit(_settle, target, jobs, kept.result()), tables, hot)
 
 
 def pack_edited(
@@ -100,8 +110,14 @@ def pack_edited(
     if base is None:
         return None
     squasher.append(unpacked, target, request.epoch)
+    _note(target, base.hot)
     known = {index: base.pieces[index] for index in _kept(base.start)}
-    return Written(side.submit(_settle, target, request.options.jobs, known))
+    return Written(side.submit(_settle, target, request.options.jobs, known), hot=base.hot)
+
+
+def _note(target: Path, hot: HotRange | None) -> None:
+    if hot is not None:
+        note(target, hot)
 
 
 def _kept(start: int) -> range:
@@ -333,7 +349,7 @@ class _Pack:
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.
-        write_record(output, request, base, pieces, written)
+        write_record(output, request, base, pieces, written, made.hot)
         signature = stale_signature(output, request, pieces)
         if signature is not None:
             signature.unlink()
@@ -345,12 +361,13 @@ class _Pack:
         if base is not None and self.cache is not None:
             try:
                 if made.base is not None:
-                    self.cache.add(base, output, pieces, made.base, request.config.reference)
+                    reference = request.config.reference
+                    self.cache.add(base, output, pieces, made.base, reference, made.hot)
                 else:
                     self.cache.keep(base)
             except OSError as error:
                 self._without_base(error)
-        write_record(output, request, base, pieces, output)
+        write_record(output, request, base, pieces, output, made.hot)
 
 
 def _may_replace(output: Path, options: Options) -> None:

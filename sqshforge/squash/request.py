@@ -13,9 +13,11 @@ from sqshforge import project
 from sqshforge.errors import WorkError
 from sqshforge.host import files
 from sqshforge.host.files import publish
+from sqshforge.hot import HotList
 from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
+from sqshforge.squashfs.hot_range import HotRange
 
 FORMAT = 6  # part of every key: raised when equal inputs come to give other bytes
 # Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
@@ -53,7 +55,7 @@ class PackRequest:
     @property
     def settings(self) -> dict[str, Any]:
         """What, apart from the image, the bytes depend on."""
-        return {
+        settings = {
             "level": self.options.level,
             "block": self.options.block,
             "xattrs": self.options.xattrs,
@@ -62,6 +64,12 @@ class PackRequest:
             "base_epoch": self.base_epoch,
             "epoch": self.epoch,
         }
+        return {**settings, "hot": self.hot.digest} if self.hot.lines else settings
+
+    @property
+    def hot(self) -> HotList:
+        """The files that come first."""
+        return self.options.hot
 
     @property
     def key(self) -> str:
@@ -93,15 +101,24 @@ def _digest(facts: dict[str, Any]) -> str:
 
 
 def write_record(
-    output: Path, request: PackRequest, base: str | None, pieces: Sequence[str], file: Path
+    output: Path,
+    request: PackRequest,
+    base: str | None,
+    pieces: Sequence[str],
+    file: Path,
+    hot: HotRange | None,
 ) -> None:
-    """Put it beside the output; `file` is that, or what will become it."""
+    """Put it beside the output; `file` is that, or what will become it.
+
+    `hot` is where its hot files lie.
+    """
     found = file.stat()
     facts = {
         "key": request.key,
         "image": asdict(request.config),
         "settings": request.settings,
         "base": base,
+        "hot": None if hot is None else asdict(hot),
         "size": found.st_size,
         "mtime_ns": found.st_mtime_ns,
         "ctime_ns": found.st_ctime_ns,

@@ -146,6 +146,34 @@ class Image:
                 here = below
         return self.entries[here]
 
+    def inode(self, path: bytes) -> Inode | None:
+        """What is at a path that leads through no link; None where there is nothing.
+
+        Only the folders on the way are looked at, each once.
+        """
+        above, slash, name = path.rpartition(b"/")
+        folder = self.inode(above) if slash else self._root
+        if folder is None or folder.kind != FOLDER:
+            return None
+        if folder.number not in self._listed:
+            self._listed[folder.number] = {
+                name: (block, offset) for name, block, offset in self._listing(folder)
+            }
+        place = self._listed[folder.number].get(name)
+        return None if place is None else self._some_inodes.at(*place)
+
+    @cached_property
+    def _listed(self) -> dict[int, dict[bytes, tuple[int, int]]]:
+        return {}
+
+    @cached_property
+    def _some_inodes(self) -> Inodes:
+        return Inodes(self._inodes, self.superblock.block)
+
+    @cached_property
+    def _root(self) -> Inode:
+        return self._some_inodes.at(self.superblock.root >> 16, self.superblock.root & 0xFFFF)
+
     @cached_property
     def fragments(self) -> list[tuple[int, int]]:
         """The place and length of each block that holds the ends of files."""

@@ -61,7 +61,7 @@ class Output:
         self._pending.append(data)
         self._size += len(data)
         if self._size >= PIECE:
-            self._flush()
+            self.flush()
 
     def fill(self, size: int) -> None:
         """Fill the last block of so much data up."""
@@ -70,9 +70,9 @@ class Output:
 
     def end(self) -> None:
         self.data(ZEROS[: 2 * BLOCK])
-        self._flush()
+        self.flush()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         rest = memoryview(b"".join(self._pending))
         self._pending.clear()
         self._size = 0

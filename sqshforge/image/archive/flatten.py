@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import IO, NamedTuple
 
+from sqshforge.hot import NONE, HotList, hot_first, walk_order
 from sqshforge.image import enroot
 from sqshforge.image.archive.layer import PIECE, Layer
 from sqshforge.image.archive.layer_files import open_all
@@ -107,15 +108,52 @@ def write_flat(
     advance: Callable[[float], None],
     *,
     xattrs: bool,
-) -> None:
-    """Write all in the order in which mksquashfs walks through a folder.
+    hot: HotList = NONE,
+) -> list[bytes]:
+    """Write all in the order in which mksquashfs walks through a folder; files in `hot` come first.
 
-    So the squash file is the same as of the mounted image. A hard link follows the first name of
-    its file.
+    Gives the paths of those. So the squash file is the same as of the mounted image. A hard link
+    follows the first name of its file. With hot files each layer is read twice.
     """
-    output = Output(out, xattrs=xattrs)
     order = sorted([*names, *placed], key=walk_order)
-    first = _first_names(names, order)
+    parts: list[list[bytes]] = [order]
+    used: list[bytes] = []
+    if hot.lines:
+        folders = [name for name in order if isinstance(names.get(name), Folder)]
+        files = [name for name in order if _is_file(name, names, placed)]
+        used, rest = hot_first(hot, files)
+        done = {*folders, *files}
+        others = [name for name in order if name not in done]
+        parts = [[*folders, *used], [*rest, *others]]
+    first = _first_names(names, [name for part in parts for name in part])
+    output = Output(out, xattrs=xattrs)
+    for part in parts:
+        _write_part(output, part, first, names, placed, layers, epoch, advance)
+    for layer in {node.layer for node in names.values() if is_data(node)}:
+        layers[layer].region.file.check_unchanged()
+    output.end()
+    return used
+
+
+def _is_file(name: bytes, names: Names, placed: Mapping[bytes, Placed]) -> bool:
+    """Whether there is a regular file at a path."""
+    if name in placed:
+        return placed[name].entry.kind == FILE
+    node = names.get(name)
+    return isinstance(node, Node) and node.entry.kind == FILE
+
+
+def _write_part(
+    output: Output,
+    order: Sequence[bytes],
+    first: Mapping[Node, bytes],
+    names: Names,
+    placed: Mapping[bytes, Placed],
+    layers: Sequence[Layer],
+    epoch: int,
+    advance: Callable[[float], None],
+) -> None:
+    """Write entries in this order, `first` being the names that hard links lead to."""
     wanted: dict[int, list[Entry]] = defaultdict(list)
     for name in order:
         node = names.get(name)
@@ -149,14 +187,6 @@ def write_flat(
                         advance(copied)
                         copied = 0
         advance(copied)
-    for index in wanted:
-        layers[index].region.file.check_unchanged()
-    output.end()
-
-
-def walk_order(name: bytes) -> bytes:
-    """The key by which paths are sorted as a walk meets them: a folder, then all that is in it."""
-    return name.replace(b"/", b"\0")
 
 
 def _first_names(names: Names, order: Iterable[bytes]) -> dict[Node, bytes]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.hot import NONE, HotList
 from sqshforge.image.archive import docker_archive, flatten, layer_tree, oci_layout
 from sqshforge.image.archive.blobs import Directory, Tarred
 from sqshforge.image.archive.layer import FAULTS, PIECE, Hasher, Layer, Meter, Unpacked
@@ -99,14 +100,15 @@ class Archive:
         *,
         xattrs: bool = False,
         devices: bool = True,
-    ) -> None:
+        hot: HotList = NONE,
+    ) -> list[bytes]:
         """Write the merge of the lowest `layers` layers (None: of all) as enroot changes it.
 
         All of them are read and their digests checked before the first byte is written. `keep`
         says what is taken of it, by paths without a slash in front; what is in a folder that is
         not kept goes with it. `files` replace the image's own; see
         `flatten.add_enroot_files`. `advance` is told bytes, of the checks and of the output
-        together as many as the image has.
+        together as many as the image has. Files in the list `hot` come first, and are given back.
         """
         trees = self._scanned(layers, advance)
         told = advance if trees is None else (lambda amount: advance(amount / 2))
@@ -117,7 +119,9 @@ class Archive:
         if not devices:
             names = flatten.without_devices(names)
         placed = flatten.add_enroot_files(names, files, epoch)
-        flatten.write_flat(out, names, placed, self._layers, epoch, told, xattrs=xattrs)
+        return flatten.write_flat(
+            out, names, placed, self._layers, epoch, told, xattrs=xattrs, hot=hot
+        )
 
     def _scanned(self, layers: int | None, advance: Callable[[float], None]) -> int | None:
         """Read those of the layers that were not yet; None where there were none."""

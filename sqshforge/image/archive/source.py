@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 from sqshforge.errors import WorkError
+from sqshforge.hot import HotList
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import CARRIED, ImageConfig
 from sqshforge.image.source import Content
@@ -74,8 +75,9 @@ class Layered:
         split: bool,
         xattrs: bool,
         devices: bool,
-    ) -> None:
-        self.image.write_tar(
+        hot: HotList,
+    ) -> list[bytes]:
+        return self.image.write_tar(
             out,
             keep=(lambda name: not _in_payload(name)) if split else (lambda name: True),
             layers=None,
@@ -84,6 +86,7 @@ class Layered:
             advance=advance,
             xattrs=xattrs,
             devices=devices,
+            hot=hot,
         )
 
     def write_payload(self, out: IO[bytes]) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host.programs import Programs
+from tests.conftest import ROOT
 from tests.support import checkouts
 from tests.support.command_line import sqshforge
 from tests.toolkit.build.test_dockerfile import TARGETS
@@ -53,6 +54,11 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (["run", "x.sqsh", "--env", "NAME", "--", "true"], "'NAME' is not NAME=VALUE", "--env"),
         (["run", "x.sqsh", "--mount", "/nowhere:/x", "--", "true"], "does not exist", ""),
         (["smoke-test", "./no-such.sqsh"], "cannot be read", "make sqsh"),
+        (
+            ["pack", "rootfs:x", "-o", "x.sqsh", "--hot", "x.txt", "--xattrs"],
+            "--hot does not go with --xattrs",
+            "leave one of the two out",
+        ),
         (
             ["smoke-test", "./x.sqsh", "--set", "a=b"],
             "--set a=b is for a target",
@@ -138,6 +144,13 @@ def test_the_whole_path_by_command_line(packed_image: Path) -> None:
         "run", packed_image, "--", "python3", "-c", "import torch; print(torch.ones(2))"
     )
     assert (ran.code, ran.out) == (0, "tensor([1., 1.])\n")
+
+
+def test_the_list_of_hot_files_still_names_those_of_the_image(packed_image: Path) -> None:
+    done = sqshforge("trace", packed_image, "--list", ROOT / "recipes/hot/cpu-mamba.txt", "--check")
+    assert done.code == 0, done.out
+    found = json.loads(sqshforge("inspect", packed_image, "--json").out)
+    assert 0.1 < found["hot"]["length"] / found["size"] < 0.6
 
 
 def test_smoke_test_as_json(packed_image: Path) -> None:

@@ -19,6 +19,7 @@ import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs
+from sqshforge.hot import NONE
 from sqshforge.image import address as source
 from sqshforge.image import overlay
 from tests.conftest import ROOT
@@ -111,7 +112,9 @@ def issue(content: source.Content, folder: Path) -> str:
     out = io.BytesIO()
     assert isinstance(content, source.Remote)
     with content.fetched(folder) as stream:
-        stream.write_base(out, {}, 0, lambda amount: None, split=True, xattrs=False, devices=False)
+        stream.write_base(
+            out, {}, 0, lambda amount: None, split=True, xattrs=False, devices=False, hot=NONE
+        )
     assert list(folder.iterdir()) == []
     out.seek(0)
     with tarfile.open(fileobj=out) as tar:

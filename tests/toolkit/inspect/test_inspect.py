@@ -117,6 +117,30 @@ def test_what_people_see(packed: Path) -> None:
     assert "\xff" not in done.out
 
 
+def test_where_the_hot_files_lie(packed: Path, tmp_path: Path) -> None:
+    listed, output, picture = tmp_path / "hot.txt", tmp_path / "b.sqsh", tmp_path / "b.svg"
+    listed.write_text(f"# read by a start\n{SITE}/torch/other.so\n")
+    source = f"oci:{packed.parent}/oci"
+    done = sqshforge("pack", source, "-o", output, "--hot", listed, "--no-cache")
+    assert done.code == 0, done.err
+    shown = sqshforge("inspect", output, "--plot", picture)
+    assert " MB from byte " in shown.out
+    hot = json.loads(sqshforge("inspect", output, "--json").out)["hot"]
+    assert 2_000_000 < hot["length"] < 3_200_000 and hot["offset"] < 200
+    assert "read by a start" in picture.read_text()
+    copied = tmp_path / "alone" / "c.sqsh"  # without its record
+    copied.parent.mkdir()
+    copied.write_bytes(output.read_bytes())
+    assert json.loads(sqshforge("inspect", copied, "--json").out)["hot"] == hot
+    verified = sqshforge("verify", output)
+    assert verified.code == 0, verified.out
+
+
+def test_a_file_without_a_list_says_so(packed: Path) -> None:
+    assert json.loads(sqshforge("inspect", packed, "--json").out)["hot"] is None
+    assert "packed without a list" in sqshforge("inspect", packed).out
+
+
 def test_what_programs_get(packed: Path) -> None:
     facts = json.loads(sqshforge("inspect", packed, "--json").out)
     assert facts["size"] == packed.stat().st_size

@@ -1,0 +1,106 @@
+"""The command that lists which files of an image a start reads: trace."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sqshforge.cli import completion
+from sqshforge.cli.options import engine_option, steps_of
+from sqshforge.errors import RequestError
+
+if TYPE_CHECKING:
+    from sqshforge.hot import HotList
+
+ENOUGH = 0.9  # of a list's lines: where fewer name a file, the list is to be written anew
+
+
+@click.command()
+@click.argument("subject", metavar="TARGET|FILE.sqsh", shell_complete=completion.targets_or_files)
+@click.option(
+    "--list",
+    "place",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The list [default: recipes/hot/TARGET.txt; the output, for a FILE.sqsh].",
+)
+@click.option("--check", is_flag=True, help="Start nothing: does the list still name its files?")
+@engine_option
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def trace(
+    subject: str, place: Path | None, check: bool, engine: str | None, command: tuple[str, ...]
+) -> None:
+    """List the files that a start reads, the first used first, for pack to put them first.
+
+    A start is COMMAND (after --), else two steps of training as the image's recipe has it for the
+    smoke test, or its imports.
+    """
+    from sqshforge.host import suggest
+    from sqshforge.host.programs import Programs
+    from sqshforge.host.terminal import Reporter, human, show_lines
+    from sqshforge.hot import HotList
+    from sqshforge.image.enroot import CARRIED
+    from sqshforge.run import trace as tracing
+    from sqshforge.squash import pack as squash
+    from sqshforge.squash.cache import Cache
+
+    if check and command:
+        raise RequestError("--check starts nothing", mend="leave the command out, or --check")
+    target = None
+    if "/" in subject or subject.endswith(".sqsh"):
+        image = Path(subject)
+    else:
+        target, steps = subject, steps_of(engine)
+        place = place or steps.project.hot_list(target)
+        options = squash.Options.of("shared")
+        output = steps.project.sqsh(target)
+        image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
+    if check:
+        if place is None:
+            raise RequestError("which list is to be checked?", mend="add --list FILE")
+        _check(HotList.read(place), place, image, subject)
+        return
+    words = command or tracing.default_command(image)
+    found = tracing.trace(image, words, Programs(), Reporter())
+    paths = (os.fsdecode(path) for path in found.paths)
+    hot = HotList.of(path for path in paths if not path.startswith(f"{CARRIED}/"))
+    text = hot.text(
+        "Files that a start reads, the first used first: sqshforge trace writes this list."
+    )
+    if place is None:
+        sys.stdout.buffer.write(text)
+        return
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(text)
+    show_lines(f"{place}: {len(hot.lines)} lines, {human(found.size)} read")
+    next_command = (
+        ("pack", target, "--hot", place) if target else ("trace", image, "--list", place, "--check")
+    )
+    show_lines(f"next: {suggest.sqshforge(*next_command)}")
+
+
+def _check(hot: HotList, place: Path, image: Path, subject: str) -> None:
+    """Tell how many lines name a file of an image; end with 1 where they are too few."""
+    from sqshforge.host import suggest
+    from sqshforge.host.terminal import show_lines
+    from sqshforge.squashfs.image import open_image
+    from sqshforge.squashfs.inode import FILE
+
+    with open_image(image) as opened:
+        files = [path for path, entry in opened.entries.items() if entry.kind == FILE]
+    missing = hot.missing(files)
+    there = len(hot.lines) - len(missing)
+    show_lines(*(f"names nothing: {line}" for line in missing))
+    show_lines(f"{place}: {there} of {len(hot.lines)} lines name a file of {image}")
+    enough = there >= ENOUGH * len(hot.lines)
+    again = ("trace", subject) if subject != str(image) else ("trace", subject, "--list", place)
+    show_lines(f"next: {suggest.sqshforge(*(('inspect', image) if enough else again))}")
+    if not enough:
+        sys.exit(1)
+
+
+COMMANDS = (trace,)

@@ -1,0 +1,150 @@
+"""Which files of a sqsh a start reads, in the order of their first use.
+
+The file is mounted by squashfuse, which notes every call that it answers (`-d`): the kernel asks it
+for the pages that a process reads or maps and that nobody has read before, and for nothing else. So
+the list has what is read and not only opened, by all processes of the container, whatever they are
+linked with. It takes what our runtime takes of an ordinary user anyway, and no more of root. strace
+and ptrace see calls and no page faults, and slow every one of them down; fanotify is root's alone.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from sqshforge.errors import RequestError, WorkError
+from sqshforge.host.programs import Programs
+from sqshforge.host.terminal import Reporter
+from sqshforge.run import start
+from sqshforge.squashfs.content import Content
+from sqshforge.squashfs.image import open_image
+from sqshforge.squashfs.inode import FILE
+
+RECIPE = b"sqshforge/meta/recipe.yaml"
+MOST = 1 << 20  # bytes of a recipe that we read
+LAST = 12  # lines of a failed command that its error shows
+# Of libfuse's messages, 2.9 and 3: a file was opened under a number; so much of it was read.
+OPENED = re.compile(rb" +open\[(\d+)\] flags: 0x[0-9a-f]+ /(.*)\n")
+READ = re.compile(rb" +read\[(\d+)\] ([1-9]\d*) bytes from (\d+)\n")
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
+# Its data must be no file that a start would not read: the training code is no part of a list.
+FIRST_STEP = (
+    *("python3", "-m", "training.mamba_fsdp", "--dataset_path=text:/sqshforge/training/*.py"),
+    *("--seq_length=128", "--batch_size=1", "--num_steps=2", "--save_ckpt_path=/tmp/trace"),
+)
+
+
+class Read(NamedTuple):
+    """Bytes of a file's content that were asked for; the path is from the top folder."""
+
+    path: bytes
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one start read of its file, in order; each page once, as the kernel keeps it."""
+
+    reads: tuple[Read, ...]
+
+    @property
+    def paths(self) -> tuple[bytes, ...]:
+        """The files, the first used first."""
+        return tuple(dict.fromkeys(one.path for one in self.reads))
+
+    @property
+    def size(self) -> int:
+        """Bytes of files' content."""
+        return sum(one.size for one in self.reads)
+
+
+def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Reporter) -> Trace:
+    """Run a command in a sqsh by our own runtime and see which files it reads.
+
+    Raises `RequestError` for a file that is no sqsh, `MissingError` where squashfuse is not there
+    or may not mount, `WorkError` where the command fails: its list would lack what comes after.
+    """
+    image = image.absolute()
+    start.require_sqsh(image)
+    with tempfile.NamedTemporaryFile(prefix="sqshforge-trace-") as log:
+        argv = start.traced_command(image, command, log.name, programs)
+        said: deque[str] = deque(maxlen=LAST)
+        with (
+            reporter.track(f"trace a start of {image.name}") as tracker,
+            programs.start(
+                argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+            ) as process,
+        ):
+            assert process.stdout is not None
+            for raw in process.stdout:
+                said.append(raw.decode(errors="replace").rstrip())
+                tracker.note(said[-1])
+            code = process.wait()
+        if code != 0:
+            raise WorkError(
+                f"the command ended with exit code {code}, so nothing is listed"
+                + "".join(f"\n    {line}" for line in said),
+                where=f"{' '.join(command)}, inside {image}",
+            )
+        return read_log(log)
+
+
+def read_log(lines: Iterable[bytes]) -> Trace:
+    """What libfuse's messages tell of the files that were read."""
+    names: dict[bytes, bytes] = {}  # of open files, by their numbers, which are used again
+    found = []
+    for line in lines:
+        if match := OPENED.fullmatch(line):
+            names[match[1]] = match[2]
+        elif (match := READ.fullmatch(line)) and match[1] in names:
+            found.append(Read(names[match[1]], int(match[3]), int(match[2])))
+    return Trace(tuple(found))
+
+
+def default_command(image: Path) -> tuple[str, ...]:
+    """The first steps of training, or the imports, that the recipe in a sqsh tests it by.
+
+    Raises `RequestError` where it has none.
+    """
+    with open_image(image) as opened:
+        entry = opened.find(RECIPE)
+        text = b""
+        if entry is not None and entry.kind == FILE:
+            text = Content(opened).read(entry, MOST)
+    try:
+        recipe = yaml.safe_load(text)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        recipe = None
+    command = start_command(recipe if isinstance(recipe, dict) else {})
+    if not command:
+        raise RequestError(
+            "the image has no recipe that tells what to start",
+            where=str(image),
+            mend=f"name a command: sqshforge trace {image} -- COMMAND",
+        )
+    return command
+
+
+def start_command(recipe: Mapping[str, Any]) -> tuple[str, ...]:
+    """Two steps of the training that a recipe's smoke test has, else its imports; empty for none.
+
+    Two, as the first one alone does not show what a step after an optimizer's takes.
+    """
+    smoke = recipe.get("smoke")
+    smoke = smoke if isinstance(smoke, dict) else {}
+    train = smoke.get("train")
+    if isinstance(train, dict) and isinstance(train.get("model_name"), str):
+        return (*FIRST_STEP, f"--model_name={train['model_name']}")
+    imports = smoke.get("imports")
+    names = imports if isinstance(imports, list) else []
+    modules = [name for name in names if isinstance(name, str) and MODULE.fullmatch(name)]
+    return ("python3", "-c", f"import {', '.join(modules)}") if modules else ()
