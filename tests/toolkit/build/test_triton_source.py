@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import subprocess
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -216,9 +215,15 @@ def checkout(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
     return rehearsal(tmp_path / "checkout", tmp_path / "upstream", web)
 
 
+@pytest.mark.parametrize("engine", ["buildah"], indirect=True)
 def test_all_is_where_the_build_looks_for_it_and_nothing_answers_it(
     engine: Engine, checkout: Path, web: Web, tmp_path: Path
 ) -> None:
+    """With docker, and from a bundle: tests/images/test_triton_stage.py."""
+    rehearse(engine, checkout, web, tmp_path)
+
+
+def rehearse(engine: Engine, checkout: Path, web: Web, tmp_path: Path) -> None:
     built = checkouts.build(engine, checkout)
     made = tmp_path / "made"
     made.mkdir()
@@ -228,21 +233,6 @@ def test_all_is_where_the_build_looks_for_it_and_nothing_answers_it(
     assert "/before-the-stage" in asked  # without what the stage does, the network is there
     assert "/gone/llvm.tar.gz" in asked
     assert not [path for path in asked if path.startswith("/by-")]
-
-
-def test_a_bundle_has_it_all_and_builds_without_a_network(
-    storage: None, checkout: Path, web: Web
-) -> None:
-    done = sqshforge(checkout, "vendor", TARGET, "--engine", "buildah")
-    assert done.code == 0, done.err
-    held = checkout / "build" / "vendor" / TARGET
-    names = {path.name for path in (held / "archives").iterdir()}
-    assert names == {"llvm.tar.gz", "cuobjdump.tar.xz", "nvdisasm.tar.xz", "ptxas.tar.xz"}
-    stems = {re.sub(r"-[0-9a-f]{40}\.tar$", "", one.name) for one in (held / "sources").iterdir()}
-    assert stems == {"googletest", "triton"}
-    web.stop()
-    done = sqshforge(checkout, "build", TARGET, "--engine", "buildah", OFFLINE="1")
-    assert done.code == 0, done.err
 
 
 def test_where_no_address_of_llvm_answers_the_wheel_is_offered(
