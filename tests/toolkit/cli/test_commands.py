@@ -149,8 +149,6 @@ def test_the_whole_path_by_command_line(packed_image: Path) -> None:
 def test_the_list_of_hot_files_still_names_those_of_the_image(packed_image: Path) -> None:
     done = sqshforge("trace", packed_image, "--list", ROOT / "recipes/hot/cpu-mamba.txt", "--check")
     assert done.code == 0, done.out
-    found = json.loads(sqshforge("inspect", packed_image, "--json").out)
-    assert 0.1 < found["hot"]["length"] / found["size"] < 0.6
 
 
 def test_smoke_test_as_json(packed_image: Path) -> None:

@@ -13,7 +13,7 @@ from sqshforge.host.programs import Programs
 from tests.toolkit.build.test_dockerfile import TARGETS
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-BY_VOLUMES = ("cpu-mamba", "neuron-mamba2", "smp-llama")
+BY_VOLUMES = ("cpu-mamba", "neuron-mamba2", "neuron29-mamba2", "smp-llama")
 
 
 def test_the_folders_that_cpu_mamba_mounts_become_volumes() -> None:

@@ -216,7 +216,8 @@ def test_a_second_signal_does_not_cut_the_clearing_up_short(
             process.send_signal(how)
             time.sleep(0.05)
         process.wait(timeout=300)
-    assert process.returncode == 128 + signal.SIGHUP
+    # To a shell these are one: Python, on its way out, gives signals back their usual effect.
+    assert process.returncode in (128 + signal.SIGHUP, -signal.SIGHUP)
     assert visible(tmp_path) == set()
     assert working_containers(image) == []
 
