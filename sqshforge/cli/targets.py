@@ -132,7 +132,7 @@ def outdated(target: str | None, as_json: bool) -> None:
     """Show what the pins of a recipe, or of all, have newer, and what holds them back.
 
     Nothing is changed. Packages are asked of the indexes that pip is configured with, sources of
-    their git hosts, images of their registries; what does not answer is said to.
+    their git hosts, images of their registries; what does not answer is named.
     """
     from sqshforge import lock as locks
     from sqshforge import outdated as pins

@@ -127,7 +127,7 @@ def default_command(image: Path) -> tuple[str, ...]:
     command = start_command(recipe if isinstance(recipe, dict) else {})
     if not command:
         raise RequestError(
-            "the image has no recipe that tells what to start",
+            "the image has no recipe whose smoke test could be started",
             where=str(image),
             mend=f"name a command: sqshforge trace {image} -- COMMAND",
         )

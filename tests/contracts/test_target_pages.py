@@ -105,19 +105,19 @@ def test_the_plugins_version_is_the_pages(target: str) -> None:
     pins = [row[1] for row in rows(page(target), "| part | pin |") if row[0] == "aws-ofi-nccl"]
     assert [parse_version(pin) for pin in pins] in ([], [plugin_of(target)])
     known = rows((FOLDER / "docs/nodes.md").read_text(), "| image | aws-ofi-nccl |")
-    told = [row[1] for row in known if re.search(rf"\b{target}\b", row[0])]
+    versions = [row[1] for row in known if re.search(rf"\b{target}\b", row[0])]
     if plugin_of(target):
-        assert [parse_version(one) for one in told] == [plugin_of(target)]
+        assert [parse_version(one) for one in versions] == [plugin_of(target)]
 
 
 def test_first_versions_are_those_of_the_table() -> None:
     """docs/nodes.md has the first aws-ofi-nccl that knows an instance, as the code has it."""
     table = rows((FOLDER / "docs/nodes.md").read_text(), "| instances | first aws-ofi-nccl")
-    told = {name: parse_version(first) for names, first in table for name in names.split(", ")}
+    versions = {name: parse_version(first) for names, first in table for name in names.split(", ")}
     for type in TYPES.values():
         if first := parse_version(type.fabric.plugin):
-            exact = told.get(type.family)
-            assert exact == first or first <= told[type.type], type.type
+            exact = versions.get(type.family)
+            assert exact == first or first <= versions[type.type], type.type
 
 
 def test_targets_that_compile_say_for_what() -> None:

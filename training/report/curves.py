@@ -145,7 +145,7 @@ OVER = {
 def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
     """Draw every quantity that any run tells; {file name: PNG}.
 
-    Raises RequestError without matplotlib, and where no run has told of what it goes over.
+    Raises RequestError without matplotlib, and where no run has recorded what it goes over.
     """
     try:
         from matplotlib.figure import Figure
@@ -157,7 +157,7 @@ def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
     axis = OVER[over]
     if not any(run.steps.finite(axis.column) for run in runs):
         raise RequestError(
-            f"--over={over}: no run tells of it yet (how long steps take is told by reports); "
+            f"--over={over}: no run has recorded how long its steps take, which its reports do; "
             "fix: --over=steps"
         )
     drawn = {}

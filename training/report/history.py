@@ -204,26 +204,26 @@ def _clock(reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]
     ranks = ranks if isinstance(ranks, int) else math.nan
     steps, seconds, tokens, each = [0.0], [0.0], 0.0, math.nan
     columns = ("step", "tokens_seen", "seconds_per_step", "tokens_per_second_per_device")
-    for step, seen, told, speed in zip(*(reports.columns[one] for one in columns), strict=True):
+    for step, seen, recorded, speed in zip(*(reports.columns[one] for one in columns), strict=True):
         count = step - steps[-1]
-        if not math.isfinite(told) and speed > 0:
-            told = (seen - tokens) / count / speed / ranks
-        if math.isfinite(told) and told > 0:
-            each = told
+        if not math.isfinite(recorded) and speed > 0:
+            recorded = (seen - tokens) / count / speed / ranks
+        if math.isfinite(recorded) and recorded > 0:
+            each = recorded
             steps.append(step)
             seconds.append(seconds[-1] + count * each)
             tokens = seen
 
     def clock(wanted: array[float]) -> array[float]:
-        told = array("d")
+        times = array("d")
         for step in wanted:
             at = bisect_left(steps, step, 1)
             if at == len(steps):  # after the last report
-                told.append(seconds[-1] + (step - steps[-1]) * each)
+                times.append(seconds[-1] + (step - steps[-1]) * each)
             else:
                 share = (step - steps[at - 1]) / (steps[at] - steps[at - 1])
-                told.append(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
-        return told
+                times.append(seconds[at - 1] + share * (seconds[at] - seconds[at - 1]))
+        return times
 
     return clock
 

@@ -55,11 +55,11 @@ def _figure(picture: Picture, png: bytes, over: str) -> str:
 
 def _caption(picture: Picture, over: str) -> str:
     """Say what a point is, how curves are smoothed, and what training time leaves out."""
-    told = [f"A point: {picture.points}."]
+    sentences = [f"A point: {picture.points}."]
     if picture.second:
-        told.append(f"Dashed: {picture.second_points}.")
+        sentences.append(f"Dashed: {picture.second_points}.")
     if picture.is_noisy:
-        told.append(
+        sentences.append(
             f"Up to {BLOCKS} points are drawn pale under their exponential moving average (EMA), "
             "over both sides so that it does not lag (at the beginning only as far ahead as there "
             "are points behind), and corrected for bias, as the weights make up 1. Its "
@@ -67,11 +67,11 @@ def _caption(picture: Picture, over: str) -> str:
             "1 - 2 / (span + 1). Of more points, a curve has the means."
         )
     if over == "time":
-        told.append(
+        sentences.append(
             f"{OVER[over].title.capitalize()} is that of the steps, over all starts of a run: "
             "without start-up, evaluations, and the time between starts."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def _notes(runs: list[Run]) -> list[str]:
@@ -83,9 +83,9 @@ def _settings(runs: list[Run]) -> list[str]:
     rows = differing(runs)
     if not rows:
         return ["<p>The runs have the same settings.</p>"] if any(r.settings for r in runs) else []
-    told = [[name, *(_value(value) for value in values)] for name, values in rows.items()]
+    cells = [[name, *(_value(value) for value in values)] for name, values in rows.items()]
     head = "Settings" if len(runs) == 1 else "Settings in which the runs differ"
-    return [f"<h2>{head}</h2>", _table(("setting", *(run.name for run in runs)), told)]
+    return [f"<h2>{head}</h2>", _table(("setting", *(run.name for run in runs)), cells)]
 
 
 def _value(value: Any) -> str:

@@ -109,7 +109,7 @@ def test_over_time_before_the_first_report(tmp_path: Path) -> None:
     done = report(run, "-o", tmp_path / "out", "--over=time")
     assert done.returncode == 2 and not (tmp_path / "out").exists()
     assert done.stderr == (
-        "error: --over=time: no run tells of it yet (how long steps take is told by reports); "
+        "error: --over=time: no run has recorded how long its steps take, which its reports do; "
         "fix: --over=steps\n"
     )
     page = made(tmp_path, run, write(tmp_path / "older", history(20)), "--over=time")
