@@ -221,9 +221,9 @@ class Triton(Part):
     setup.py would download. Its wheel takes none of them.
     """
 
-    SOURCES: ClassVar = ("googletest", "triton")
-    ARCHIVES: ClassVar = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
-    BUILDER: ClassVar = "pybind11"
+    SOURCES: ClassVar[tuple[str, ...]] = ("googletest", "triton")
+    ARCHIVES: ClassVar[tuple[str, ...]] = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
+    BUILDER: ClassVar[str] = "pybind11"
 
     version: str = Field(pattern=rf"^{VERSION}$")
     origin: Literal["source", "wheel"] = Field(
