@@ -192,9 +192,12 @@ class Squasher:
         """The words that every call has.
 
         A tar's files have their tail ends packed together whatever is said, so a folder's have too.
+        Blocks of zeros are blocks like others: left out, a folder's file would have an inode that
+        depends on how many blocks it takes on this disk, and a tar's another one.
         """
         options = self.options
         words = ["-all-root", "-exports", "-exit-on-error", "-no-progress", "-always-use-fragments"]
+        words += ["-no-sparse"]
         words += ["-xattrs" if options.xattrs else "-no-xattrs"]
         words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
         words += ["-processors", str(options.jobs), "-root-mode", "755"]
