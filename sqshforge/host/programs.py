@@ -211,16 +211,31 @@ def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
 def stop(
     process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM, patience: float = 10.0
 ) -> None:
-    """End a program that is still running: as asked first, then for certain."""
-    if process.poll() is not None:
+    """End a program that is still running: as asked first, then for certain.
+
+    Whether it has ended is asked of the kernel: an interrupt in the middle of `Popen.wait` can
+    leave that locked, and then `poll` always gives None and `wait` never returns.
+    """
+    if _has_ended(process):
         return
-    process.send_signal(end)
+    os.kill(process.pid, end)
     deadline = time.monotonic() + patience
-    while process.poll() is None and time.monotonic() < deadline:
+    while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    if not _has_ended(process):
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    process.poll()
+
+
+def _has_ended(process: subprocess.Popen[bytes]) -> bool:
+    if process.poll() is not None:
+        return True
+    try:
+        found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it was waited for, and the interrupt came before that was noted
+        return True
+    return found is not None
 
 
 def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:

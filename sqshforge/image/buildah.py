@@ -20,6 +20,8 @@ from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Folder
 
+REMOVAL = 120  # seconds
+
 
 @dataclass(frozen=True)
 class Storage:
@@ -100,8 +102,8 @@ class Storage:
             return list((self._facts["OCIv1"].get("rootfs") or {}).get("diff_ids") or ())
 
     def _remove(self, container: str) -> None:
-        """With its mount."""
-        self.programs.attempt([self._program, "rm", container])
+        """With its mount. Where buildah does not come to an end, the next packer removes it."""
+        self.programs.attempt([self._program, "rm", container], timeout=REMOVAL)
 
 
 def _lower(merged: Path) -> tuple[Path, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -61,6 +62,7 @@ def visible(folder: Path) -> set[str]:
 def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
     """The command line in the background; nothing that it started outlives the block."""
     environment = {**os.environ, MARK: str(id(words)), "COLUMNS": "1000"}
+    environment["PYTHONFAULTHANDLER"] = "1"  # for `ended`
     argv = [sys.executable, "-m", "sqshforge", "pack", *map(str, words)]
     with subprocess.Popen(
         argv, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -69,6 +71,17 @@ def started(*words: str | Path) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             processes.kill(processes.having({MARK: environment[MARK]}))
+
+
+def ended(process: subprocess.Popen[str], seconds: float = 300) -> int:
+    """Wait for the end of a command; the exit code. One that hangs fails with where it hangs."""
+    try:
+        return process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        below = [processes.command(pid) for pid in processes.descendants(process.pid)]
+        process.send_signal(signal.SIGABRT)
+        _, err = process.communicate(timeout=30)
+        pytest.fail(f"still running: {below}\n{err}")
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -63,6 +64,26 @@ def test_a_program_never_outlives_its_block() -> None:
     ):
         raise ZeroDivisionError
     assert process.returncode is not None
+
+
+INTERRUPTED = """
+import signal, sys
+from sqshforge.host.programs import Programs
+
+def interrupt(frame, event, called):
+    if event == "c_return" and called.__name__ == "acquire" and frame.f_code.co_name == "_wait":
+        signal.raise_signal(signal.SIGINT)
+
+with Programs().start(["sleep", "600"]) as process:
+    sys.setprofile(interrupt)
+    process.wait(timeout=60)
+"""
+
+
+def test_an_interrupt_at_the_worst_moment_is_no_hindrance_to_the_end() -> None:
+    """Between the locking of Popen's own lock and the block that unlocks it."""
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, timeout=60)
+    assert done.returncode == -signal.SIGINT and b"KeyboardInterrupt" in done.stderr
 
 
 def test_a_timeout_is_an_answer() -> None:

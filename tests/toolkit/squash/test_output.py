@@ -19,7 +19,7 @@ from sqshforge.host.suggest import sudo
 from sqshforge.image.address import Rootfs
 from sqshforge.squash import pack as squash
 from tests.support import containers, docker_api
-from tests.support.packing import FAST, QUIET, pack, run, started, visible
+from tests.support.packing import FAST, QUIET, ended, pack, run, started, visible
 from tests.support.packing import image_fixture as image_fixture
 from tests.support.packing import tree_fixture as tree_fixture
 
@@ -192,7 +192,7 @@ def test_a_packer_killed_in_the_middle(
     with started(image, "-o", output, "--profile", "archive", "--jobs", "1") as process:
         assert containers.until(lambda: being_written(tmp_path))
         process.send_signal(how)
-        process.wait(timeout=300)
+        ended(process)
         assert not output.exists()
         if how != signal.SIGKILL:
             assert process.returncode == 128 + how
@@ -215,7 +215,7 @@ def test_a_second_signal_does_not_cut_the_clearing_up_short(
         for how in (signal.SIGHUP, signal.SIGHUP, signal.SIGTERM, signal.SIGHUP):
             process.send_signal(how)
             time.sleep(0.05)
-        process.wait(timeout=300)
+        ended(process)
     # To a shell these are one: Python, on its way out, gives signals back their usual effect.
     assert process.returncode in (128 + signal.SIGHUP, -signal.SIGHUP)
     assert visible(tmp_path) == set()
