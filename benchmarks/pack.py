@@ -2,7 +2,7 @@
 
 usage: python -m benchmarks.pack [--runs 5] [--small] [--no-reference] [--output DIR]
 
-Packs one image of 1.6 GB (benchmarks/image.py) from a docker daemon of its own, in every way that
+Packs one image of 2.0 GB (benchmarks/image.py) from a docker daemon of its own, in every way that
 there is, and holds the medians against the goals. All rows are whole commands, one after the
 other in each round, in another order each time: what ran just before a row changes what it takes.
 The first round does not count; the image's files are in the page cache.

@@ -18,20 +18,20 @@ from tests.support.engines import CLIENT
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A goal: a row takes at most `factor` times the slowest of other rows (or seconds)."""
+    """A goal: a row takes at most `factor` times other rows together (or seconds)."""
 
     row: str
     factor: float
     of: tuple[str, ...] = ()
 
     def seconds(self, medians: Mapping[str, float]) -> float:
-        return self.factor * max((medians[name] for name in self.of), default=1.0)
+        return self.factor * (sum(medians[name] for name in self.of) or 1.0)
 
     def goal(self) -> str:
         if not self.of:
             return f"<= {self.factor:g} s"
-        of = self.of[0] if len(self.of) == 1 else f"max({', '.join(self.of)})"
-        return f"<= {self.factor:g} x {of}"
+        of = " + ".join(self.of)
+        return f"<= {self.factor:g} x {of if len(self.of) == 1 else f'({of})'}"
 
     def result(self, medians: Mapping[str, float]) -> dict[str, Any]:
         limit = self.seconds(medians)
@@ -44,10 +44,11 @@ class Bar:
 
 
 BARS = (
-    Bar(row="cold, mounted", factor=1.10, of=("floor",)),
-    Bar(row="cold, saved", factor=1.15, of=("floor", "save")),
-    Bar(row="after an edit, by a user", factor=0.10, of=("cold, saved",)),
-    Bar(row="after an edit", factor=0.10, of=("cold, mounted",)),
+    Bar(row="cold, mounted", factor=1.15, of=("floor",)),
+    # The daemon writes all layers to its own disk before it sends the first byte.
+    Bar(row="cold, saved", factor=1.15, of=("save", "floor")),
+    Bar(row="after an edit, by a user", factor=0.25, of=("cold, saved",)),
+    Bar(row="after an edit", factor=0.25, of=("cold, mounted",)),
     Bar(row="after an edit, reflink", factor=0.10, of=("cold, mounted",)),
     Bar(row="nothing changed", factor=1.0),
 )
