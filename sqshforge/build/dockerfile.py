@@ -153,7 +153,7 @@ def _compiled(package: str, source: str | None, what: Recipe, lock: Lock) -> Com
     name = normalize(package)
     patches = tuple(one for one in lock.patches if one.of in (name, source))
     locked = next(one for one in lock.python.built if one.name == name)
-    key: list[object] = [package, what.python.version, what.cuda and what.cuda.architectures]
+    key: list[object] = [package, what.python.version, what.cuda and what.cuda.codes]
     key += [[one.sha256 for one in patches], _torch(lock.python.packages)]
     cache = f"{name}-{_sum(json.dumps(key).encode())[:12]}"
     if source:

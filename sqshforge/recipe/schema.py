@@ -237,6 +237,16 @@ class Cuda(Part):
     architectures: tuple[Architecture, ...] = Field(
         min_length=1, description="compute capability times ten: 90 is Hopper"
     )
+    ptx: bool = Field(
+        default=False,
+        description="the last one's intermediate code too: later GPUs compile it for themselves",
+    )
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The architectures as CUDA_ARCHITECTURES of our patches names them: 120+PTX."""
+        *others, last = self.architectures
+        return (*others, f"{last}+PTX" if self.ptx else last)
 
 
 class SmokeTrain(Part):

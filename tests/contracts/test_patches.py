@@ -125,15 +125,20 @@ def flags(tree: Path, stub: Path, asked: str | None = None, release: str = NEWES
 
 
 @pytest.mark.parametrize(
-    ("asked", "names"),
-    [("90", ["90"]), ("80;90", ["80", "90"]), ("100a 120;", ["100a", "120"])],
+    ("asked", "codes"),
+    [
+        ("90", ["90,code=sm_90"]),
+        ("80;90", ["80,code=sm_80", "90,code=sm_90"]),
+        ("100a 120;", ["100a,code=sm_100a", "120,code=sm_120"]),
+        ("90 120+PTX", ["90,code=sm_90", "120,code=sm_120", "120,code=compute_120"]),
+    ],
 )
 def test_what_is_asked_for_is_compiled_for_and_nothing_else(
-    asked: str, names: list[str], source: Path, ours: Path, stub: Path
+    asked: str, codes: list[str], source: Path, ours: Path, stub: Path
 ) -> None:
     stock = flags(source, stub)
     first, many = stock.index("-gencode"), stock.count("-gencode")
-    named = [word for name in names for word in ("-gencode", f"arch=compute_{name},code=sm_{name}")]
+    named = [word for code in codes for word in ("-gencode", f"arch=compute_{code}")]
     assert flags(ours, stub, asked) == stock[:first] + named + stock[first + 2 * many :]
 
 
@@ -146,7 +151,7 @@ def test_where_nothing_is_asked_for_it_is_as_before(
     assert flags(ours, stub, asked, release) == stock
 
 
-@pytest.mark.parametrize(("asked", "entry"), [("80 9.0", "9.0"), ("sm_90;80", "sm_90")])
+@pytest.mark.parametrize(("asked", "entry"), [("80 9.0", "9.0"), ("sm_90;80", "sm_90"), ("120+PTX+PTX", "120+PTX+PTX")])
 def test_what_is_no_architecture_is_said(asked: str, entry: str, ours: Path, stub: Path) -> None:
     result = run(ours, stub, asked)
     assert result.code == 1

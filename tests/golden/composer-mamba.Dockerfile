@@ -192,13 +192,13 @@ ARG SOURCE_CAUSAL_CONV1D
 RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
-    --mount=type=cache,id=causal-conv1d-6908469719ed,target=/build \
+    --mount=type=cache,id=causal-conv1d-04f8a7ecb3d5,target=/build \
     { test "$(sha256sum </run/source/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" || { echo "wrong checksum: /run/source/causal-conv1d.tar" >&2; exit 1; }; } \
     && tar --extract --strip-components 0 --directory /build \
         --file /run/source/causal-conv1d.tar \
-    && { test "$(sha256sum </run/patches/causal-conv1d-1.2.0.post1/architectures.patch)" = "b4b7c8c79fb7da61c88542e46487a6fe18f41dc7525c5d92549dddb2d1edc766  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/patches/causal-conv1d-1.2.0.post1/architectures.patch)" = "1a363177ea92d62f669a51f3e1b475ef459473a3fc0cc095f9be4a7c8ca78f8c  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/causal-conv1d-1.2.0.post1/architectures.patch \
-    && { test "$(sha256sum </build/setup.py)" = "be4358e849e19d29845e80cc220be537e717418b61cf6cc024cd16273b5810f7  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </build/setup.py)" = "e3381f109f95203d12480c307129528cc6dc36b20a3e9a97058c89617144f9ba  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
@@ -215,13 +215,13 @@ ARG SOURCE_MAMBA
 RUN --mount=type=bind,source=sources,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
-    --mount=type=cache,id=mamba-ssm-781ca9ef7f56,target=/build \
+    --mount=type=cache,id=mamba-ssm-ad934d5780df,target=/build \
     { test "$(sha256sum </run/source/mamba.tar)" = "${SOURCE_MAMBA}  -" || { echo "wrong checksum: /run/source/mamba.tar" >&2; exit 1; }; } \
     && tar --extract --strip-components 0 --directory /build \
         --file /run/source/mamba.tar \
-    && { test "$(sha256sum </run/patches/mamba-ssm-1.2.0.post1/architectures.patch)" = "2bf8b8bc710bd95f28c04e1ffcadc4f84710a727e85d68d605a77521b61a092b  -" || { echo "wrong checksum: /run/patches/mamba-ssm-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/patches/mamba-ssm-1.2.0.post1/architectures.patch)" = "2a4818d93046af69d50962e4c16736638ed4a45d58ed3b3df95c9357762e8b1e  -" || { echo "wrong checksum: /run/patches/mamba-ssm-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/mamba-ssm-1.2.0.post1/architectures.patch \
-    && { test "$(sha256sum </build/setup.py)" = "8417e292e916e01d84c528196d6a021dd172faa2147e876627858da42222dcbe  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </build/setup.py)" = "6e93269adf8323489f554e9727f1113d8a7760d04c0bf43e95f84a4d1567d51b  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
     && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \

@@ -75,7 +75,7 @@ FROM system AS packages
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
-    { test "$(sha256sum </run/requirements/packages.txt)" = "01aa64cf1df932d369beff8ff07b3fecbdd44768e412743d2006752509e20d45  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "38f955ee5b9abd7b7507fe4f6ffbbc4ceac8e58d3d2f8c489c02fee8ca14cdc1  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
     && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
     && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
     && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
@@ -125,14 +125,14 @@ ARG MAX_JOBS=2
 RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
-    --mount=type=cache,id=causal-conv1d-eabb98e5cb2a,target=/build \
+    --mount=type=cache,id=causal-conv1d-03aaf7f6f7a0,target=/build \
     { test "$(sha256sum </run/source/causal-conv1d.tar.gz)" = "3202758494eaa7b597ce1c282dfa188889506bfcb92cad3c407d26736bfcd32b  -" || { echo "wrong checksum: /run/source/causal-conv1d.tar.gz" >&2; exit 1; }; } \
     && tar --extract --strip-components 1 --directory /build \
         --file /run/source/causal-conv1d.tar.gz \
-    && { test "$(sha256sum </run/patches/causal-conv1d-1.7.0/architectures.patch)" = "08f2ca1da5220ad0cad21c88ab07f98ab5a83a454d3e945bf93558d4c016b0f4  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.7.0/architectures.patch" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/patches/causal-conv1d-1.7.0/architectures.patch)" = "2c86225f76c569d8d167b42b19880ba9f944a89e0cef108f1569920a7c99234b  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.7.0/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/causal-conv1d-1.7.0/architectures.patch \
-    && { test "$(sha256sum </build/setup.py)" = "2b271c89667f1bbbfd00fd669b88f21249f6b1c355708af0f2d5dfd9d43cd448  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
-    && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
+    && { test "$(sha256sum </build/setup.py)" = "48e59c8920709c2f1ed769d32582df783de72a13ca6443e47c987acb1b7eb84c  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && export CUDA_ARCHITECTURES="90 100 103 120+PTX" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
         export "$name=http://127.0.0.1:9"; done \
@@ -147,14 +147,14 @@ ARG MAX_JOBS=2
 RUN --mount=type=bind,source=sdists,target=/run/source \
     --mount=type=bind,source=patches,target=/run/patches \
     --mount=type=bind,from=packages,source=/usr/local/lib/python3.11/dist-packages,target=/usr/local/lib/python3.11/dist-packages \
-    --mount=type=cache,id=mamba-ssm-90229a2fd627,target=/build \
+    --mount=type=cache,id=mamba-ssm-542390a77927,target=/build \
     { test "$(sha256sum </run/source/mamba-ssm.tar.gz)" = "104cc47e9101e5401a675fa2b784f2952b9b037f3b1dd83b5ac544394e95d028  -" || { echo "wrong checksum: /run/source/mamba-ssm.tar.gz" >&2; exit 1; }; } \
     && tar --extract --strip-components 1 --directory /build \
         --file /run/source/mamba-ssm.tar.gz \
-    && { test "$(sha256sum </run/patches/mamba-ssm-2.3.2.post1/architectures.patch)" = "fc2997f15f3eea9252f56136540d3ae7e889a9e861b9103a1dce0dc1f7a9a013  -" || { echo "wrong checksum: /run/patches/mamba-ssm-2.3.2.post1/architectures.patch" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/patches/mamba-ssm-2.3.2.post1/architectures.patch)" = "b326490eac03eacef22991c73e80163f45c99c42778fa4db61a0943b584388a6  -" || { echo "wrong checksum: /run/patches/mamba-ssm-2.3.2.post1/architectures.patch" >&2; exit 1; }; } \
     && patch --directory /build --strip 1 --forward --input /run/patches/mamba-ssm-2.3.2.post1/architectures.patch \
-    && { test "$(sha256sum </build/setup.py)" = "9bef53bc99c00ab70d70e1f044f2fa6a58fd919ffe99f0dfbf38d0143e9d2647  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
-    && export CUDA_ARCHITECTURES="90" MAX_JOBS="${MAX_JOBS}" \
+    && { test "$(sha256sum </build/setup.py)" = "957b0614c3c80ade4aae50bf620e7de07772f885753700c1cab6aa9a5ccd5332  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && export CUDA_ARCHITECTURES="90 100 103 120+PTX" MAX_JOBS="${MAX_JOBS}" \
         CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
     && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
         export "$name=http://127.0.0.1:9"; done \
@@ -219,7 +219,7 @@ ENV PYTHONPATH=/sqshforge \
     PYTHONDONTWRITEBYTECODE=1 \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility \
-    PYTORCH_VERSION="2.11.0"
+    PYTORCH_VERSION="2.13.0"
 LABEL org.opencontainers.image.title="sqshforge cuda13-mamba" \
     org.opencontainers.image.description="Mamba and Mamba-2 pre-training on CUDA 13, for Hopper and Blackwell" \
     org.opencontainers.image.version="0.1.0" \
