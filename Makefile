@@ -87,7 +87,7 @@ launchers: setup-test  ## write launch/*.sbatch from launch/template/
 bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
 	.venv/bin/python -m benchmarks
 
-doctor:  ## tell what is missing on this machine and how to mend it; installs nothing
+doctor:  ## tell what is missing on this machine and how to fix it; installs nothing
 	@./setup.sh doctor
 
 clean:  ## remove build/ (images stay in their engine)

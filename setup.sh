@@ -15,8 +15,8 @@
 set -eu
 cd "$(dirname "$0")"
 
-fail() { # what, how to mend
-    printf 'error: %s\n  mend:  %s\n' "$1" "$2" >&2
+fail() { # what, how to fix
+    printf 'error: %s\n  fix:   %s\n' "$1" "$2" >&2
     exit 3
 }
 

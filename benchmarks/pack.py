@@ -64,7 +64,7 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
     """Set everything up, run the rounds, and leave nothing behind but the base's archive."""
     programs, reporter = Programs(), Reporter()
     if os.geteuid() != 0:
-        raise MissingError("this benchmark mounts a daemon's layers", mend="run it as root")
+        raise MissingError("this benchmark mounts a daemon's layers", fix="run it as root")
     for program in ("setpriv", "mksquashfs", "mount", "umount"):
         programs.require(program)
     require_space(Path(tempfile.gettempdir()), int(1e9 if small else 8e9), "this benchmark")

@@ -291,14 +291,14 @@ def peak(row: Row, layers: Path, programs: Programs) -> dict[str, int]:
 def expect_user(rig: Rig, data: Path) -> None:
     """See that the ordinary user can do what the row needs, and not more than that."""
     if rig.group == 0:
-        raise MissingError("there is no group docker", mend="apt-get install docker.io")
+        raise MissingError("there is no group docker", fix="apt-get install docker.io")
     code = f"import os, sys, sqshforge.cli.main; sys.exit(os.access({str(data)!r}, os.X_OK))"
     asked = rig.programs.attempt([*rig.as_user(), sys.executable, "-c", code])
     if asked.code != 0:
         raise WorkError(
             "an ordinary user cannot run sqshforge here, or can read docker's layers",
             where=asked.err.strip().rpartition("\n")[2] or str(data),
-            mend="put the checkout and its .venv where every user can read them",
+            fix="put the checkout and its .venv where every user can read them",
         )
     rig.programs.capture([*rig.as_user(), CLIENT, "version"], env={"HOME": str(rig.folder)})
 

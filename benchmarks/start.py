@@ -74,7 +74,7 @@ def packed_from() -> str:
     """The address of the image in build/cpu-mamba.sqsh."""
     facts = request.read_record(ROOT / "build" / "cpu-mamba.sqsh")
     if facts is None:
-        raise MissingError("build/cpu-mamba.sqsh is not there", mend="make sqsh, or --image")
+        raise MissingError("build/cpu-mamba.sqsh is not there", fix="make sqsh, or --image")
     return request.record_image(facts).reference
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong, as values: each error says what, where and how to mend it.
+"""What can go wrong, as values: each error says what, where and how to fix it.
 
 The exit codes are part of the command line's contract: 1 the work failed, 2 the request was
 wrong, 3 something that is needed is missing.
@@ -27,19 +27,19 @@ class SqshforgeError(Exception):
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str = "", mend: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.mend = mend
+        self.fix = fix
 
     def lines(self) -> list[str]:
         """The message as it is printed: the fault, then its place, then the way out."""
         lines = [f"error: {self.what}"]
         if self.where:
             lines.append(f"  where: {self.where}")
-        if self.mend:
-            lines.append(f"  mend:  {self.mend}")
+        if self.fix:
+            lines.append(f"  fix:   {self.fix}")
         return [line for one in lines for line in _printed(one)]
 
 

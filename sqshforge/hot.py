@@ -72,7 +72,7 @@ class HotList:
             raise RequestError(
                 f"the list of hot files cannot be read: {error.strerror}",
                 where=str(path),
-                mend="sqshforge trace TARGET writes one",
+                fix="sqshforge trace TARGET writes one",
             ) from None
 
     def text(self, *comments: str) -> bytes:

@@ -82,7 +82,7 @@ def not_ours(path: Path, folder: Path) -> MissingError:
     user = user_name()
     return MissingError(
         f"{path} belongs to {owner(path)}, and {user} cannot write there",
-        mend=f"sudo chown -R {user} {folder}  (or use a checkout of your own)",
+        fix=f"sudo chown -R {user} {folder}  (or use a checkout of your own)",
     )
 
 
@@ -114,7 +114,7 @@ def find() -> Project:
         raise MissingError(
             "recipes/ and images/ are not beside the sqshforge package",
             where=str(root),
-            mend="run sqshforge from a checkout of the project (pip install -e .)",
+            fix="run sqshforge from a checkout of the project (pip install -e .)",
         )
     return Project(root)
 
@@ -135,6 +135,6 @@ def source_date_epoch() -> int | None:
         return None
     if not (text.isascii() and text.isdigit() and int(text) <= NEWEST_EPOCH):
         raise RequestError(
-            f"{EPOCH_VARIABLE} is {text!r}", mend="seconds since 1970, or leave it unset"
+            f"{EPOCH_VARIABLE} is {text!r}", fix="seconds since 1970, or leave it unset"
         )
     return int(text)

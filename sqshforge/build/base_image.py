@@ -153,7 +153,7 @@ def _nowhere(kind: str, reference: str, said: str, what: Recipe) -> MissingError
         + ("" if what.base.bootstrap else ", and the recipe has no bootstrap")
         + (f":\n    {last}" if last else ""),
         where=f"recipes/{what.target}.yaml, base",
-        mend="check the network, the proxy and the registry login of the engine, or name a mirror "
+        fix="check the network, the proxy and the registry login of the engine, or name a mirror "
         "(docs/offline.md)",
     )
 

@@ -263,7 +263,7 @@ def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
             f"warning: the image is not told its commit: {root} belongs to another user, and git "
             "does not read it"
         )
-        reporter.say(f"  mend:  {trust}")
+        reporter.say(f"  fix:   {trust}")
     return "unknown"
 
 
@@ -271,11 +271,11 @@ def explained(error: WorkError, locked: Lock) -> SqshforgeError:
     """A build's failure with what helps against it, where its words tell."""
     absent = re.search(r"No matching distribution found for (\S+)", error.what)
     if absent is not None:
-        mend = (
+        fix = (
             f"pip on this machine does not find {absent[1]}: a CPU build of torch needs PyTorch's "
             "own index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS (docs/machines.md)"
         )
-        return WorkError(error.what, where=error.where, mend=mend)
+        return WorkError(error.what, where=error.where, fix=fix)
     return _refused_patch(error.what, locked) or error
 
 
@@ -292,7 +292,7 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     return WorkError(
         f"the patch {patch.file} does not apply to {patch.of} at {at}:\n    {file[1]}: {where}",
         where=f"patches/{patch.file}",
-        mend="make the patch anew against that source, or pin the commit that it was made for",
+        fix="make the patch anew against that source, or pin the commit that it was made for",
     )
 
 

@@ -70,7 +70,7 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
         raise RequestError(
             f"the template {error.name} does not exist",
             where=str(images),
-            mend=f"docs/targets.md tells how a target comes to its images/{name}",
+            fix=f"docs/targets.md tells how a target comes to its images/{name}",
         ) from None
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)
@@ -205,7 +205,7 @@ def _patch(root: Path, patch: LockedPatch) -> bytes:
         raise RequestError(
             "the patch is not the one of the lock",
             where=str(path),
-            mend="sqshforge lock TARGET, where the change is meant",
+            fix="sqshforge lock TARGET, where the change is meant",
         )
     return content
 
@@ -219,7 +219,7 @@ def _launchers(what: Recipe, root: Path) -> dict[str, bytes]:
             raise RequestError(
                 f"the launcher {name} does not exist",
                 where=f"recipes/{what.target}.yaml, launchers",
-                mend=f"launchers are: {', '.join(known)}",
+                fix=f"launchers are: {', '.join(known)}",
             )
         files[f"{PAYLOAD}/launch/{path.name}"] = path.read_bytes()
     return files

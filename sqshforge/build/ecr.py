@@ -43,7 +43,7 @@ class Meaning:
 
     words: str
     what: str
-    mend: str
+    fix: str
     error: type[SqshforgeError] = WorkError
 
     def of(self, repository: Repository, said: str) -> SqshforgeError | None:
@@ -52,7 +52,7 @@ class Meaning:
             return None
         facts = {**vars(repository), **found.groupdict()}
         where = said[said.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
-        return self.error(self.what.format(**facts), where=where, mend=self.mend.format(**facts))
+        return self.error(self.what.format(**facts), where=where, fix=self.fix.format(**facts))
 
 
 LOGIN = (
@@ -65,67 +65,67 @@ BOTH = (
         words=DENIED
         + ".*(explicit deny|no permissions boundary|(control|session|endpoint) policy)",
         what="a policy above this AWS role forbids {action} on {host}",
-        mend="ask the account's administrator: no policy that is attached to the role lifts it",
+        fix="ask the account's administrator: no policy that is attached to the role lifts it",
     ),
     Meaning(
         words=DENIED + ".*no resource-based policy",
         what="{host} does not open {name} to this AWS role: {action} is missing there",
-        mend="check account, region and name of the image: its owner decides, not the role",
+        fix="check account, region and name of the image: its owner decides, not the role",
     ),
     Meaning(
         words=rf"not authorized to perform:? (?P<action>{'|'.join(ACTIONS)})\b",
         what="the AWS role lacks the permission {action} for {host}/{name}",
-        mend="attach docs/iam/ecr-pull.json to the role (docs/ecr.md tells how)",
+        fix="attach docs/iam/ecr-pull.json to the role (docs/ecr.md tells how)",
     ),
     Meaning(
         words=DENIED,
         what="the AWS role lacks the permission {action}",
-        mend="allow it in the role's policy (docs/ecr.md)",
+        fix="allow it in the role's policy (docs/ecr.md)",
     ),
     Meaning(
         words="Could not connect to the endpoint|timeout on endpoint|no answer within"
         "|dial tcp|i/o timeout|Client\\.Timeout",
         what="the registry in {region} cannot be reached",
-        mend="is {region} a region? Else see to the network and HTTPS_PROXY (docs/ecr.md)",
+        fix="is {region} a region? Else see to the network and HTTPS_PROXY (docs/ecr.md)",
     ),
 )
 ASKING = (  # aws for the password
     Meaning(
         words="ExpiredToken|RequestExpired|(token|session)\\b.* expired",
         what="the token of the AWS credentials has expired",
-        mend="aws sso login, or a new session of the role; if it is new: is the clock right?",
+        fix="aws sso login, or a new session of the role; if it is new: is the clock right?",
     ),
     Meaning(
         words="UnrecognizedClient|InvalidClientTokenId|IncompleteSignature"
         "|InvalidSignature|SignatureDoesNotMatch",
         what="AWS does not accept the credentials in the region {region}",
-        mend="see with aws sts get-caller-identity whose they are; is the clock right?",
+        fix="see with aws sts get-caller-identity whose they are; is the clock right?",
     ),
     Meaning(
         words="Unable to locate credentials|Partial credentials|config profile .*not be found"
         "|Error loading SSO Token",
         error=MissingError,
         what="there are no AWS credentials to log in at {host} with",
-        mend="aws configure, aws sso login, AWS_PROFILE, or an instance role (docs/ecr.md)",
+        fix="aws configure, aws sso login, AWS_PROFILE, or an instance role (docs/ecr.md)",
     ),
 )
 PULLING = (
     Meaning(
         words="authorization token has expired",
         what="the login at {host} has expired: it lasts 12 hours",
-        mend=LOGIN,
+        fix=LOGIN,
     ),
     Meaning(
         words="manifest unknown|name unknown|(Repository|Image)NotFoundException|: not found",
         error=RequestError,
         what="{host} has no such image of {name}: its tag moved, or it is not in {region}",
-        mend="choose another tag or region: --set tag=TAG, --set region=REGION (docs/ecr.md)",
+        fix="choose another tag or region: --set tag=TAG, --set region=REGION (docs/ecr.md)",
     ),
     Meaning(
         words="no basic auth credentials|unauthorized|authentication required",
         error=MissingError,
         what="the engine has no login at {host}: it must be for this very account and region",
-        mend=LOGIN,
+        fix=LOGIN,
     ),
 )
 
@@ -144,7 +144,7 @@ def parse(reference: str) -> Repository | None:
         raise RequestError(
             f"{found['account']!r} is no AWS account: it has 12 digits",
             where=reference,
-            mend="see to the image's name, or to parameters.account of the recipe",
+            fix="see to the image's name, or to parameters.account of the recipe",
         )
     return Repository(account=found["account"], region=found["region"], host=host, name=name)
 
@@ -160,7 +160,7 @@ def login(repository: Repository, program: Path | str, programs: Programs) -> No
     if aws is None:
         raise MissingError(
             f"the program aws is not installed (it gives the password for {repository.host})",
-            mend="apt-get install awscli, or pip install awscli",
+            fix="apt-get install awscli, or pip install awscli",
         )
     argv: list[str | Path] = [aws, "ecr", "get-login-password", "--region", repository.region]
     asked = programs.attempt(argv, timeout=PATIENCE)
@@ -191,5 +191,5 @@ def _refused(
     name = Path(result.argv[0]).name
     last = said.strip().rpartition("\n")[2] or f"exit code {result.code}, without a word"
     return _first(meanings, repository, said) or WorkError(
-        f"{name} cannot log in at {repository.host}", where=last, mend="docs/ecr.md"
+        f"{name} cannot log in at {repository.host}", where=last, fix="docs/ecr.md"
     )

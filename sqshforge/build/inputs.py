@@ -62,7 +62,7 @@ def offline() -> bool:
     """Whether OFFLINE asks for builds without a network; `RequestError` for another word."""
     word = os.environ.get(VARIABLE, "")
     if word not in ("", "0", "1"):
-        raise RequestError(f"{VARIABLE} is {word!r}", mend=f"{VARIABLE}=1, or leave it unset")
+        raise RequestError(f"{VARIABLE} is {word!r}", fix=f"{VARIABLE}=1, or leave it unset")
     return word == "1"
 
 
@@ -138,7 +138,7 @@ def _offering_the_wheel(what: Recipe, name: str) -> Iterator[None]:
         raise MissingError(
             error.what,
             where=error.where or f"recipes/{what.target}.yaml, {name}",
-            mend=f"{error.mend};\n"
+            fix=f"{error.fix};\n"
             "or triton: {from: wheel} in the recipe: Triton's official wheel with the same patch, "
             "without a new lock (docs/triton.md)",
         ) from None
@@ -183,24 +183,24 @@ def bundled(lock: Lock, folder: Path) -> Bundle:
 
     Raises `MissingError` where there is no bundle of this lock, `WorkError` for a changed file.
     """
-    mend = f"on a machine with a network: sqshforge vendor {lock.target}"
+    fix = f"on a machine with a network: sqshforge vendor {lock.target}"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, ValueError):
         raise MissingError(
-            f"there is no bundle of {lock.target} to build from", where=str(folder), mend=mend
+            f"there is no bundle of {lock.target} to build from", where=str(folder), fix=fix
         ) from None
     if manifest["lock"] != lock.digest():
-        raise MissingError("the bundle is that of another lock", where=str(folder), mend=mend)
+        raise MissingError("the bundle is that of another lock", where=str(folder), fix=fix)
     supplies = tuple(BuildInput(path=folder / one["file"], **one) for one in manifest["files"])
     for one in supplies:
         if not one.path.is_file():
-            raise MissingError(f"the bundle lacks {one.file}", where=str(folder), mend=mend)
+            raise MissingError(f"the bundle lacks {one.file}", where=str(folder), fix=fix)
         if sha256(one.path) != one.sha256:
             raise WorkError(
                 f"{one.file} has another checksum than when the bundle was made",
                 where=str(one.path),
-                mend=f"remove it, and {mend}",
+                fix=f"remove it, and {fix}",
             )
     return Bundle(supplies=supplies, images=manifest["images"])
 

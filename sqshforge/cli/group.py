@@ -31,7 +31,7 @@ class Commands(click.Group):
             near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             raise RequestError(
                 f"unknown command {args[0]!r}",
-                mend=f"did you mean {near[0]}?"
+                fix=f"did you mean {near[0]}?"
                 if near
                 else f"{ctx.command_path} --help lists all commands",
             ) from None

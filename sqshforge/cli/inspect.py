@@ -110,7 +110,7 @@ def sign(file: Path, key: Path) -> None:
         raise WorkError(
             f"it is not signed, for its {faults[0].name} is not right: {faults[0].detail}",
             where=str(file),
-            mend="pack it anew",
+            fix="pack it anew",
         )
     place = using.sign(file, signature.statement(file, found.digest), programs)
     show_lines(f"{place}: signed", f"next: {suggest.sqshforge('verify', file)}")

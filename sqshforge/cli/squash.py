@@ -68,7 +68,7 @@ def pack(
     if hot is not None and xattrs:
         raise RequestError(
             "--hot does not go with --xattrs, which packs files in the order of their names",
-            mend="leave one of the two out",
+            fix="leave one of the two out",
         )
     options = squash.Options.of(
         profile,
@@ -81,7 +81,7 @@ def pack(
     cache = None if no_cache else Cache.of_user()
     if sources.is_address(source):
         if output is None:
-            raise RequestError("pack needs an output for this source", mend="add -o FILE.sqsh")
+            raise RequestError("pack needs an output for this source", fix="add -o FILE.sqsh")
         _refuse_settings(settings, source)
         packed = steps.pack(source, output, options, Programs(), Reporter(), cache)
     else:
@@ -101,7 +101,7 @@ def _refuse_settings(settings: tuple[str, ...], subject: str) -> None:
         raise RequestError(
             f"--set {settings[0]} is for a target, which is built with it; this is built already",
             where=subject,
-            mend="leave --set out, or name a target",
+            fix="leave --set out, or name a target",
         )
 
 
@@ -272,7 +272,7 @@ def cache_prune(keep: str) -> None:
         show_lines(f"removed {what}, {human(sum(left))}")
     for found in leftovers.findings(Programs()):
         if not found.ok:
-            show_lines(f"{found.what}: {found.detail}", f"  to remove it: {found.mend}")
+            show_lines(f"{found.what}: {found.detail}", f"  to remove it: {found.fix}")
     show_lines(f"next: {suggest.sqshforge('cache', 'ls')}")
 
 

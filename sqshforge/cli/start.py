@@ -44,7 +44,7 @@ from sqshforge.errors import RequestError
     help="In which all nodes must answer [default: 120].",
 )
 def doctor(cluster: bool, **asked: Any) -> NoReturn:
-    """Tell what is there and what is missing, with the command that mends it.
+    """Tell what is there and what is missing, with the command that fixes it.
 
     With --cluster one job of a task a node looks at the idle nodes of a partition, or in a job at
     its own nodes. It takes Python there, installs and changes nothing, and needs no root. Slurm's
@@ -62,7 +62,7 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
         sys.exit(nodes.main(project.find(), nodes.Request(**given), Programs(), Reporter()))
     if given:
         option = {"folders": "folder", "seconds": "timeout"}.get(name := next(iter(given)), name)
-        raise RequestError(f"--{option} counts only with --cluster", mend="add --cluster")
+        raise RequestError(f"--{option} counts only with --cluster", fix="add --cluster")
     sys.exit(examination.main(project.find()))
 
 

@@ -45,9 +45,9 @@ def status(
     from sqshforge.status.run import Clock, look
 
     if every is not None and not again:
-        raise RequestError("--every counts only with --watch", mend="add --watch")
+        raise RequestError("--every counts only with --watch", fix="add --watch")
     if as_json and again:
-        raise RequestError("--json tells once, --watch again and again", mend="leave one out")
+        raise RequestError("--json tells once, --watch again and again", fix="leave one out")
     below = find.roots(given, os.environ)
     found = find.one(what, below) if what else None
     clocks: dict[int, Clock] = {}  # of each file system
@@ -63,7 +63,7 @@ def status(
         if not folders:
             looked = ", ".join(str(root.absolute()) for root in below)
             raise RequestError(
-                "there are no runs", where=looked, mend="--root DIR, or SQSHFORGE_RUNS=DIR:DIR"
+                "there are no runs", where=looked, fix="--root DIR, or SQSHFORGE_RUNS=DIR:DIR"
             )
         return [seen(folder) for folder in folders]
 

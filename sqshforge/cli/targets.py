@@ -66,7 +66,7 @@ def render(target: str, output: Path, settings: tuple[str, ...]) -> None:
     what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"))
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(
-            "the output folder is not empty", where=str(output), mend="name a new or empty folder"
+            "the output folder is not empty", where=str(output), fix="name a new or empty folder"
         )
     rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
@@ -120,7 +120,7 @@ def lock(target: str | None, check: bool) -> None:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
             where=str(home.recipes / "locks"),
-            mend="; ".join(suggest.sqshforge("lock", name) for name in drifted),
+            fix="; ".join(suggest.sqshforge("lock", name) for name in drifted),
         )
     click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target or 'cpu-mamba')}")
 

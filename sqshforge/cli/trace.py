@@ -49,7 +49,7 @@ def trace(
     from sqshforge.squash.cache import Cache
 
     if check and command:
-        raise RequestError("--check starts nothing", mend="leave the command out, or --check")
+        raise RequestError("--check starts nothing", fix="leave the command out, or --check")
     target = None
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
@@ -61,7 +61,7 @@ def trace(
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
     if check:
         if place is None:
-            raise RequestError("which list is to be checked?", mend="add --list FILE")
+            raise RequestError("which list is to be checked?", fix="add --list FILE")
         _check(HotList.read(place), place, image, subject)
         return
     words = command or tracing.default_command(image)

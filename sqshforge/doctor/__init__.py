@@ -1,4 +1,4 @@
-"""What of this machine is there and what is missing, each gap with the command that mends it.
+"""What of this machine is there and what is missing, each gap with the command that fixes it.
 
 It runs before anything is installed, so nothing here takes more than Python's own library.
 """
@@ -57,11 +57,11 @@ def _refuse(findings: Iterable[Finding]) -> None:
     gaps = [one for one in findings if one.needed and not one.ok]
     if gaps:
         lines = [f"\n    {one.what}: {one.detail}" for one in gaps[:TOLD]]
-        mends = dict.fromkeys(one.mend for one in gaps[:TOLD])
+        fixes = dict.fromkeys(one.fix for one in gaps[:TOLD])
         raise MissingError(
             f"this machine lacks what it takes ({len(gaps)} in all; `make doctor` has the list):"
             + "".join(lines),
-            mend="\n         ".join(mends),
+            fix="\n         ".join(fixes),
         )
 
 

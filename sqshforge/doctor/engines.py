@@ -27,7 +27,7 @@ def findings(host: Host) -> Iterator[Finding]:
             docker.what,
             docker.ok,
             docker.detail,
-            docker.mend,
+            docker.fix,
             needed=host.engine == "docker" or (host.engine == "" and buildah is None),
         )
     yield Finding(
@@ -66,18 +66,18 @@ def _docker(host: Host) -> Finding:
     if client is None:
         found = host.programs.which("docker")
         detail = f"{found} has no BuildKit" if found else "not found"
-        mend = "install its plugin docker-buildx" if found else host.install("docker")
-        return Finding(what, False, detail, f"{mend}; not needed beside buildah")
+        fix = "install its plugin docker-buildx" if found else host.install("docker")
+        return Finding(what, False, detail, f"{fix}; not needed beside buildah")
     asked = host.programs.attempt(
         [client, "version", "--format", "{{.Server.Version}}"], timeout=20
     )
     if asked.code == 0:
         return Finding(what, True, f"{client}, its daemon answers")
     if "permission denied" in asked.err.lower():
-        mend = f"{suggest.sudo()}usermod --append --groups docker {host.user}, then log in again"
-        return Finding(what, False, f"{client}, its daemon is not for {host.user}", mend)
-    mend = f"{suggest.sudo()}systemctl start docker; not needed beside buildah"
-    return Finding(what, False, f"{client}, no daemon answers", mend)
+        fix = f"{suggest.sudo()}usermod --append --groups docker {host.user}, then log in again"
+        return Finding(what, False, f"{client}, its daemon is not for {host.user}", fix)
+    fix = f"{suggest.sudo()}systemctl start docker; not needed beside buildah"
+    return Finding(what, False, f"{client}, no daemon answers", fix)
 
 
 def _of_version(host: Host, buildah: Path, is_used: bool) -> Iterator[Finding]:

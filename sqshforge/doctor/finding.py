@@ -47,7 +47,7 @@ class Finding:
     what: str
     ok: bool
     detail: str
-    mend: str = ""
+    fix: str = ""
     needed: bool = True
 
     def lines(self) -> list[str]:
@@ -55,7 +55,7 @@ class Finding:
         mark = "ok" if self.ok else "MISSING" if self.needed else "-"
         shown = [f"{mark:8}{self.what}: {self.detail}"]
         if not self.ok:
-            shown.append(f"{'':8}  {'mend' if self.needed else 'if wanted'}: {self.mend}")
+            shown.append(f"{'':8}  {'fix' if self.needed else 'if wanted'}: {self.fix}")
         return shown
 
 

@@ -9,7 +9,7 @@ from sqshforge.doctor.finding import Finding, Host, tool
 # By its release notes: since 4.7 what is packed may be corrupt where files are sparse.
 CORRUPTS_SINCE = (4, 7, 0)
 MENDED_IN = (4, 7, 5)
-MEND = "install squashfs-tools 4.7.5 or later, or one before 4.7"
+FIX = "install squashfs-tools 4.7.5 or later, or one before 4.7"
 
 
 def finding(host: Host) -> Finding:
@@ -18,7 +18,7 @@ def finding(host: Host) -> Finding:
     path = host.programs.which("mksquashfs")
     said = host.programs.attempt([path, "-version"], timeout=20).out if path else ""
     wrong = fault(said)
-    return Finding(found.what, False, f"{path}: {wrong}", MEND) if wrong else found
+    return Finding(found.what, False, f"{path}: {wrong}", FIX) if wrong else found
 
 
 def fault(said: str) -> str:

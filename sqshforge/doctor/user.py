@@ -63,8 +63,8 @@ def namespaces(host: Host, *, needed: bool) -> Finding:
                 reason += "buildah has one"
             detail = f"not allowed: {name} is {bad} ({reason})"
             return Finding(what, False, detail, f"{suggest.sudo()}sysctl {name}={good}", needed)
-    mend = "ask whoever runs this machine; a container of docker needs --privileged for them"
-    return Finding(what, False, f"not allowed: {reason}", mend, needed)
+    fix = "ask whoever runs this machine; a container of docker needs --privileged for them"
+    return Finding(what, False, f"not allowed: {reason}", fix, needed)
 
 
 def _ids(host: Host) -> Iterator[Finding]:
@@ -108,8 +108,8 @@ def _ends(host: Host, file: str) -> list[int]:
 
 def _fuse(host: Host, *, needed: bool) -> Finding:
     is_open, detail = fuse(host)
-    mend = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
-    return Finding("/dev/fuse (`sqshforge run` as an ordinary user)", is_open, detail, mend, needed)
+    fix = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
+    return Finding("/dev/fuse (`sqshforge run` as an ordinary user)", is_open, detail, fix, needed)
 
 
 def fuse(host: Host) -> tuple[bool, str]:
@@ -175,17 +175,17 @@ def _storage(host: Host) -> Iterator[Finding]:
     if not overlay_works(buildah, found.folder, host.programs):
         if not has_fuse or not is_open:
             opened = "" if is_open else f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
-            mend = " && ".join(one for one in (opened, _fuse_overlayfs(host, has_fuse)) if one)
-            mend += "; or Linux 5.13 or later, and a local file system there"
-            yield Finding(what, False, detail, mend, needed=False)
+            fix = " && ".join(one for one in (opened, _fuse_overlayfs(host, has_fuse)) if one)
+            fix += "; or Linux 5.13 or later, and a local file system there"
+            yield Finding(what, False, detail, fix, needed=False)
             return
         setting += f"[storage.options.overlay]{NEWLINE}"
         setting += f'mount_program = "{host.programs.which("fuse-overlayfs")}"{NEWLINE}'
     file = Path("~/.config/containers/storage.conf")
-    mend = f"mkdir -p {file.parent} && printf '{setting}' > {file}"
+    fix = f"mkdir -p {file.parent} && printf '{setting}' > {file}"
     if file.expanduser().exists():  # it is not to be lost
-        mend = f"in {file}: {' '.join(setting.split(NEWLINE))}".rstrip()
-    yield Finding(what, False, detail, mend, needed=False)
+        fix = f"in {file}: {' '.join(setting.split(NEWLINE))}".rstrip()
+    yield Finding(what, False, detail, fix, needed=False)
 
 
 def _fuse_overlayfs(host: Host, is_there: bool) -> str:

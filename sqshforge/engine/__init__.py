@@ -76,7 +76,7 @@ def choose(name: str | None, programs: Programs) -> Engine:
     """
     if name not in (None, "", *NAMES):
         raise RequestError(
-            f"unknown engine {name!r}", where="ENGINE", mend=f"engines are: {', '.join(NAMES)}"
+            f"unknown engine {name!r}", where="ENGINE", fix=f"engines are: {', '.join(NAMES)}"
         )
     if name == "docker":
         return Docker.connect(programs)
@@ -90,5 +90,5 @@ def choose(name: str | None, programs: Programs) -> Engine:
     except MissingError:
         raise MissingError(
             "no container engine: no docker daemon answers and buildah is not installed",
-            mend=f"{suggest.install(programs.which, 'buildah')} (needs no daemon), or start docker",
+            fix=f"{suggest.install(programs.which, 'buildah')} (needs no daemon), or start docker",
         ) from None

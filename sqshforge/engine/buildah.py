@@ -76,7 +76,7 @@ class Buildah:
                 f"buildah {'.'.join(map(str, self._version))} cannot build this image: "
                 "its Dockerfile mounts what other stages made, which buildah can do from 1.24 on",
                 where=str(self.program),
-                mend="build with docker (apt-get install docker.io docker-buildx; ENGINE=docker), "
+                fix="build with docker (apt-get install docker.io docker-buildx; ENGINE=docker), "
                 "or on a machine with a newer buildah",
             )
         return [storage.COPYING] if storage.is_copying(self._info) else []

@@ -61,7 +61,7 @@ class Endpoint:
             raise RequestError(
                 f"docker has no context {name!r}",
                 where=asked.err.strip(),
-                mend="docker context ls lists them; or set DOCKER_HOST",
+                fix="docker context ls lists them; or set DOCKER_HOST",
             ) from None
 
     def options(self) -> dict[str, Any]:
@@ -261,7 +261,7 @@ class Daemon:
             raise WorkError(
                 f"docker did not {what}: the connection broke off ({_reason(error)})",
                 where=self.host,
-                mend="see whether its daemon runs, and try again",
+                fix="see whether its daemon runs, and try again",
             ) from None
 
 
@@ -288,12 +288,12 @@ def _refused(error: Exception, host: str) -> SqshforgeError:
         return RequestError(
             f"docker's daemon cannot be at that address: {error}",
             where=host,
-            mend=f"set DOCKER_HOST to {FORMS}, or unset it",
+            fix=f"set DOCKER_HOST to {FORMS}, or unset it",
         )
-    mend = "start it (systemctl start docker), or set DOCKER_HOST"
+    fix = "start it (systemctl start docker), or set DOCKER_HOST"
     if isinstance(_cause(error), PermissionError):
-        mend = f"{suggest.sudo()}usermod --append --groups docker $USER, then log in again"
-    return MissingError(f"no docker daemon answers: {_reason(error)}", where=host, mend=mend)
+        fix = f"{suggest.sudo()}usermod --append --groups docker $USER, then log in again"
+    return MissingError(f"no docker daemon answers: {_reason(error)}", where=host, fix=fix)
 
 
 def _reason(error: BaseException) -> str:

@@ -53,21 +53,21 @@ class Docker:
         if programs.which("docker") is None:
             raise MissingError(
                 "docker is not installed",
-                mend=f"{suggest.install(programs.which, 'docker')}, or ENGINE=buildah",
+                fix=f"{suggest.install(programs.which, 'docker')}, or ENGINE=buildah",
             )
         client = client_with_buildkit(programs)
         if client is None:
             raise MissingError(
                 "the docker client has no BuildKit: its buildx plugin is not installed",
                 where=str(programs.which("docker")),
-                mend="install the package docker-buildx (or docker-buildx-plugin)",
+                fix="install the package docker-buildx (or docker-buildx-plugin)",
             )
         docker = cls(client, programs)
         try:
             _ = docker.daemon
         except MissingError as error:
-            mend = f"{error.mend}; or ENGINE=buildah, which needs none"
-            raise MissingError(error.what, where=error.where, mend=mend) from None
+            fix = f"{error.fix}; or ENGINE=buildah, which needs none"
+            raise MissingError(error.what, where=error.where, fix=fix) from None
         return docker
 
     @cached_property

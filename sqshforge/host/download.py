@@ -24,7 +24,7 @@ PAUSE = 2.0  # seconds before a try, times the tries before it
 PATIENCE = 60.0  # seconds without a byte
 PIECE = 1 << 20
 ABSENT = "cannot be fetched: "
-MEND = "check the network and the proxy, or name a mirror (docs/offline.md)"
+FIX = "check the network and the proxy, or name a mirror (docs/offline.md)"
 RANGE_BEYOND_END = 416  # the part that is there was all of it
 
 
@@ -76,7 +76,7 @@ def download_from(
     raise MissingError(
         f"{place.name} cannot be fetched from any of its {len(failed)} addresses:\n"
         + "\n".join(told),
-        mend=MEND,
+        fix=FIX,
     )
 
 
@@ -145,7 +145,7 @@ def _absent(url: str, why: str) -> MissingError:
     return MissingError(
         f"{ABSENT}{why}",
         where=bare(url),
-        mend=MEND,
+        fix=FIX,
     )
 
 
@@ -154,5 +154,5 @@ def _wrong(name: str, wanted: str | None, found: str, where: str) -> WorkError:
         f"{name} has another checksum than the lock says:\n"
         f"    locked  {wanted}\n    found   {found}",
         where=where,
-        mend="do not use it: ask who changed it; if the change is meant, sqshforge lock",
+        fix="do not use it: ask who changed it; if the change is meant, sqshforge lock",
     )

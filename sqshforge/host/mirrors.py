@@ -88,7 +88,7 @@ def _pairs(text: str, variable: str) -> dict[str, str]:
     pairs = [one.partition("=") for one in text.split()]
     if not all(separator and old and new for old, separator, new in pairs):
         raise RequestError(
-            f"{variable} is {text!r}", mend="write OLD=NEW, several with spaces between them"
+            f"{variable} is {text!r}", fix="write OLD=NEW, several with spaces between them"
         )
     return {old: new for old, _, new in pairs}
 
@@ -97,7 +97,7 @@ def _wrong(what: str, where: str) -> RequestError:
     return RequestError(
         f"the mirrors cannot be read: {what}",
         where=where,
-        mend="docs/offline.md has an example of mirrors.yaml",
+        fix="docs/offline.md has an example of mirrors.yaml",
     )
 
 

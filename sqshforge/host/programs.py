@@ -57,7 +57,7 @@ class Programs:
         if found is None:
             raise MissingError(
                 f"the program {program} is not installed" + (f" ({why})" if why else ""),
-                mend=suggest.install(self.which, program),
+                fix=suggest.install(self.which, program),
             )
         return found
 
@@ -192,7 +192,7 @@ class Programs:
         program = Path(argv[0]).name
         return MissingError(
             f"the program {program} cannot be started: {error.strerror}",
-            mend=suggest.install(self.which, program),
+            fix=suggest.install(self.which, program),
         )
 
 

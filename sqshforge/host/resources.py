@@ -175,7 +175,7 @@ def require_space(folder: Path, needed: int, work: str) -> None:
             f"the disk is too small for {work}: it needs {needed:,} bytes ({human(needed)}), "
             f"{free:,} are free, {needed - free:,} are missing",
             where=str(folder),
-            mend=f"free {human(needed - free)} on the file system of {existing}",
+            fix=f"free {human(needed - free)} on the file system of {existing}",
         )
 
 
@@ -211,5 +211,5 @@ class FullDisk:
             f"{self.said} while {work}: it may take up to {needed:,} bytes ({human(needed)}), "
             f"{free:,} are free",
             where=str(self.folder),
-            mend=f"free {human(max(needed - free, MIB))} on its file system, or use another one",
+            fix=f"free {human(max(needed - free, MIB))} on its file system, or use another one",
         )

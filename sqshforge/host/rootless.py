@@ -27,7 +27,7 @@ from sqshforge.host.syscalls import CLONE_NEWNS, CLONE_NEWUSER, die_with_parent,
 Result = TypeVar("Result")
 
 HOLDER = "echo $$; read -r _ || :"  # ends when its standard input does: however we end, it is gone
-MEND = (
+FIX = (
     "pack as root; or as root: sysctl user.max_user_namespaces=10000, and where they are known "
     "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
 )
@@ -37,7 +37,7 @@ CONFIGURED = ("STORAGE_DRIVER", "CONTAINERS_STORAGE_CONF")  # the user's own cho
 FUSE = Path("/dev/fuse")
 COPYING = (
     "warning: buildah can mount no overlays for this user, so it copies all layers whole: the "
-    "build takes many times as long, and tens of GB. To mend it: Linux 5.13 or later and a local "
+    "build takes many times as long, and tens of GB. To fix it: Linux 5.13 or later and a local "
     "disk (not NFS) for ~/.local/share/containers, or fuse-overlayfs and, as root, "
     "modprobe fuse && chmod 0666 /dev/fuse"
 )
@@ -143,7 +143,7 @@ def _enter_buildahs(programs: Programs) -> None:
             raise MissingError(
                 f"the program {program} is not installed "
                 "(without it buildah mounts no image for an ordinary user)",
-                mend="apt-get install uidmap",
+                fix="apt-get install uidmap",
             )
     with holder([buildah, "unshare", "--"], programs) as process:
         _require_ranges(process)
@@ -169,7 +169,7 @@ def holder(argv: Sequence[str | Path], programs: Programs) -> Iterator[Path]:
         if not pid:
             said = process.stderr.read().decode(errors="replace").strip()
             name = Path(argv[0]).name
-            raise MissingError(f"{name} cannot make a user namespace: {said}", mend=MEND)
+            raise MissingError(f"{name} cannot make a user namespace: {said}", fix=FIX)
         yield Path("/proc", pid.decode())
         process.stdin.close()
         process.wait()
@@ -196,7 +196,7 @@ def _require_ranges(process: Path) -> None:
             raise MissingError(
                 f"the user {_user()} has no range of {name}s, and an image has files of several",
                 where=f"/etc/sub{name}",
-                mend=f"as root: usermod --add-sub{name}s 100000-165535 {_user()} (a free range)",
+                fix=f"as root: usermod --add-sub{name}s 100000-165535 {_user()} (a free range)",
             )
 
 
@@ -206,7 +206,7 @@ def _allowed() -> Iterator[None]:
         yield
     except OSError as error:
         raise MissingError(
-            f"this machine gives its users no user namespaces: {error.strerror}", mend=MEND
+            f"this machine gives its users no user namespaces: {error.strerror}", fix=FIX
         ) from None
 
 

@@ -65,5 +65,5 @@ def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> So
     if text.startswith(("oci:", "oci-archive:", "docker-archive:")):
         return Archived(text)
     raise RequestError(
-        f"unknown kind of source {text!r}", mend=f"sources are: TARGET, {', '.join(SCHEMES)}"
+        f"unknown kind of source {text!r}", fix=f"sources are: TARGET, {', '.join(SCHEMES)}"
     )

@@ -59,7 +59,7 @@ class Storage:
             made = self.programs.attempt([*argv, "--", self._id])
             if made.code != 0:
                 raise WorkError(
-                    f"{self.name} cannot be opened: {made.err.strip()}", mend="pack it again"
+                    f"{self.name} cannot be opened: {made.err.strip()}", fix="pack it again"
                 )
             asked = self.programs.capture([self._program, "mount", container])
             merged = Path(asked.strip())
@@ -85,7 +85,7 @@ class Storage:
             # process is just removing.
             self.programs.capture([self._program, "info"])
             raise RequestError(
-                f"buildah has no image {self.name!r}", mend="buildah images lists what it has"
+                f"buildah has no image {self.name!r}", fix="buildah images lists what it has"
             )
         with understanding(f"buildah://{self.name}"):
             found: dict[str, Any] = json.loads(asked.out)

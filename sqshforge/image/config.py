@@ -134,7 +134,7 @@ def _volumes(found: Any, reference: str) -> tuple[str, ...]:
             raise WorkError(
                 f"the image is refused: its volume {volume!r} has a control character",
                 where=reference,
-                mend="build the image anew with another VOLUME",
+                fix="build the image anew with another VOLUME",
             )
     return tuple(sorted(found))
 

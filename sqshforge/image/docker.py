@@ -51,7 +51,7 @@ class Dockerd:
             facts = self._facts
             folders = _folders(facts)
             if digest not in (None, facts["Id"]):
-                raise WorkError(f"{self.name} is another image by now", mend="pack it again")
+                raise WorkError(f"{self.name} is another image by now", fix="pack it again")
         if not folders or os.geteuid() != 0 or not all(one.is_dir() for one in folders):
             yield Saved(self.name, facts, self._daemon, self.reporter)
             return
@@ -60,7 +60,7 @@ class Dockerd:
         found = self._daemon.image(facts["Id"])
         if found is None or found.get("GraphDriver") != facts["GraphDriver"]:
             raise WorkError(
-                f"{self.name} was removed from docker while it was read", mend="pack it again"
+                f"{self.name} was removed from docker while it was read", fix="pack it again"
             )
 
     @cached_property
@@ -73,7 +73,7 @@ class Dockerd:
         found = self._daemon.image(self.name)
         if found is None:
             raise RequestError(
-                f"docker has no image {self.name!r}", mend="docker images lists what it has"
+                f"docker has no image {self.name!r}", fix="docker images lists what it has"
             )
         return found
 

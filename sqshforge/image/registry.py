@@ -71,7 +71,7 @@ class Registry:
         if digest not in (None, manifest["config"]["digest"]):
             raise WorkError(
                 f"{self.name} is another image by now: it was pushed anew meanwhile",
-                mend="pack it again",
+                fix="pack it again",
             )
         pulled = cache_home() / "pulled"
         pulled.mkdir(parents=True, exist_ok=True)
@@ -121,17 +121,17 @@ class Registry:
         why = json.loads(f'"{found[1]}"', strict=False) if found else said.strip()
         if any(word in why for word in ABSENT):
             return RequestError(
-                f"the registry has no image {self.name!r}", where=why, mend="see to the spelling"
+                f"the registry has no image {self.name!r}", where=why, fix="see to the spelling"
             )
         if any(word in why for word in CLOSED):
             host = self.name.partition("/")[0]
             return RequestError(
                 f"the registry does not let you read {self.name!r}",
                 where=why,
-                mend=f"skopeo login {host}",
+                fix=f"skopeo login {host}",
             )
         if "invalid reference format" in why:
-            return RequestError(f"{self.name!r} is no image's name", mend="HOST/NAME:TAG")
+            return RequestError(f"{self.name!r} is no image's name", fix="HOST/NAME:TAG")
         return WorkError(f"the registry of {self.name!r} cannot be read", where=why)
 
     def _pinned(self, digest: str) -> str:

@@ -27,13 +27,13 @@ def draw(found: Inspection, picture: Path) -> None:
         raise RequestError(
             f"{picture.name} is no kind of picture that we draw",
             where="--plot",
-            mend=f"end its name with {', '.join(KINDS)}",
+            fix=f"end its name with {', '.join(KINDS)}",
         )
     try:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingError(
-            "matplotlib is not installed (it draws)", mend="pip install 'sqshforge[plot]'"
+            "matplotlib is not installed (it draws)", fix="pip install 'sqshforge[plot]'"
         ) from None
     parts = [(f"/{shown(path)}", share.stored) for path, share in found.parts.items()][:BARS]
     packages = [(shown(f"{one.name} {one.version}"), one.share.stored) for one in found.python][
@@ -62,7 +62,7 @@ def draw(found: Inspection, picture: Path) -> None:
         raise RequestError(
             f"the picture cannot be written: {error.strerror}",
             where=str(picture),
-            mend="name another place with --plot",
+            fix="name another place with --plot",
         ) from None
 
 

@@ -61,7 +61,7 @@ def read(file: Path) -> Signature | None:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise WorkError(
-            "this is no signature of a squash file", where=str(path), mend="remove it, sign again"
+            "this is no signature of a squash file", where=str(path), fix="remove it, sign again"
         ) from None
     return Signature(statement, signed, armor + rest)
 
@@ -80,7 +80,7 @@ class Key:
             raise RequestError(
                 "there is no such key",
                 where=str(path),
-                mend="ssh-keygen -t ed25519 -f KEY makes one, or name another with --key",
+                fix="ssh-keygen -t ed25519 -f KEY makes one, or name another with --key",
             )
         return cls(path, programs.require("ssh-keygen", "it signs"))
 

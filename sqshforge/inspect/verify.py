@@ -63,7 +63,7 @@ def verify(
         raise RequestError(
             "there is no such file of signers",
             where=str(signers),
-            mend="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
+            fix="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
         )
     facts = request.read_record(file)
     with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:

@@ -73,7 +73,7 @@ def snapshot(
             f"the source {source.name} cannot be fetched: its host does not know "
             f"{source.ref}, or does not answer",
             where=bare(url),
-            mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+            fix="check the network and the proxy, or name a mirror (docs/offline.md)",
         )
     commit = source.commit or seen["commit"]
     if seen["kind"] == "tags" and seen["commit"] != commit:
@@ -81,7 +81,7 @@ def snapshot(
             f"the tag {source.ref} of {source.name} has moved:\n"
             f"    locked  {commit}\n    now at  {seen['commit']}",
             where=bare(url),
-            mend="ask who moved it; if the change is meant, sqshforge lock",
+            fix="ask who moved it; if the change is meant, sqshforge lock",
         )
     place = folder / f"{source.name}-{commit}.tar"
     if not place.is_file():
@@ -136,13 +136,13 @@ def _pack(
             raise MissingError(
                 f"git cannot fetch {ref}: {fetched.err.strip()}",
                 where=bare(url),
-                mend="check the network and the proxy, or name a mirror (docs/offline.md)",
+                fix="check the network and the proxy, or name a mirror (docs/offline.md)",
             )
     if git("cat-file", "-e", f"{commit}^{{commit}}").code != 0:
         raise WorkError(
             f"the commit {commit} is not in the history of {ref} any more",
             where=bare(url),
-            mend="a branch was rewritten: sqshforge lock takes its present commit",
+            fix="a branch was rewritten: sqshforge lock takes its present commit",
         )
     # Files may be stamped with what is known of their commit: that is the same with its history.
     (repository / "shallow").write_text(f"{commit}\n")

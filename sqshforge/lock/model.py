@@ -175,11 +175,11 @@ def read(target: str, recipes: Path) -> Lock:
     try:
         return Lock.model_validate_json(path.read_text())
     except FileNotFoundError:
-        raise RequestError("the target has no lock", where=str(path), mend=again) from None
+        raise RequestError("the target has no lock", where=str(path), fix=again) from None
     except (ValidationError, UnicodeDecodeError) as error:
         first = str(error).splitlines()[0]
         raise RequestError(
-            f"the lock cannot be read: {first}", where=str(path), mend=again
+            f"the lock cannot be read: {first}", where=str(path), fix=again
         ) from None
 
 
@@ -277,6 +277,6 @@ def load(recipe: Recipe, recipes: Path) -> Lock:
         raise RequestError(
             "the lock is out of date: the recipe's pins changed after it was made",
             where=str(path_of(recipe.target, recipes)),
-            mend=f"sqshforge lock {recipe.target}",
+            fix=f"sqshforge lock {recipe.target}",
         )
     return lock

@@ -135,7 +135,7 @@ class Resolver:
             raise WorkError(
                 f"{', '.join(strays)} would come from an index that it is not bound to",
                 where=self._where,
-                mend="name a version of what needs it in python.indexes too, beside it",
+                fix="name a version of what needs it in python.indexes too, beside it",
             )
 
     def _unresolved(self, result: Result) -> WorkError | MissingError:
@@ -144,13 +144,13 @@ class Resolver:
                 "the package index does not answer:\n"
                 + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:4]),
                 where=self._where,
-                mend="check the network, the proxy and pip's settings (docs/machines.md)",
+                fix="check the network, the proxy and pip's settings (docs/machines.md)",
             )
         return WorkError(
             "the Python packages cannot be resolved:\n"
             + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:12]),
             where=self._where,
-            mend=self._ways_to_packages(),
+            fix=self._ways_to_packages(),
         )
 
     def _ways_to_packages(self) -> str:

@@ -93,7 +93,7 @@ def _patch(path: Path, file: str, of: str) -> LockedPatch:
         raise RequestError(
             f"the patch {file} does not exist",
             where=f"patches of {of}",
-            mend=f"patches are: {', '.join(known)}",
+            fix=f"patches are: {', '.join(known)}",
         ) from None
     header = text.partition("\n--- ")[0]
     after = re.search(r"^After: ([0-9a-f]{64})$", header, re.MULTILINE)

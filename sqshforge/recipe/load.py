@@ -79,7 +79,7 @@ def find(target: str, folder: Path, values: Mapping[str, str] | None = None) -> 
         raise RequestError(
             f"no parameter {', '.join(unknown)}; parameters: {known}",
             where=f"--set, for recipes/{target}.yaml",
-            mend="--set NAME=VALUE",
+            fix="--set NAME=VALUE",
         )
     return _load(path, (), values)[0] if values else recipe
 
@@ -154,7 +154,7 @@ def _file(target: str, folder: Path, where: str) -> Path:
         raise RequestError(
             f"unknown target {target!r}",
             where=where,
-            mend=f"did you mean {near[0]}?" if near else f"targets are: {', '.join(known)}",
+            fix=f"did you mean {near[0]}?" if near else f"targets are: {', '.join(known)}",
         )
     return folder / f"{target}.yaml"
 
@@ -175,7 +175,7 @@ def _load(
             raise RequestError(
                 f"the recipe extends itself: {' -> '.join((*chain, parent))}",
                 where=f"{path}, extends",
-                mend="let one of them start from a base of its own",
+                fix="let one of them start from a base of its own",
             )
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
@@ -194,7 +194,7 @@ def _load(
         raise RequestError(
             f"the recipe has {count}:" + "".join(f"\n    {fault}" for fault in faults),
             where=str(path),
-            mend="docs/recipes.md explains every key; recipes/schema.json serves editors",
+            fix="docs/recipes.md explains every key; recipes/schema.json serves editors",
         )
     return recipe, data
 
@@ -218,7 +218,7 @@ def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         raise RequestError(
             "a recipe is a mapping of keys to values, and this file holds none",
             where=str(path),
-            mend="start from recipes/cpu-mamba.yaml; docs/recipes.md explains every key",
+            fix="start from recipes/cpu-mamba.yaml; docs/recipes.md explains every key",
         )
     return node, data
 

@@ -66,7 +66,7 @@ def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
         name, separator, value = word.partition("=")
         if not name or not separator:
             raise RequestError(
-                f"{word!r} is not NAME=VALUE", where=option, mend=f"{option} NAME=VALUE"
+                f"{word!r} is not NAME=VALUE", where=option, fix=f"{option} NAME=VALUE"
             )
         pairs[name] = value
     return pairs
@@ -216,7 +216,7 @@ def _handed_on(environment: Mapping[str, str]) -> set[int]:
 
 
 def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> SqshforgeError:
-    if isinstance(error, SqshforgeError) and error.mend:
+    if isinstance(error, SqshforgeError) and error.fix:
         return error
     reason = error.what if isinstance(error, SqshforgeError) else str(error)
     return WorkError(f"the container cannot be set up: {reason}", where=plan.image)
@@ -308,7 +308,7 @@ def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
         if is_host or _host_folder(source, bound) or _host_folder(target, bound):
             print(
                 f"warning: left out, as it is the host's: the image's volume {fields[0]!r} at "
-                f"{fields[1]!r}\n  mend:  --mount SOURCE:TARGET, if you want it there",
+                f"{fields[1]!r}\n  fix:   --mount SOURCE:TARGET, if you want it there",
                 file=sys.stderr,
             )
             continue

@@ -48,7 +48,7 @@ def call(
     if enroot is None:
         raise MissingError(
             "enroot is not installed, and --runtime=enroot asks for it",
-            mend="install it (https://github.com/NVIDIA/enroot), or take --runtime=builtin",
+            fix="install it (https://github.com/NVIDIA/enroot), or take --runtime=builtin",
         )
     for name, value in asked.items():
         _require_passable(name, value)
@@ -72,13 +72,13 @@ def _require_passable(name: str, value: str) -> None:
         raise RequestError(
             f"enroot knows no variable of the name {name!r}",
             where="--env",
-            mend="take letters, digits and _, or --runtime=builtin",
+            fix="take letters, digits and _, or --runtime=builtin",
         )
     if not _is_line(value):
         raise RequestError(
             f"enroot passes no value of several lines, as {name} has",
             where="--env",
-            mend="--runtime=builtin",
+            fix="--runtime=builtin",
         )
 
 

@@ -34,7 +34,7 @@ def bring_driver(root: Path, environment: Mapping[str, str], programs: Programs)
     cli = programs.which(CLI)
     if cli is None:
         print(
-            f"warning: no GPU is seen in the container: {CLI} is not installed\n  fix:  {FIX}",
+            f"warning: no GPU is seen in the container: {CLI} is not installed\n  fix:   {FIX}",
             file=sys.stderr,
         )
         return
@@ -44,7 +44,7 @@ def bring_driver(root: Path, environment: Mapping[str, str], programs: Programs)
         raise WorkError(
             f"the NVIDIA driver cannot be brought into the container: {reason}",
             where=CLI,
-            mend="nvidia-smi says whether the driver works here; "
+            fix="nvidia-smi says whether the driver works here; "
             "--env NVIDIA_VISIBLE_DEVICES=void starts without GPUs",
         )
 
@@ -65,7 +65,7 @@ def _options(environment: Mapping[str, str], programs: Programs) -> list[str]:
         if part not in PARTS:
             raise WorkError(
                 f"NVIDIA_DRIVER_CAPABILITIES names no part of the driver: {part!r}",
-                mend=f"take all, or some of {','.join(PARTS)}",
+                fix=f"take all, or some of {','.join(PARTS)}",
             )
         options.append(f"--{part}")
     if not environment.get("NVIDIA_DISABLE_REQUIRE"):

@@ -36,7 +36,7 @@ class Mount:
         target, _, flag = rest.partition(":")
         if not source or not target.startswith("/") or flag not in ("", "ro", "rw"):
             raise RequestError(
-                f"{text!r} is not SRC:DST", where="--mount", mend="--mount /data:/data[:ro]"
+                f"{text!r} is not SRC:DST", where="--mount", fix="--mount /data:/data[:ro]"
             )
         path = Path(source).expanduser().absolute()
         if not path.exists():
@@ -102,18 +102,18 @@ def require_sqsh(image: Path) -> None:
         raise RequestError(
             f"the file cannot be read: {error.strerror}",
             where=str(image),
-            mend="make sqsh TARGET=... packs a target to build/",
+            fix="make sqsh TARGET=... packs a target to build/",
         ) from None
     if not head.startswith(MAGIC) or len(head) < SIZE_AT + 8:
         raise RequestError(
-            "the file is not a squash file", where=str(image), mend="name a .sqsh file"
+            "the file is not a squash file", where=str(image), fix="name a .sqsh file"
         )
     promised = int.from_bytes(head[SIZE_AT:], "little")
     if image.stat().st_size < promised:
         raise RequestError(
             f"the squash file is cut short: {image.stat().st_size:,} of {promised:,} bytes",
             where=str(image),
-            mend="copy or pack it again",
+            fix="copy or pack it again",
         )
 
 
@@ -152,12 +152,12 @@ def _require_rights(programs: Programs, *, fuse: bool) -> None:
     if tried.code != 0 and as_root:
         raise MissingError(
             f"this root may not mount: {reason}",
-            mend="run with CAP_SYS_ADMIN (in a container of docker: --privileged)",
+            fix="run with CAP_SYS_ADMIN (in a container of docker: --privileged)",
         )
     if tried.code != 0:
         raise MissingError(
             f"this machine gives ordinary users no user namespaces: {reason}",
-            mend="as root: sysctl kernel.unprivileged_userns_clone=1 (Debian) or "
+            fix="as root: sysctl kernel.unprivileged_userns_clone=1 (Debian) or "
             "kernel.apparmor_restrict_unprivileged_userns=0 (Ubuntu)",
         )
     if not fuse:
@@ -167,5 +167,5 @@ def _require_rights(programs: Programs, *, fuse: bool) -> None:
         raise MissingError(
             "/dev/fuse is not there" + ("" if as_root else " or not for ordinary users"),
             where="/dev/fuse",
-            mend="as root: modprobe fuse && chmod 0666 /dev/fuse (udev's usual mode)",
+            fix="as root: modprobe fuse && chmod 0666 /dev/fuse (udev's usual mode)",
         )

@@ -129,7 +129,7 @@ def default_command(image: Path) -> tuple[str, ...]:
         raise RequestError(
             "the image has no recipe whose smoke test could be started",
             where=str(image),
-            mend=f"name a command: sqshforge trace {image} -- COMMAND",
+            fix=f"name a command: sqshforge trace {image} -- COMMAND",
         )
     return command
 

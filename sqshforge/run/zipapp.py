@@ -31,7 +31,7 @@ import sys
 if sys.version_info < (3, 9):
     sys.stderr.write(
         "error: sqshforge's runtime needs Python 3.9 or later; %s is %d.%d\\n"
-        "  mend:  put a newer python3 first on the PATH of every node\\n"
+        "  fix:   put a newer python3 first on the PATH of every node\\n"
         % (sys.executable, sys.version_info[0], sys.version_info[1])
     )
     sys.exit(3)

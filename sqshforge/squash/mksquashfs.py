@@ -71,7 +71,7 @@ class Options:
         """
         if profile not in PROFILES:
             raise RequestError(
-                f"unknown profile {profile!r}", mend=f"profiles are: {', '.join(PROFILES)}"
+                f"unknown profile {profile!r}", fix=f"profiles are: {', '.join(PROFILES)}"
             )
         level, block = PROFILES[profile]
         return cls(
@@ -93,7 +93,7 @@ def version(program: Path, programs: Programs) -> str:
     said = programs.attempt([program, "-version"]).out.partition("\n")[0]
     wrong = mksquashfs.fault(said)
     if wrong:
-        raise MissingError(wrong, where=str(program), mend=mksquashfs.MEND)
+        raise MissingError(wrong, where=str(program), fix=mksquashfs.FIX)
     return said
 
 

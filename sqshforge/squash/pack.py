@@ -185,7 +185,7 @@ def pack(
         raise RequestError(
             "the output's name is too long",
             where=str(output),
-            mend=f"give it at most {LONGEST} bytes: its record's name is longer",
+            fix=f"give it at most {LONGEST} bytes: its record's name is longer",
         )
     if not output.parent.is_dir():
         raise RequestError("the output's folder does not exist", where=str(output.parent))
@@ -372,10 +372,10 @@ class _Pack:
 
 def _may_replace(output: Path, options: Options) -> None:
     if output.is_dir():
-        raise RequestError("the output is a folder", where=str(output), mend="name a file")
+        raise RequestError("the output is a folder", where=str(output), fix="name a file")
     if os.path.lexists(output) and read_record(output) is None and not options.force:
         raise RequestError(
             "the output exists and was not made by sqshforge",
             where=str(output),
-            mend="add --force to replace it, or name another output",
+            fix="add --force to replace it, or name another output",
         )

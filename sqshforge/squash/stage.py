@@ -110,7 +110,7 @@ def stage_everywhere(
     """
     number = job.get("SLURM_JOB_ID")
     if not number:
-        raise RequestError("this is no job of Slurm", mend="leave --all-nodes out, or use sbatch")
+        raise RequestError("this is no job of Slurm", fix="leave --all-nodes out, or use sbatch")
     each = ("srun", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
     if tree:
@@ -138,7 +138,7 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
             raise WorkError(
                 "the copy is not what the record says",
                 where=f"{written.parent}, copied from {arrived or file}",
-                mend=f"sqshforge verify {file} tells whether the file is whole",
+                fix=f"sqshforge verify {file} tells whether the file is whole",
             )
         written.chmod(0o644)
         facts = request.record_path(file)
@@ -168,7 +168,7 @@ def _make_room(folder: Path, needed: int, limit: int) -> None:
             f"the copy does not fit: it takes {human(needed)}, others in use {human(taken)}, and "
             f"all may take {human(limit)}",
             where=str(folder),
-            mend="let --limit (STAGE_LIMIT of a launcher) be more",
+            fix="let --limit (STAGE_LIMIT of a launcher) be more",
         )
 
 
@@ -176,5 +176,5 @@ def _plain(name: str) -> str:
     """The digits of a key or digest, without what it was made by."""
     plain = name.rpartition(":")[2]
     if not (plain.isascii() and plain.isalnum() and len(plain) <= LONGEST_KEY):
-        raise RequestError(f"the record's key {name!r} is none", mend="pack the file anew")
+        raise RequestError(f"the record's key {name!r} is none", fix="pack the file anew")
     return plain

@@ -12,5 +12,5 @@ class BrokenError(WorkError):
         super().__init__(
             f"the squash file is broken: {why}",
             where=where,
-            mend="copy it again from where it was whole, or pack it anew",
+            fix="copy it again from where it was whole, or pack it anew",
         )

@@ -265,7 +265,7 @@ def open_image(path: Path) -> Iterator[Image]:
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):
         raise RequestError(
-            "there is no such squash file", where=str(path), mend="sqshforge pack makes one"
+            "there is no such squash file", where=str(path), fix="sqshforge pack makes one"
         ) from None
     except OSError as error:
         raise WorkError(f"it cannot be read: {error.strerror}", where=str(path)) from None

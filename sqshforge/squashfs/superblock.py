@@ -92,7 +92,7 @@ def read(path: Path) -> Superblock:
 
 def none(path: Path) -> RequestError:
     """What is said of what is no squash file."""
-    return RequestError("the file is not a squash file", where=str(path), mend="name a .sqsh file")
+    return RequestError("the file is not a squash file", where=str(path), fix="name a .sqsh file")
 
 
 def parse(start: bytes, path: Path) -> Superblock:

@@ -59,7 +59,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
         raise RequestError(
             f"{what} is no run's folder: it has no metrics.jsonl, no jobs/ID.jsonl and no "
             "config.json of a run",
-            mend=f"sqshforge status --root {what} lists the runs below it",
+            fix=f"sqshforge status --root {what} lists the runs below it",
         )
     looked = [str(folder.absolute())]
     if "/" not in what:
@@ -68,7 +68,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
     raise RequestError(
         f"there is no run and no job {what}",
         where="; ".join(looked),
-        mend=f"name the run's folder, or where runs are: --root DIR, or {VARIABLE}=DIR:DIR",
+        fix=f"name the run's folder, or where runs are: --root DIR, or {VARIABLE}=DIR:DIR",
     )
 
 

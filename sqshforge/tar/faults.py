@@ -9,14 +9,14 @@ from sqshforge.errors import WorkError
 AGAIN = "write the archive again, with the tool that made it, and copy it whole"
 
 
-def broken(why: str, where: str, mend: str = AGAIN) -> WorkError:
+def broken(why: str, where: str, fix: str = AGAIN) -> WorkError:
     """What stands in an archive cannot be so."""
-    return WorkError(f"the image archive is broken: {why}", where=where, mend=mend)
+    return WorkError(f"the image archive is broken: {why}", where=where, fix=fix)
 
 
-def refused(why: str, where: str, mend: str) -> WorkError:
+def refused(why: str, where: str, fix: str) -> WorkError:
     """What stands in an archive can be so, and is not taken."""
-    return WorkError(f"the image archive is refused: {why}", where=where, mend=mend)
+    return WorkError(f"the image archive is refused: {why}", where=where, fix=fix)
 
 
 def too_much(why: str, where: str) -> WorkError:

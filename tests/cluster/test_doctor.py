@@ -193,7 +193,7 @@ def login() -> Iterator[Login]:
 
 
 def require_rows(said: str, told: str) -> None:
-    """Each line is one of what was said; every gap is followed by what mends it."""
+    """Each line is one of what was said; every gap is followed by what fixes it."""
     lines = said.splitlines()
     rows = [" ".join(line.split()) for line in lines]
     lacking = [
@@ -204,7 +204,7 @@ def require_rows(said: str, told: str) -> None:
     assert not lacking, "\n".join([*lacking, "", said])
     for line, following in itertools.pairwise(lines):
         if line.startswith("MISSING"):
-            assert following.startswith("          mend: "), said
+            assert following.startswith("          fix: "), said
 
 
 def test_every_fault_of_the_second_node_is_told(login: Login) -> None:

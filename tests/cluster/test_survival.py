@@ -105,7 +105,7 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
         # srun gives the other node a minute, and then as much to answer.
         site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job does not end")
     finally:
-        site.slurm.bridge.mend()
+        site.slurm.bridge.repair()
     said = site.complete(job)
     assert "resumed from" in said
     assert site.losses("cut") == undisturbed
@@ -153,7 +153,7 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     filler.write_bytes(bytes(shutil.disk_usage(site.small).free - kept // 2))
     assert site.slurm.wait(job, PATIENCE) == "FAILED"
     said = site.slurm.output(job)
-    assert site.slurm.exit_code(job) == 2 and "a person has to mend this" in said
+    assert site.slurm.exit_code(job) == 2 and "a person has to fix this" in said
     for told in ("were free there when that failed", "bytes free, and a checkpoint takes"):
         assert told in said and str(place) in said
     assert [path.name for path in (place / "checkpoints").iterdir()] == ["step_4_ckp"]

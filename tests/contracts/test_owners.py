@@ -65,17 +65,17 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     # Git does not read what another user owns, so the image does not claim a commit.
     record = checkout / "build" / checkouts.TARGET / "context/payload/meta/provenance.json"
     assert json.loads(record.read_text())["commit"] == "unknown"
-    (mend,) = [line.strip() for line in done.stderr.splitlines() if "safe.directory" in line]
-    assert mend == f"mend:  git config --global --add safe.directory {checkout}"
+    (fix,) = [line.strip() for line in done.stderr.splitlines() if "safe.directory" in line]
+    assert fix == f"fix:   git config --global --add safe.directory {checkout}"
 
     refused = as_user(user, checkout, *sqshforge("build", checkouts.TARGET))
     assert refused.returncode == 3
-    error, mend = refused.stderr.splitlines()
+    error, fix = refused.stderr.splitlines()
     assert error.startswith(f"error: {checkout}/build/")
     assert error.endswith(f" belongs to root, and {NAME} cannot write there")
-    assert mend.startswith(f"  mend:  sudo chown -R {NAME} {checkout}/build ")
+    assert fix.startswith(f"  fix:   sudo chown -R {NAME} {checkout}/build ")
     owner = str(user.home.stat().st_uid)  # root does not know the user by its name here
-    words = shlex.split(mend.partition("sudo ")[2].partition("  (")[0])
+    words = shlex.split(fix.partition("sudo ")[2].partition("  (")[0])
     subprocess.run([owner if word == NAME else word for word in words], check=True)
     # It goes on, to what was asked for in vain.
     after = as_user(user, checkout, *sqshforge("build", checkouts.TARGET, "--engine", "none"))
@@ -92,7 +92,7 @@ def test_a_user_in_root_s_checkout_is_told(user: User, checkout: Path) -> None:
     assert refused.returncode == 3
     assert refused.stderr.splitlines() == [
         f"error: {checkout} belongs to root, and {NAME} cannot write there",
-        f"  mend:  sudo chown -R {NAME} {checkout}  (or use a checkout of your own)",
+        f"  fix:   sudo chown -R {NAME} {checkout}  (or use a checkout of your own)",
     ]
     assert as_user(user, checkout, *sqshforge("targets")).returncode == 0  # reading works
 

@@ -151,7 +151,9 @@ def test_where_nothing_is_asked_for_it_is_as_before(
     assert flags(ours, stub, asked, release) == stock
 
 
-@pytest.mark.parametrize(("asked", "entry"), [("80 9.0", "9.0"), ("sm_90;80", "sm_90"), ("120+PTX+PTX", "120+PTX+PTX")])
+@pytest.mark.parametrize(
+    ("asked", "entry"), [("80 9.0", "9.0"), ("sm_90;80", "sm_90"), ("120+PTX+PTX", "120+PTX+PTX")]
+)
 def test_what_is_no_architecture_is_said(asked: str, entry: str, ours: Path, stub: Path) -> None:
     result = run(ours, stub, asked)
     assert result.code == 1

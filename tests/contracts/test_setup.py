@@ -270,9 +270,9 @@ def test_without_apt_get_the_packages_of_dnf_are_named_in_a_line(
     machine.has("dnf")
     done = machine.run(user=True, system=system)
     assert done.returncode == 3
-    error, mend = done.stderr.splitlines()
+    error, fix = done.stderr.splitlines()
     assert error == "error: this machine has no apt-get, and is without: buildah, mksquashfs"
-    assert mend == f"  mend:  sudo dnf install {packages}  (see docs/machines.md)"
+    assert fix == f"  fix:   sudo dnf install {packages}  (see docs/machines.md)"
 
 
 def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> None:
@@ -349,10 +349,10 @@ def test_root_s_environment_serves_a_user_until_it_must_change(machine: Machine)
     (machine.checkout / "pyproject.toml").write_text(PYPROJECT + "# changed\n")
     done = machine.run(user=True)
     assert done.returncode == 3
-    error, mend = done.stderr.splitlines()
+    error, fix = done.stderr.splitlines()
     assert error == f"error: {machine.checkout}/.venv belongs to root, not to nobody"
-    assert mend == f"  mend:  sudo chown -R nobody {machine.checkout}"
-    subprocess.run(shlex.split(mend.partition("sudo ")[2]), check=True)  # it is what makes it go on
+    assert fix == f"  fix:   sudo chown -R nobody {machine.checkout}"
+    subprocess.run(shlex.split(fix.partition("sudo ")[2]), check=True)  # it is what makes it go on
     assert machine.run(user=True).returncode == 0 and machine.is_set_up
 
 

@@ -42,7 +42,7 @@ class Bridge:
         """Let the machines reach this one alone, not each other."""
         self._isolate("on")
 
-    def mend(self) -> None:
+    def repair(self) -> None:
         self._isolate("off")
 
     def part(self, one: int, other: int) -> None:

@@ -123,7 +123,7 @@ def _require_all(
     raise WorkError(
         f"{plan.count - len(nodes)} of {plan.count} nodes did not answer within {seconds:.0f} s: "
         f"{folded(silent) or 'unknown'}{said}",
-        mend=f"`scontrol show node {folded(silent)}`, slurmd's log there; --timeout waits longer",
+        fix=f"`scontrol show node {folded(silent)}`, slurmd's log there; --timeout waits longer",
     )
 
 
@@ -139,7 +139,7 @@ def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
     except OSError as error:
         raise RequestError(
             f"no file can be made in {folder}: {error.strerror}",
-            mend="--folder=DIR, a shared one that you may write; by default the current one",
+            fix="--folder=DIR, a shared one that you may write; by default the current one",
         ) from None
     path = Path(name)
     try:

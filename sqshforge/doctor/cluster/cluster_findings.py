@@ -130,8 +130,8 @@ def _alike(found: Sequence[Row]) -> Iterator[Row]:
             continue
         other = next(one for one in usual if one is not row)
         detail = f"{row.finding.detail}; not as on {folded(other.nodes)}"
-        mend = "the same on all nodes of a partition"
-        yield Row(Finding(what, False, detail, mend, needed=False), row.nodes)
+        fix = "the same on all nodes of a partition"
+        yield Row(Finding(what, False, detail, fix, needed=False), row.nodes)
 
 
 def _runtimes(nodes: Sequence[Node]) -> Iterator[Row]:
@@ -145,8 +145,8 @@ def _runtimes(nodes: Sequence[Node]) -> Iterator[Row]:
         detail = f"launchers take {way}" + (" (sqshforge-run.pyz)" if way == OWN else "")
         if way != best:
             detail += f", but {best} where the first node of a job is of {folded(chosen[best])}"
-        mend = f"install {best} there as well; till then sbatch --exclude={folded(chosen[way])}"
-        yield Row(Finding(RUNTIME, way == best, detail, mend), tuple(chosen[way]))
+        fix = f"install {best} there as well; till then sbatch --exclude={folded(chosen[way])}"
+        yield Row(Finding(RUNTIME, way == best, detail, fix), tuple(chosen[way]))
 
 
 def _usual_image(nodes: Sequence[Node]) -> Image | None:
@@ -168,8 +168,8 @@ def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]
     """
     silent = tuple(name for name in nodes if name not in clocks)
     if silent:
-        mend = "ask again: a node of the job did not answer, or the machine is very busy"
-        yield Row(Finding("clock", False, "not known", mend, needed=False), silent)
+        fix = "ask again: a node of the job did not answer, or the machine is very busy"
+        yield Row(Finding("clock", False, "not known", fix, needed=False), silent)
     told = {HERE: (0.0, 0.0), **clocks}
     middles = {round((low + high) / 2) for low, high in told.values()}
     right = max([0, *middles], key=lambda at: sum(_off(one, at) == 0 for one in told.values()))
@@ -182,8 +182,8 @@ def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]
         if seconds:
             way = "ahead of" if seconds > 0 else "behind"
             detail = f"{_seconds(abs(seconds))} {way} the others"
-            mend = "a time server: chrony or systemd-timesyncd; munge refuses 5 minutes"
-            yield Row(Finding("clock", False, detail, mend), (name,))
+            fix = "a time server: chrony or systemd-timesyncd; munge refuses 5 minutes"
+            yield Row(Finding("clock", False, detail, fix), (name,))
 
 
 def _off(bounds: Bounds, right: float) -> float:
@@ -204,8 +204,8 @@ def slurm(config: Mapping[str, str], graced: Sequence[str]) -> Iterator[Row]:
     if wait is not None:
         seconds = int(wait[0])
         detail = f"{seconds} s between SIGTERM and SIGKILL, in which a cancelled job can save"
-        mend = f"KillWait={KILL_WAIT} or more in slurm.conf"
-        yield Row(Finding("KillWait", seconds >= KILL_WAIT, detail, mend, needed=False))
+        fix = f"KillWait={KILL_WAIT} or more in slurm.conf"
+        yield Row(Finding("KillWait", seconds >= KILL_WAIT, detail, fix, needed=False))
     if config.get("PreemptType", "preempt/none") in ("preempt/none", "(null)"):
         yield Row(Finding("preemption", True, "off"))
         return
@@ -223,8 +223,8 @@ def slurm(config: Mapping[str, str], graced: Sequence[str]) -> Iterator[Row]:
         else "SIGTERM goes to every process at once, not the signal that a job asked for"
     )
     has_newer = "PreemptParameters" in config
-    mend = f"PreemptParameters={newer}" if has_newer else f"SlurmctldParameters={older}"
-    yield Row(Finding("preemption", sends, detail, f"{mend} in slurm.conf", needed=False))
+    fix = f"PreemptParameters={newer}" if has_newer else f"SlurmctldParameters={older}"
+    yield Row(Finding("preemption", sends, detail, f"{fix} in slurm.conf", needed=False))
 
 
 def graced(partitions: str, qualities: str) -> list[str]:

@@ -98,7 +98,7 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
         raise MissingError(
             "srun and sinfo are not on this machine: Slurm's nodes are looked at from where jobs "
             "are submitted",
-            mend="run this on a login node of the cluster, or leave --cluster out",
+            fix="run this on a login node of the cluster, or leave --cluster out",
         )
     if os.environ.get("SLURM_JOB_ID") and os.environ.get("SLURM_JOB_NODELIST"):
         return _of_the_job(nodes, partition, programs)
@@ -107,19 +107,19 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
     if chosen not in states.nodes:
         raise RequestError(
             f"there is no partition {chosen!r}" if chosen else "no partition is the default one",
-            mend=f"--partition, one of {', '.join(states.nodes)}",
+            fix=f"--partition, one of {', '.join(states.nodes)}",
         )
     there = states.nodes[chosen]
     idle = [name for name, state in there.items() if state == IDLE]
     if nodes is not None and nodes > len(there):
         raise RequestError(
-            f"partition {chosen} has {len(there)} nodes, not {nodes}", mend=f"--nodes={len(there)}"
+            f"partition {chosen} has {len(there)} nodes, not {nodes}", fix=f"--nodes={len(there)}"
         )
     if not idle and nodes is None:
         raise MissingError(
             f"no node of partition {chosen} is idle",
             where=", ".join(f"{name}: {state}" for name, state in there.items()),
-            mend="--nodes=N waits for N nodes, for --timeout seconds",
+            fix="--nodes=N waits for N nodes, for --timeout seconds",
         )
     named = tuple(idle[:nodes]) if nodes is None or nodes <= len(idle) else ()
     others = {name: state for name, state in there.items() if named and name not in named}
@@ -129,11 +129,9 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
 def _of_the_job(nodes: int | None, partition: str, programs: Programs) -> Plan:
     names = hostnames(os.environ["SLURM_JOB_NODELIST"], programs)
     if partition:
-        raise RequestError("within a job its own nodes are looked at", mend="leave --partition out")
+        raise RequestError("within a job its own nodes are looked at", fix="leave --partition out")
     if nodes is not None and nodes > len(names):
-        raise RequestError(
-            f"this job has {len(names)} nodes, not {nodes}", mend="leave --nodes out"
-        )
+        raise RequestError(f"this job has {len(names)} nodes, not {nodes}", fix="leave --nodes out")
     chosen = tuple(names[:nodes])
     others = {name: "not asked for" for name in names if name not in chosen}
     return Plan(len(chosen), names=chosen, others=others, inside=True)
@@ -152,7 +150,7 @@ def _partitions(programs: Programs) -> _States:
         raise MissingError(
             f"Slurm does not answer: {_last(asked.err)}",
             where="sinfo",
-            mend="`scontrol ping` says whether slurmctld is there",
+            fix="`scontrol ping` says whether slurmctld is there",
         )
     nodes: dict[str, dict[str, str]] = {}
     default = ""
@@ -241,7 +239,7 @@ def ask(
         said = "".join(f"\n    {line}" for line in answers.errors[-TAIL:])
         raise WorkError(
             f"none of {asked} has answered within {seconds:.0f} s{state}{said}",
-            mend="--timeout=SECONDS waits longer; `squeue` and `sinfo -R` tell what holds it up",
+            fix="--timeout=SECONDS waits longer; `squeue` and `sinfo -R` tell what holds it up",
         )
     return answers
 

@@ -55,8 +55,8 @@ def findings(node: Node, asked: Asked) -> Iterator[Seen]:
         return
     for fault in node.faults:
         if fault.check != "image":
-            mend = f"look at the node: the check `{fault.check}` does not end as it should"
-            yield Seen(Finding(f"the check {fault.check}", False, fault.text, mend))
+            fix = f"look at the node: the check `{fault.check}` does not end as it should"
+            yield Seen(Finding(f"the check {fault.check}", False, fault.text, fix))
     yield Seen(_python(node))
     yield from _by_check(node)
     yield from map(Seen, (_memlock(node), *_shared(node, asked)))
@@ -100,8 +100,8 @@ def _version(text: str) -> tuple[int, ...]:
 def _python(node: Node) -> Finding:
     """The version that the runtime of an image takes, where it is that which starts images."""
     is_enough = _version(node.python) >= OWN_PYTHON or runtime(node) != OWN
-    mend = "a Python from 3.9 on as python3 on the PATH, or enroot"
-    return Finding("python3", is_enough, node.python, mend)
+    fix = "a Python from 3.9 on as python3 on the PATH, or enroot"
+    return Finding("python3", is_enough, node.python, fix)
 
 
 def _unsquashfs(node: Node) -> Iterator[Finding]:
@@ -127,12 +127,12 @@ def _pyxis(node: Node) -> Iterator[Finding]:
     elif pyxis.plugin:
         detail = f"{pyxis.plugin} is in plugstack.conf, but srun has no --container-image"
         detail += f": {pyxis.fault}" if pyxis.fault else ""
-        mend = "`srun --help` there says why: it must be built for the very release of Slurm"
-        yield Finding("pyxis", False, detail, mend)
+        fix = "`srun --help` there says why: it must be built for the very release of Slurm"
+        yield Finding("pyxis", False, detail, fix)
     else:
         detail = f"not there: launchers take {runtime(node)}"
-        mend = "https://github.com/NVIDIA/pyxis"
-        yield Finding("pyxis", False, detail, mend, needed=False)
+        fix = "https://github.com/NVIDIA/pyxis"
+        yield Finding("pyxis", False, detail, fix, needed=False)
 
 
 def _enroot(node: Node) -> Iterator[Finding]:
@@ -156,19 +156,19 @@ def _folder(node: Node, place: Place) -> Seen:
     if not place.usable:
         closed = path if place.there else f"{path} cannot be made: {above}"
         detail = f"{closed} is not writable for uid {node.uid}"
-        mend = f"{what} in {conf}: a folder of the node's own disk that this user may write"
+        fix = f"{what} in {conf}: a folder of the node's own disk that this user may write"
         if what == "ENROOT_RUNTIME_PATH":
-            mend = (
+            fix = (
                 f"{what} /run/enroot/user-$(id -u) in {conf}, and /run/enroot with mode 1777 "
                 "(a line `d /run/enroot 1777 root root -` in /etc/tmpfiles.d)"
             )
-        return Seen(Finding(what, False, detail, mend, needed=what != "ENROOT_TEMP_PATH"))
+        return Seen(Finding(what, False, detail, fix, needed=what != "ENROOT_TEMP_PATH"))
     detail = f"{path}, {'' if place.there else 'to be made, '}on {place.kind or 'unknown'}"
     room = 0 if what == "ENROOT_RUNTIME_PATH" else ROOM
     if what == "ENROOT_DATA_PATH" and runtime(node) == PYXIS and not node.pyxis.squashfuse:
         room = max(room, UNPACKED * node.image.size)
-    mend = f"make room, or {what} in {conf}: a folder of a larger disk"
-    return Seen(Finding(what, place.free >= room, detail, mend, needed=False), free=place.free)
+    fix = f"make room, or {what} in {conf}: a folder of a larger disk"
+    return Seen(Finding(what, place.free >= room, detail, fix, needed=False), free=place.free)
 
 
 def _by_fuse(node: Node) -> bool:
@@ -181,8 +181,8 @@ def _fuse(node: Node) -> Iterator[Finding]:
     fuse = node.fuse
     closed = f"not open to uid {node.uid}: {fuse.fault} (mode {fuse.mode})"
     detail = "open" if fuse.open else closed if fuse.there else "not there"
-    mend = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
-    yield Finding("/dev/fuse (mounts an image)", fuse.open, detail, mend, _by_fuse(node))
+    fix = f"{suggest.sudo()}{FUSE.format(suggest.sudo())}"
+    yield Finding("/dev/fuse (mounts an image)", fuse.open, detail, fix, _by_fuse(node))
 
 
 def _squashfuse(node: Node) -> Iterator[Finding]:
@@ -191,17 +191,17 @@ def _squashfuse(node: Node) -> Iterator[Finding]:
     detail = tools.squashfuse or "not found"
     if not tools.squashfuse and not needed:
         detail += "; pyxis unpacks images" if runtime(node) == PYXIS else "; root's kernel does it"
-    mend = _install(node, "squashfuse")
-    yield Finding("squashfuse (mounts an image)", bool(tools.squashfuse), detail, mend, needed)
+    fix = _install(node, "squashfuse")
+    yield Finding("squashfuse (mounts an image)", bool(tools.squashfuse), detail, fix, needed)
 
 
 def _fuse_overlayfs(node: Node) -> Iterator[Finding]:
     path = node.programs.fuse_overlayfs
     needed = runtime(node) == OWN and node.uid != 0 and _version(node.kernel) < NATIVE_OVERLAY
     if path or needed:
-        mend = _install(node, "fuse-overlayfs")
+        fix = _install(node, "fuse-overlayfs")
         detail = path or f"not found, and Linux is {node.kernel}"
-        yield Finding("fuse-overlayfs (before Linux 6.6)", bool(path), detail, mend, needed)
+        yield Finding("fuse-overlayfs (before Linux 6.6)", bool(path), detail, fix, needed)
 
 
 def _namespaces(node: Node) -> Iterator[Finding]:
@@ -210,16 +210,16 @@ def _namespaces(node: Node) -> Iterator[Finding]:
         yield Finding(what, True, "allowed" if node.namespaces.works else "allowed to enroot alone")
         return
     settings = {one.name: one.value for one in node.namespaces.settings}
-    mend = "the kernel's settings allow them: slurmd is confined, by a chroot, seccomp or systemd"
+    fix = "the kernel's settings allow them: slurmd is confined, by a chroot, seccomp or systemd"
     detail = f"not allowed: {node.namespaces.fault}"
     for name, bad, good in SWITCHES:
         if settings.get(name) == bad:
             detail = f"not allowed: {name} is {bad}"
             if "apparmor" in name:
                 detail += " (AppArmor: for programs with a profile, as enroot's package has one)"
-            mend = f"{suggest.sudo()}sysctl {name}={good}, and a line in /etc/sysctl.d"
+            fix = f"{suggest.sudo()}sysctl {name}={good}, and a line in /etc/sysctl.d"
             break
-    yield Finding(what, False, detail, mend, needed)
+    yield Finding(what, False, detail, fix, needed)
 
 
 def _gpus(node: Node) -> Iterator[Finding]:
@@ -228,8 +228,8 @@ def _gpus(node: Node) -> Iterator[Finding]:
     count = max(nvidia.cards, nvidia.devices)
     if nvidia.cards > nvidia.devices:
         detail = f"{nvidia.cards} at PCI, {nvidia.devices} of them with a device in /dev"
-        mend = "install NVIDIA's driver; where it is there, nvidia-smi and dmesg say more"
-        yield Finding("NVIDIA GPUs", False, detail, mend)
+        fix = "install NVIDIA's driver; where it is there, nvidia-smi and dmesg say more"
+        yield Finding("NVIDIA GPUs", False, detail, fix)
     else:
         yield Finding("NVIDIA GPUs", True, str(count or "none"))
     if not count:
@@ -239,13 +239,13 @@ def _gpus(node: Node) -> Iterator[Finding]:
     detail = (
         f"{nvidia.version or 'of unknown version'}, {nvidia.cli}" if nvidia.cli else "not found"
     )
-    mend = "install libnvidia-container-tools, of NVIDIA's package index"
-    yield Finding(what, bool(nvidia.cli), detail, mend, needed=by_enroot)
+    fix = "install libnvidia-container-tools, of NVIDIA's package index"
+    yield Finding(what, bool(nvidia.cli), detail, fix, needed=by_enroot)
     if by_enroot:
         hook = f"{node.enroot.settings}/hooks.d/98-nvidia.sh"
-        mend = f"install enroot's package anew, or chmod +x {hook}"
+        fix = f"install enroot's package anew, or chmod +x {hook}"
         detail = hook if node.enroot.hook else f"{hook} is not there, or not executable"
-        yield Finding("enroot's hook for GPUs", node.enroot.hook, detail, mend)
+        yield Finding("enroot's hook for GPUs", node.enroot.hook, detail, fix)
 
 
 def _efa(node: Node) -> Iterator[Finding]:
@@ -258,25 +258,25 @@ def _efa(node: Node) -> Iterator[Finding]:
     detail = f"{count} cards"
     if usable < count:
         detail += f", {efa.driven} with a driver, {efa.devices} devices in /dev/infiniband"
-    mend = "install AWS's EFA installer, which brings the driver; then modprobe efa ib_uverbs"
-    yield Finding("EFA", usable >= count, detail, mend)
+    fix = "install AWS's EFA installer, which brings the driver; then modprobe efa ib_uverbs"
+    yield Finding("EFA", usable >= count, detail, fix)
     is_there = bool(efa.libfabric)
     detail = (
         f"libfabric {efa.libfabric}"
         if is_there
         else "no fi_info on the node; images have their own"
     )
-    mend = "AWS's EFA installer"
-    yield Finding("fi_info (sees EFA from the node)", is_there, detail, mend, needed=False)
+    fix = "AWS's EFA installer"
+    yield Finding("fi_info (sees EFA from the node)", is_there, detail, fix, needed=False)
 
 
 def _memlock(node: Node) -> Finding:
     """Locked memory: what EFA and InfiniBand register. Programs raise it to the hard limit."""
     is_free = node.memlock < 0
     detail = "unlimited" if is_free else f"at most {node.memlock / 1024:.0f} KiB"
-    mend = "LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    fix = "LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     has_network = node.efa.adapters > 0 or node.efa.cards > 0
-    return Finding("limit on locked memory", is_free, detail, mend, has_network)
+    return Finding("limit on locked memory", is_free, detail, fix, has_network)
 
 
 def _needrestart(node: Node) -> Iterator[Finding]:
@@ -288,40 +288,40 @@ def _needrestart(node: Node) -> Iterator[Finding]:
         yield Finding("needrestart", True, state if found.there else "not there")
         return
     why = "$nrconf{restart} is 'a'" if found.mode else "apt calls it in Ubuntu's mode"
-    mend = "`$nrconf{override_rc}{qr(^(slurm|munge))} = 0;` in /etc/needrestart/conf.d/slurm.conf"
+    fix = "`$nrconf{override_rc}{qr(^(slurm|munge))} = 0;` in /etc/needrestart/conf.d/slurm.conf"
     detail = f"restarts daemons after an update, below a job too: {why}"
-    yield Finding("needrestart", False, detail, mend, needed=False)
+    yield Finding("needrestart", False, detail, fix, needed=False)
 
 
 def _shared(node: Node, asked: Asked) -> Iterator[Finding]:
     """Whether a file that was made here is there, with the same in it."""
     for number, (folder, digest) in enumerate(zip(asked.folders, asked.digests, strict=True)):
         marker = node.markers[number] if number < len(node.markers) else None
-        what, mend = (
+        what, fix = (
             f"folder {folder}",
             "mount the shared file system there, or work in another folder",
         )
         if marker is None or not marker.digest:
             why = (marker.fault if marker else "") or "no answer"
-            yield Finding(what, False, f"a file that was made here is not read there: {why}", mend)
+            yield Finding(what, False, f"a file that was made here is not read there: {why}", fix)
         else:
             is_same = marker.digest == digest
             detail = "the same" if is_same else "another file has the name of the one made here"
-            yield Finding(what, is_same, detail, mend)
+            yield Finding(what, is_same, detail, fix)
 
 
 def _image(node: Node, path: Path, head: Image | None) -> Seen:
     image, fault, what = node.image, node.fault("image"), f"image {path}"
     if fault or not image.read:
-        mend = "copy it to a folder that all nodes see, or to each node (STAGE, launch/README.md)"
-        return Seen(Finding(what, False, f"not read: {fault or 'it is empty'}", mend))
+        fix = "copy it to a folder that all nodes see, or to each node (STAGE, launch/README.md)"
+        return Seen(Finding(what, False, f"not read: {fault or 'it is empty'}", fix))
     # Of one that was read in part only, in the time that there was, the size alone can tell.
     is_other = head is not None and (
         image.size != head.size or (image.read == head.read and image.digest != head.digest)
     )
     if is_other:
-        mend = "one file for all: a shared folder, or copy it anew"
-        return Seen(Finding(what, False, f"another file, of {image.size:,} bytes", mend))
+        fix = "one file for all: a shared folder, or copy it anew"
+        return Seen(Finding(what, False, f"another file, of {image.size:,} bytes", fix))
     found = Finding(
         what,
         image.seconds < SLOW,

@@ -29,7 +29,7 @@ class Directory:
 
     def __init__(self, path: Path, closing: contextlib.ExitStack) -> None:
         if not path.is_dir():
-            raise RequestError(f"{path} is no folder", mend="a file's address is oci-archive:FILE")
+            raise RequestError(f"{path} is no folder", fix="a file's address is oci-archive:FILE")
         self._root = path.resolve()
         self._closing = closing
 
@@ -66,7 +66,7 @@ class Tarred:
             program = {"gzip": "gunzip", "zstd": "unzstd", "bzip2": "bunzip2", "xz": "unxz"}[packed]
             raise RequestError(
                 f"{path} is compressed with {packed} as a whole, and is read in place",
-                mend=f"{program} --keep {path}",
+                fix=f"{program} --keep {path}",
             )
         reader = RegionReader(whole)
         stream = TarStream(lambda: reader.read(READ), self._where, reader.skip)

@@ -19,7 +19,7 @@ def find(store: Store, name: str, address: str) -> Image:
     if listed is None:
         raise RequestError(
             f"{address} is no archive of `docker save`: it has no manifest.json",
-            mend="an OCI archive is oci-archive:FILE",
+            fix="an OCI archive is oci-archive:FILE",
         )
     value = load_document(listed.whole(limits.JSON, "manifest.json"), "manifest.json", address)
     if not isinstance(value, list) or not value:
@@ -50,12 +50,12 @@ def _chosen(images: list[Document], name: str, address: str) -> Document:
                 return one
         raise RequestError(
             f"{address} has no image {name!r}",
-            mend=f"its images are: {', '.join(tags)}" if tags else "leave the name away",
+            fix=f"its images are: {', '.join(tags)}" if tags else "leave the name away",
         )
     if len({one.text("Config") for one in images}) > 1:
         raise RequestError(
             f"{address} has {len(images)} images",
-            mend=f"add one of: :{', :'.join(tags)}" if tags else "save one image alone",
+            fix=f"add one of: :{', :'.join(tags)}" if tags else "save one image alone",
         )
     return images[0]
 

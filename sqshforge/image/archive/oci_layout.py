@@ -125,7 +125,7 @@ def find(store: Store, tag: str, address: str) -> Image:
     if index is None:
         raise RequestError(
             f"{address} is no OCI image: it has no index.json",
-            mend="an archive of `docker save` is docker-archive:FILE",
+            fix="an archive of `docker save` is docker-archive:FILE",
         )
     document = Document(
         load_document(index.whole(limits.JSON, "index.json"), "index.json", address),
@@ -202,7 +202,7 @@ def chosen(index: Document, tag: str, address: str) -> Document:
             known = sorted({_names(one)[0] for one in images if _names(one)})
             raise RequestError(
                 f"{address} has no image {tag!r}",
-                mend=f"its images are: {', '.join(known)}" if known else "leave the name away",
+                fix=f"its images are: {', '.join(known)}" if known else "leave the name away",
             )
         images = named
     if not images:
@@ -218,11 +218,11 @@ def chosen(index: Document, tag: str, address: str) -> Document:
     tags = sorted({_names(one)[0] for one in distinct if _names(one)})
     if tags and not tag:
         raise RequestError(
-            f"{address} has {len(distinct)} images", mend=f"add one of: :{', :'.join(tags)}"
+            f"{address} has {len(distinct)} images", fix=f"add one of: :{', :'.join(tags)}"
         )
     raise RequestError(
         f"{address} has no image for linux/{here}",
-        mend=f"it has them for: {', '.join(sorted({_platform(one) for one in distinct}))}",
+        fix=f"it has them for: {', '.join(sorted({_platform(one) for one in distinct}))}",
     )
 
 
@@ -295,4 +295,4 @@ def _read(region: Region, described: Document, what: str, address: str) -> bytes
 
 
 def mismatch(what: str, where: str) -> WorkError:
-    return WorkError(f"{what} does not match its digest: it was damaged", where=where, mend=AGAIN)
+    return WorkError(f"{what} does not match its digest: it was damaged", where=where, fix=AGAIN)

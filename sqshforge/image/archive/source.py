@@ -51,7 +51,7 @@ class Archived:
                 raise WorkError(
                     "the archive holds another image by now",
                     where=self.address,
-                    mend="pack it again",
+                    fix="pack it again",
                 )
             yield Layered(image)
 

@@ -209,7 +209,7 @@ def test_a_package_that_no_index_has_gets_the_way_to_it(root: Path) -> None:
     locked = lock.read("cpu-mamba", root / "recipes")
     said = "ERROR: No matching distribution found for torch==2.13.0+cpu (from -r x)"
     explained = building.explained(WorkError(said), locked)
-    assert "does not find torch==2.13.0+cpu" in explained.mend
-    assert "PIP_EXTRA_INDEX_URL" in explained.mend
+    assert "does not find torch==2.13.0+cpu" in explained.fix
+    assert "PIP_EXTRA_INDEX_URL" in explained.fix
     other = WorkError("another fault")
     assert building.explained(other, locked) is other

@@ -70,7 +70,7 @@ def test_an_engine_that_refuses_is_told_without_the_password(
 
 
 @pytest.mark.parametrize(
-    ("body", "what", "mend"),
+    ("body", "what", "fix"),
     [
         (
             refusal(
@@ -111,12 +111,12 @@ def test_an_engine_that_refuses_is_told_without_the_password(
     ],
 )
 def test_what_aws_refuses_is_told_with_its_cure(
-    body: dict[str, object], what: str, mend: str, aws: Server, engine: Path, tmp_path: Path
+    body: dict[str, object], what: str, fix: str, aws: Server, engine: Path, tmp_path: Path
 ) -> None:
     aws.answer(400 if "__type" in body else 200, body)
     with pytest.raises(WorkError, match=what) as caught:
         ecr.login(SMP, engine, Programs())
-    assert mend in caught.value.mend
+    assert fix in caught.value.fix
     assert str(body.get("message", "")) in caught.value.where
     assert "Traceback" not in caught.value.where
     assert not (tmp_path / "argv").exists()
@@ -130,7 +130,7 @@ def test_without_credentials_the_ways_to_them_are_named(
     with pytest.raises(MissingError, match="no AWS credentials") as caught:
         ecr.login(SMP, engine, Programs())
     assert "Unable to locate credentials" in caught.value.where
-    assert "aws sso login" in caught.value.mend
+    assert "aws sso login" in caught.value.fix
     assert aws.seen == []
 
 
@@ -164,7 +164,7 @@ def test_a_session_that_is_over_or_was_never_begun_is_told(
     with pytest.raises(kind, match=what) as caught:
         ecr.login(SMP, engine, Programs())
     assert "SSO" in caught.value.where
-    assert "aws sso login" in caught.value.mend
+    assert "aws sso login" in caught.value.fix
 
 
 def test_a_broken_aws_is_told_by_its_own_last_words(
@@ -204,4 +204,4 @@ def test_without_aws_its_package_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError, match="aws is not installed") as caught:
         ecr.login(SMP, engine, Programs())
-    assert "apt-get install awscli" in caught.value.mend
+    assert "apt-get install awscli" in caught.value.fix

@@ -95,7 +95,7 @@ def test_what_an_engine_says_of_a_refused_pull_is_understood(
     assert type(meaning) is kind
     assert what in meaning.what
     assert meaning.where in said
-    assert "{" not in meaning.mend
+    assert "{" not in meaning.fix
 
 
 @pytest.mark.processes

@@ -94,7 +94,7 @@ def test_another_file_under_the_same_name_is_refused(new_index: NewIndex) -> Non
     index = new_index(wheel("tool", says="something else"))
     with pytest.raises(WorkError, match=r"no file of tool 1\.0 that the lock allows") as caught:
         chosen(index.pip, locked(wheel("tool")))
-    assert "sqshforge lock" in caught.value.mend
+    assert "sqshforge lock" in caught.value.fix
 
 
 def test_each_package_has_its_file_in_the_order_of_the_lock(new_index: NewIndex) -> None:
@@ -109,7 +109,7 @@ def test_a_version_that_is_gone_is_told(new_index: NewIndex) -> None:
     index = new_index(wheel("tool", "2.0"))
     with pytest.raises(MissingError, match=r"tool==1\.0") as caught:
         chosen(index.pip, locked(wheel("tool")))
-    assert "docs/machines.md" in caught.value.mend
+    assert "docs/machines.md" in caught.value.fix
 
 
 def test_an_index_that_does_not_answer_is_told(new_index: NewIndex) -> None:

@@ -34,7 +34,7 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "mend"),
+    ("words", "told", "fix"),
     [
         (["buidl"], "unknown command 'buidl'", "did you mean build?"),
         (["build", "cpu-mambo"], "unknown target 'cpu-mambo'", "did you mean cpu-mamba?"),
@@ -69,12 +69,12 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
     ],
 )
 def test_a_wrong_request_is_exit_code_2_and_one_clear_message(
-    words: list[str], told: str, mend: str
+    words: list[str], told: str, fix: str
 ) -> None:
     done = sqshforge(*words)
     assert done.code == 2, done.err
     assert told in done.err
-    assert mend in done.err
+    assert fix in done.err
     assert "Traceback" not in done.err
     assert len(done.err.splitlines()) <= 5
 

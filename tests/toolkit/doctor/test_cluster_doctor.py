@@ -111,12 +111,12 @@ def test_a_node_that_differs_is_told_apart_with_what_mends_it() -> None:
     assert fine.nodes == ("n1", "n2") and fine.finding.ok
     assert missing.lines(6) == [
         "MISSING n3      /dev/fuse (mounts an image): not open to uid 1000: denied (mode 0600)",
-        "          mend: sudo modprobe fuse && sudo chmod 0666 /dev/fuse",
+        "          fix: sudo modprobe fuse && sudo chmod 0666 /dev/fuse",
     ]
 
 
 @pytest.mark.parametrize(
-    ("changed", "what", "detail", "mend"),
+    ("changed", "what", "detail", "fix"),
     [
         ({"python": ""}, "python3", "nothing else was seen", "apt-get install python3"),
         ({"enroot": {"fault": "no home"}}, "enroot", "fails: no home", "`enroot version`"),
@@ -182,11 +182,11 @@ def test_a_node_that_differs_is_told_apart_with_what_mends_it() -> None:
         ),
     ],
 )
-def test_each_gap_has_its_row(changed: dict[str, Any], what: str, detail: str, mend: str) -> None:
+def test_each_gap_has_its_row(changed: dict[str, Any], what: str, detail: str, fix: str) -> None:
     found = gaps(node("n1"), node("n2", **changed))
     (row,) = [row for name, row in found.items() if name.startswith(what)]
     assert row.nodes == ("n2",)
-    assert detail in row.finding.detail and mend in row.finding.mend
+    assert detail in row.finding.detail and fix in row.finding.fix
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_what_most_nodes_have_is_right() -> None:
     odd = node("n3", enroot={"version": "3.4.1"})
     (most, few) = several("enroot", node("n1"), node("n2"), odd)
     assert most.finding.ok and most.nodes == ("n1", "n2")
-    assert few.nodes == ("n3",) and few.finding.mend == "the same on all nodes of a partition"
+    assert few.nodes == ("n3",) and few.finding.fix == "the same on all nodes of a partition"
     # Of two nodes nobody knows which one is right.
     assert not any(row.finding.ok for row in several("enroot", node("n1"), odd))
 
@@ -237,7 +237,7 @@ def test_the_runtime_of_all_is_that_of_the_first_node() -> None:
     row = gaps(node("n1"), bare)["container runtime"]
     assert row.nodes == ("n2",)
     assert "enroot where the first node of a job is of n1" in row.finding.detail
-    assert "install enroot" in row.finding.mend
+    assert "install enroot" in row.finding.fix
     alone = one("container runtime", bare)
     assert alone.finding.ok and "sqshforge-run.pyz" in alone.finding.detail
 
@@ -299,7 +299,7 @@ def test_a_folder_that_enroot_cannot_make() -> None:
     closed = place(path="/run/enroot", there=False, above="/run", usable=False)
     row = gaps(node(enroot={"folders": [closed]}))["ENROOT_RUNTIME_PATH"]
     assert row.finding.detail == "/run/enroot cannot be made: /run is not writable for uid 1000"
-    assert "/run/enroot/user-$(id -u)" in row.finding.mend and "tmpfiles.d" in row.finding.mend
+    assert "/run/enroot/user-$(id -u)" in row.finding.fix and "tmpfiles.d" in row.finding.fix
     temporary = place(name="ENROOT_TEMP_PATH", usable=False)  # only an import needs it
     assert gaps(node(enroot={"folders": [temporary]})) == {}
 
@@ -394,5 +394,5 @@ def test_texts_of_nodes_are_bounded() -> None:
 def test_every_row_says_what_mends_it() -> None:
     bad = facts.node({"python": "3.6", "nvidia": {"cards": 1}, "efa": {"cards": 1}}, "n2")
     for row in judged(node("n1"), bad):
-        assert row.finding.ok or row.finding.mend
+        assert row.finding.ok or row.finding.fix
     assert cluster_findings.ORDER[0] == "pyxis"

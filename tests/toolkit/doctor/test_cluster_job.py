@@ -97,7 +97,7 @@ def test_what_cannot_be_asked(
 ) -> None:
     with pytest.raises(kind, match=told) as raised:
         job.plan(nodes, partition, programs)
-    assert raised.value.mend  # type: ignore[attr-defined]
+    assert raised.value.fix  # type: ignore[attr-defined]
 
 
 def test_the_call_has_a_task_a_node_and_a_limit() -> None:
@@ -179,9 +179,9 @@ def test_what_slurm_does_to_a_preempted_job() -> None:
     assert "without GraceTime" in settled(CONFIG)["preemption"].detail
     found = settled(CONFIG, "partition low")["preemption"]
     assert not found.ok and "partition low" in found.detail and "SIGTERM goes to" in found.detail
-    assert found.mend == "SlurmctldParameters=preempt_send_user_signal in slurm.conf"
+    assert found.fix == "SlurmctldParameters=preempt_send_user_signal in slurm.conf"
     newer = settled(CONFIG + "PreemptParameters = (null)\n", "QOS x")["preemption"]
-    assert newer.mend == "PreemptParameters=send_user_signal in slurm.conf"
+    assert newer.fix == "PreemptParameters=send_user_signal in slurm.conf"
     for setting in (
         "PreemptParameters = youngest_first,send_user_signal",
         "SlurmctldParameters = preempt_send_user_signal",

@@ -1,4 +1,4 @@
-"""The doctor: each cause is found before the work starts, and told with what mends it."""
+"""The doctor: each cause is found before the work starts, and told with what fixes it."""
 
 from __future__ import annotations
 
@@ -103,8 +103,8 @@ def work(host: Host) -> list[Finding]:
 
 
 def gaps(host: Host) -> dict[str, str]:
-    """What is needed and missing, by its first word, with what mends it."""
-    return {one.what.split()[0]: one.mend for one in work(host) if one.needed and not one.ok}
+    """What is needed and missing, by its first word, with what fixes it."""
+    return {one.what.split()[0]: one.fix for one in work(host) if one.needed and not one.ok}
 
 
 def one(host: Host, name: str) -> Finding:
@@ -122,11 +122,11 @@ def test_on_a_bare_machine_each_gap_has_its_command(machine: Make) -> None:
     assert found["mksquashfs"] == "sudo apt-get install squashfs-tools"
     assert found["unshare"] == "sudo apt-get install util-linux"
     assert found["buildah"].startswith("sudo apt-get install buildah;")
-    assert one(host, "mmdebstrap").mend == "sudo apt-get install mmdebstrap"
+    assert one(host, "mmdebstrap").fix == "sudo apt-get install mmdebstrap"
     lines = Finding("mksquashfs (packing)", False, "not found", found["mksquashfs"]).lines()
     assert lines == [
         "MISSING mksquashfs (packing): not found",
-        "          mend: sudo apt-get install squashfs-tools",
+        "          fix: sudo apt-get install squashfs-tools",
     ]
 
 
@@ -138,7 +138,7 @@ def test_where_there_is_dnf_its_packages_are_named(machine: Make) -> None:
     assert found["mksquashfs"] == "sudo dnf install squashfs-tools"
     assert found["newuidmap"] == "sudo dnf install shadow-utils"
     assert (
-        one(host, "mmdebstrap").mend == "no package that we know of has mmdebstrap for this system"
+        one(host, "mmdebstrap").fix == "no package that we know of has mmdebstrap for this system"
     )
 
 
@@ -158,7 +158,7 @@ def test_an_old_buildah_is_told_with_what_works_and_what_does_not(machine: Make)
     assert gaps(host) == {}  # cpu-mamba is built by it
     found = one(host, "buildah 1.24")
     assert "1.23.1 builds cpu-mamba" in found.detail and "CUDA targets" in found.detail
-    assert found.mend.startswith("sudo apt-get install docker.io")
+    assert found.fix.startswith("sudo apt-get install docker.io")
 
 
 @pytest.mark.parametrize("version", ["4.7", "4.7.2", "4.7.4"])
@@ -183,13 +183,13 @@ def test_a_new_buildah_takes_netavark(machine: Make) -> None:
 
 def test_without_a_range_of_ids_a_free_one_is_named(machine: Make) -> None:
     files = {"etc/subuid": "other:100000:65536\nmore:165536:65536\n", "etc/subgid": ""}
-    (mend,) = gaps(machine(files=files)).values()
-    assert mend == "sudo usermod --add-subuids 231072-296607 --add-subgids 231072-296607 u"
+    (fix,) = gaps(machine(files=files)).values()
+    assert fix == "sudo usermod --add-subuids 231072-296607 --add-subgids 231072-296607 u"
     by_number = {"etc/subuid": "1000:100000:65536\n", "etc/subgid": "1000:100000:65536\n"}
     assert gaps(machine(files=by_number)) == {}
     short = {"etc/subuid": "u:100000:1000\n"}
-    (mend,) = gaps(machine(files=short)).values()
-    assert mend == "sudo usermod --add-subuids 165536-231071 u"
+    (fix,) = gaps(machine(files=short)).values()
+    assert fix == "sudo usermod --add-subuids 165536-231071 u"
 
 
 def test_ranges_of_a_directory_service_are_left_to_it(machine: Make) -> None:
@@ -203,7 +203,7 @@ def test_the_programs_that_give_ids_are_looked_for(machine: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "mend"),
+    ("name", "value", "fix"),
     [
         ("user/max_user_namespaces", 0, "sudo sysctl user.max_user_namespaces=10000"),
         ("kernel/unprivileged_userns_clone", 0, "sudo sysctl kernel.unprivileged_userns_clone=1"),
@@ -216,12 +216,12 @@ def test_the_programs_that_give_ids_are_looked_for(machine: Make) -> None:
     ],
 )
 def test_what_forbids_user_namespaces_is_named(
-    machine: Make, name: str, value: int, mend: str
+    machine: Make, name: str, value: int, fix: str
 ) -> None:
     said = "unshare: unshare failed: Operation not permitted"
     host = machine(files={f"proc/sys/{name}": f"{value}\n"}, unshare=said)
     found = one(host, "user namespaces")
-    assert found.needed and not found.ok and found.mend.startswith(mend)
+    assert found.needed and not found.ok and found.fix.startswith(fix)
     assert "`sqshforge run`" in found.what
     if "apparmor" in name:
         assert "buildah has one" in found.detail
@@ -237,7 +237,7 @@ def test_a_closed_fuse_is_told(machine: Make, fuse: int | None, told: str) -> No
     host = machine(fuse=fuse)
     found = one(host, "/dev/fuse")
     assert found.needed and not found.ok and told in found.detail
-    assert found.mend == "sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
+    assert found.fix == "sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
 
 
 def test_root_needs_none_of_what_users_do(machine: Make) -> None:
@@ -254,21 +254,21 @@ def test_the_storage_that_buildah_uses_is_told(machine: Make) -> None:
     by_program = one(machine(store=PROGRAM), "storage")
     assert by_program.ok and by_program.detail.startswith("fuse-overlayfs, in /home/u/graph")
     closed = one(machine(store=PROGRAM, fuse=0o600), "storage")
-    assert not closed.ok and "chmod 0666 /dev/fuse" in closed.mend
+    assert not closed.ok and "chmod 0666 /dev/fuse" in closed.fix
 
 
 def test_copying_layers_whole_is_told_with_what_is_faster(machine: Make) -> None:
     faster = one(machine(store=VFS), "storage")
     assert "every layer is copied whole" in faster.detail
-    assert faster.mend.endswith("> ~/.config/containers/storage.conf")
-    assert 'driver = "overlay"' in faster.mend and "mount_program" not in faster.mend
+    assert faster.fix.endswith("> ~/.config/containers/storage.conf")
+    assert 'driver = "overlay"' in faster.fix and "mount_program" not in faster.fix
     by_program = one(machine(store=VFS, overlay=False), "storage")
-    assert 'mount_program = "/usr/bin/fuse-overlayfs"' in by_program.mend
+    assert 'mount_program = "/usr/bin/fuse-overlayfs"' in by_program.fix
     closed = machine(store=VFS, overlay=False, fuse=0o600, besides=["enroot"])
-    assert one(closed, "storage").mend.startswith("sudo modprobe fuse && sudo chmod 0666 /dev/fuse")
-    assert "Linux 5.13" in one(closed, "storage").mend
+    assert one(closed, "storage").fix.startswith("sudo modprobe fuse && sudo chmod 0666 /dev/fuse")
+    assert "Linux 5.13" in one(closed, "storage").fix
     lacking = machine(store=VFS, overlay=False, without=["fuse-overlayfs"])
-    assert "apt-get install fuse-overlayfs" in one(lacking, "storage").mend
+    assert "apt-get install fuse-overlayfs" in one(lacking, "storage").fix
     doctor.require(closed, Path("none.sqsh"))  # it is slow and works
 
 
@@ -279,15 +279,15 @@ def test_a_setting_of_the_user_s_own_is_not_overwritten(
     place = tmp_path / ".config/containers/storage.conf"
     place.parent.mkdir(parents=True)
     place.write_text('[storage]\ndriver = "vfs"\n')
-    mend = one(machine(store=VFS), "storage").mend
-    assert mend.startswith("in ~/.config/containers/storage.conf: ") and ">" not in mend
-    assert 'driver = "overlay"' in mend
+    fix = one(machine(store=VFS), "storage").fix
+    assert fix.startswith("in ~/.config/containers/storage.conf: ") and ">" not in fix
+    assert 'driver = "overlay"' in fix
 
 
 @pytest.mark.processes
 def test_the_setting_that_mends_it_is_one(machine: Make, tmp_path: Path) -> None:
-    mend = one(machine(store=VFS), "storage").mend
-    subprocess.run(["sh", "-c", mend], env={**os.environ, "HOME": str(tmp_path)}, check=True)
+    fix = one(machine(store=VFS), "storage").fix
+    subprocess.run(["sh", "-c", fix], env={**os.environ, "HOME": str(tmp_path)}, check=True)
     written = (tmp_path / ".config/containers/storage.conf").read_text()
     assert written == '[storage]\ndriver = "overlay"\n'
 
@@ -309,14 +309,14 @@ def test_a_docker_that_is_not_for_this_user_is_told(machine: Make) -> None:
     host = machine(besides=["docker"])
     programs = Closed([*ALL, "docker"], {"buildah": "1.28.2"}, NATIVE, True)
     found = one(Host(project=host.project, programs=programs, root=host.root, user="u"), "docker")
-    assert found.mend == "sudo usermod --append --groups docker u, then log in again"
+    assert found.fix == "sudo usermod --append --groups docker u, then log in again"
 
 
 def test_too_little_room_tells_the_bytes(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ROOM", 1e18)
     host = machine()
     room = next(found for found in doctor.examine(host) if "room" in found.what)
-    assert not room.ok and room.mend.startswith("free ")
+    assert not room.ok and room.fix.startswith("free ")
 
 
 def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
@@ -326,7 +326,7 @@ def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
     assert "4 in all" in caught.value.what and "mksquashfs (packing): not found" in str(
         caught.value
     )
-    assert "sudo apt-get install squashfs-tools" in caught.value.mend
+    assert "sudo apt-get install squashfs-tools" in caught.value.fix
     assert len("\n".join(caught.value.lines()).splitlines()) <= 8
 
 

@@ -45,7 +45,7 @@ def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_pat
     assert done.returncode == 2, done.stdout + done.stderr  # make's own code for a failed recipe
     assert "Error 3" in done.stderr
     assert "MISSING mksquashfs (packing): not found" in done.stdout
-    assert f"mend: {sudo()}apt-get install squashfs-tools" in done.stdout
+    assert f"fix: {sudo()}apt-get install squashfs-tools" in done.stdout
     assert "MISSING buildah" in done.stdout
     assert done.stdout.splitlines()[-1].endswith(" missing")
     assert sorted(path.name for path in clone.iterdir()) == before

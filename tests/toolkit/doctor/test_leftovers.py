@@ -49,8 +49,8 @@ def said(command: list[str]) -> list[str]:
     return [line.strip() for index in found for line in lines[index : index + 2]]
 
 
-def carry_out(mend: str) -> None:
-    subprocess.run(["sh", "-c", mend.partition(": ")[2]], check=True)
+def carry_out(fix: str) -> None:
+    subprocess.run(["sh", "-c", fix.partition(": ")[2]], check=True)
 
 
 @pytest.mark.usefixtures("no_docker")
@@ -70,10 +70,10 @@ def test_a_folder_is_named(
 ) -> None:
     place = tmp_path / where / ended("apt")
     (place / "lists").mkdir(parents=True)
-    line, mend = said(command)
+    line, fix = said(command)
     assert line.endswith(f"{WHAT}: {place}")
     if os.geteuid() == 0:
-        carry_out(mend)
+        carry_out(fix)
         assert not place.exists()
 
 
@@ -86,9 +86,9 @@ def test_what_is_mounted_is_named(command: list[str], above: Path, storage: None
         (place / name).mkdir(parents=True)
         Programs().capture(["mount", "-t", "tmpfs", "tmpfs", place / name])
     try:
-        line, mend = said(command)
+        line, fix = said(command)
         assert line.endswith(f"{WHAT}: {place}, with 2 mounts in it")
-        carry_out(mend)
+        carry_out(fix)
         assert not place.exists()
     finally:
         for mount in temporary.mounts(place):
@@ -102,9 +102,9 @@ def test_a_container_of_buildah_is_named(command: list[str], above: Path, storag
     for one in (name, running, f"other-{name}"):
         Programs().capture(["buildah", "from", "--name", one, "scratch"])
     try:
-        line, mend = said(command)
+        line, fix = said(command)
         assert line.endswith(f"{WHAT}: {name} of buildah")
-        carry_out(mend)
+        carry_out(fix)
         assert name not in Programs().capture(["buildah", "containers"]).split()
     finally:
         Programs().attempt(["buildah", "rm", "--all"])
@@ -119,7 +119,7 @@ def test_a_container_of_docker_is_named(
     tar = subprocess.run(["tar", "-c", "-T", "/dev/null"], check=True, stdout=subprocess.PIPE)
     Programs().capture([CLIENT, "import", "-", "sqshforge-test-empty"], stdin=tar.stdout)
     Programs().capture([CLIENT, "create", "--name", name, "sqshforge-test-empty", "/none"])
-    line, mend = said(command)
+    line, fix = said(command)
     assert line.endswith(f"{WHAT}: {name} of docker")
-    carry_out(mend)
+    carry_out(fix)
     assert Programs().capture([CLIENT, "ps", "--all", "--quiet"]) == ""

@@ -60,22 +60,22 @@ def test_buildah_is_taken_where_it_is_asked_for(docker: str) -> None:
 def test_an_unknown_engine_is_told_the_known_ones(name: str) -> None:
     with pytest.raises(RequestError, match="unknown engine") as caught:
         engine.choose(name, Programs())
-    assert caught.value.mend == "engines are: docker, buildah"
+    assert caught.value.fix == "engines are: docker, buildah"
 
 
 def test_docker_without_a_daemon(no_docker: None) -> None:
     with pytest.raises(MissingError, match="no docker daemon answers") as caught:
         engine.choose("docker", Programs())
     assert caught.value.where == os.environ["DOCKER_HOST"]
-    assert "systemctl start docker" in caught.value.mend
-    assert "ENGINE=buildah" in caught.value.mend
+    assert "systemctl start docker" in caught.value.fix
+    assert "ENGINE=buildah" in caught.value.fix
 
 
 @pytest.mark.parametrize("name", [None, "docker", "buildah"])
 def test_a_machine_without_engines(name: str | None) -> None:
     with pytest.raises(MissingError) as caught:
         engine.choose(name, Nothing())
-    assert "apt-get install" in caught.value.mend
+    assert "apt-get install" in caught.value.fix
 
 
 def test_a_client_without_buildkit_is_passed_over(
@@ -96,7 +96,7 @@ def test_no_other_client_than_one_without_buildkit(
     with pytest.raises(MissingError, match="BuildKit") as caught:
         engine.choose("docker", Programs())
     assert caught.value.where == str(client)
-    assert "docker-buildx" in caught.value.mend
+    assert "docker-buildx" in caught.value.fix
     with pytest.raises(MissingError, match="no container engine"):
         engine.choose(None, Programs())
 

@@ -66,7 +66,7 @@ def test_an_old_buildah_says_before_the_build_which_images_it_cannot_build(targe
     with pytest.raises(MissingError) as caught:
         buildah.check(text)
     assert "buildah 1.23 cannot build this image" in caught.value.what
-    assert "ENGINE=docker" in caught.value.mend
+    assert "ENGINE=docker" in caught.value.fix
 
 
 @pytest.mark.processes

@@ -27,7 +27,7 @@ def test_what_is_missing_is_named_to_the_byte(tmp_path: Path) -> None:
     needed, free, missing = (int(number.replace(",", "")) for number in numbers)
     assert (needed, missing) == (10**18, needed - free)
     assert "packing a.sqsh" in error.what and "1000000.0 TB" in error.what
-    assert "free " in error.mend and str(tmp_path) in error.mend
+    assert "free " in error.fix and str(tmp_path) in error.fix
 
 
 @pytest.mark.parametrize("relative", [False, True])

@@ -120,7 +120,7 @@ def test_a_broken_file_is_told_with_its_place(text: str | bytes, says: str, tmp_
         assert "the mirrors cannot be read: " in error.what
         assert says in f"{error.what} {error.where}"
         assert error.where.startswith(str(path))
-        assert "docs/offline.md" in error.mend
+        assert "docs/offline.md" in error.fix
 
 
 def test_a_file_that_is_named_and_not_there_is_told_with_the_variable(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
 def test_malformed_pairs_are_told_with_their_variable(pairs: str, tmp_path: Path) -> None:
     error = fault(tmp_path, {"SQSHFORGE_MIRRORS_IMAGES": pairs})
     assert error.what == f"SQSHFORGE_MIRRORS_IMAGES is {pairs!r}"
-    assert "OLD=NEW" in error.mend
+    assert "OLD=NEW" in error.fix
 
 
 @pytest.mark.processes

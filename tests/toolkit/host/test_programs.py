@@ -41,7 +41,7 @@ def test_a_missing_program_names_its_package(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError) as caught:
         Programs().require("mksquashfs", "packing")
-    assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
+    assert caught.value.fix == f"{sudo()}apt-get install squashfs-tools"
     with pytest.raises(MissingError, match="mksquashfs cannot be started"):
         Programs().attempt(["mksquashfs"])
 

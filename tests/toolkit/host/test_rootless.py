@@ -20,7 +20,7 @@ from sqshforge.host.programs import Programs
 def work():
     assert os.geteuid() == 0
     if sys.argv[1] == "error":
-        raise RequestError("it is wrong", where="here", mend="right it")
+        raise RequestError("it is wrong", where="here", fix="right it")
     if sys.argv[1] == "bug":
         raise ValueError("a bug")
     if sys.argv[1] == "killed":
@@ -53,7 +53,7 @@ Buildah.find(Programs()).copy_out(name_of("cpu-mamba", checkout), "/srv", place)
     ("what", "told"),
     [
         ("result", "twice\n"),
-        ("error", "RequestError {'what': 'it is wrong', 'where': 'here', 'mend': 'right it'}\n"),
+        ("error", "RequestError {'what': 'it is wrong', 'where': 'here', 'fix': 'right it'}\n"),
         ("bug", "was ended by an error of its own"),
         ("killed", "was ended by signal 9"),
     ],

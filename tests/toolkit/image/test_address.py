@@ -269,7 +269,7 @@ def test_an_unknown_kind_of_source_is_told_the_known_ones(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         source.parse(text, Programs())
     assert text in caught.value.what
-    assert all(kind in caught.value.mend for kind in ("dockerd://", "buildah://", "rootfs:"))
+    assert all(kind in caught.value.fix for kind in ("dockerd://", "buildah://", "rootfs:"))
 
 
 @pytest.mark.processes
@@ -340,7 +340,7 @@ class Nothing(Programs):
 def test_an_engine_that_is_not_installed() -> None:
     with pytest.raises(MissingError, match="not installed") as caught:
         source.parse("buildah://x", Nothing()).config()
-    assert "apt-get install" in caught.value.mend
+    assert "apt-get install" in caught.value.fix
 
 
 def test_a_folder_that_is_no_root_file_system(tmp_path: Path) -> None:

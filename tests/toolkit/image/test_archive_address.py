@@ -26,7 +26,7 @@ def test_an_image_by_its_name(kind: str, tmp_path: Path) -> None:
         open_image(f"{address}:other"),
     ):
         pass
-    assert name in caught.value.mend
+    assert name in caught.value.fix
 
 
 def test_docker_names_as_docker_takes_them(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_one_of_several_images(tmp_path: Path) -> None:
     address = several([Image([PLAIN], tag="one"), Image([MORE], tag="two")], tmp_path / "oci")
     with pytest.raises(RequestError, match="2 images") as caught, open_image(address):
         pass
-    assert ":one, :two" in caught.value.mend
+    assert ":one, :two" in caught.value.fix
     assert "bin/sh" in archives.parsed(archives.output(f"{address}:one"))
     assert "sqshforge" in archives.parsed(archives.output(f"{address}:two"))
 
@@ -83,7 +83,7 @@ def test_the_image_for_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("platform.machine", lambda: "x86_64")
     with pytest.raises(RequestError, match="for linux/amd64") as caught, open_image(address):
         pass
-    assert "linux/arm64" in caught.value.mend
+    assert "linux/arm64" in caught.value.fix
 
 
 def test_an_index_in_an_index(tmp_path: Path) -> None:

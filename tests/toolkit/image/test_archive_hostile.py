@@ -271,7 +271,7 @@ def test_layers(name: str, tmp_path: Path) -> None:
     if isinstance(expected, str):
         with pytest.raises(WorkError, match=expected) as caught:
             merged(tmp_path, *layers)
-        assert caught.value.where and caught.value.mend
+        assert caught.value.where and caught.value.fix
         assert len(str(caught.value)) < 400 and "\n" not in str(caught.value)
     else:
         found = merged(tmp_path, *layers)

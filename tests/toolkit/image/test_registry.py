@@ -148,7 +148,7 @@ def test_without_skopeo_the_package_is_named(
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MissingError) as caught:
         source.parse("docker://127.0.0.1:1/a", Programs()).config()
-    assert caught.value.mend == f"{sudo()}apt-get install skopeo"
+    assert caught.value.fix == f"{sudo()}apt-get install skopeo"
 
 
 class Closed(Programs):
@@ -166,5 +166,5 @@ def test_a_login_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CLOSED", str(tmp_path / "skopeo"))
     with pytest.raises(RequestError) as caught:
         source.parse("docker://host.test/a:1", Closed()).config()
-    assert caught.value.mend == "skopeo login host.test"
+    assert caught.value.fix == "skopeo login host.test"
     assert caught.value.where == 'reading manifest: unauthorized: "no"'

@@ -197,7 +197,7 @@ def test_a_branch_that_was_rewritten_is_told_with_the_commit(
     with pytest.raises(WorkError, match=f"commit {commit} is not in the history of main") as caught:
         snapshot(upstream, tmp_path / "at", commit=commit)
     assert len(caught.value.what.splitlines()) == 1
-    assert "sqshforge lock" in caught.value.mend
+    assert "sqshforge lock" in caught.value.fix
     assert not list((tmp_path / "at").glob("*.tar*"))
     assert snapshot(upstream, tmp_path / "at")[1] == upstream.git("rev-parse", "HEAD")
 
@@ -245,7 +245,7 @@ def test_an_unknown_name_is_told_with_the_page_on_mirrors(
     ) as e:
         snapshot(upstream, tmp_path / "at", "v9")
     assert e.value.where == upstream.url
-    assert "docs/offline.md" in e.value.mend
+    assert "docs/offline.md" in e.value.fix
     assert not (tmp_path / "at").exists()
 
 
@@ -264,7 +264,7 @@ def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
     address = web.url.replace("//", "//user:secret@")
     with pytest.raises(MissingError, match="does not answer") as caught:
         git.snapshot(source, f"{address}/tool", tmp_path / "at", Programs())
-    assert "docs/offline.md" in caught.value.mend
+    assert "docs/offline.md" in caught.value.fix
     assert "secret" not in "\n".join(caught.value.lines())
 
 

@@ -60,7 +60,7 @@ def test_a_recipe_with_other_pins_makes_the_lock_out_of_date(root: Path, tmp_pat
     path.write_text(path.read_text().replace("numpy==2.3.4", "numpy==2.3.5"))
     with pytest.raises(RequestError, match="out of date") as caught:
         lock.load(recipe.load(path), recipes)
-    assert caught.value.mend == "sqshforge lock cpu-mamba"
+    assert caught.value.fix == "sqshforge lock cpu-mamba"
 
 
 def test_what_is_no_pin_does_not_touch_the_lock(root: Path, tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_missing_lock_names_the_command_that_makes_it(root: Path, tmp_path: Pa
     (recipes / "locks" / "cpu-mamba.lock").unlink()
     with pytest.raises(RequestError, match="no lock") as caught:
         lock.load(recipe.load(recipes / "cpu-mamba.yaml"), recipes)
-    assert caught.value.mend == "sqshforge lock cpu-mamba"
+    assert caught.value.fix == "sqshforge lock cpu-mamba"
 
 
 def test_requirements_are_what_pip_reads(root: Path) -> None:
@@ -327,7 +327,7 @@ def test_a_patch_that_is_not_there_is_told_with_those_that_are(
     with pytest.raises(RequestError, match=r"patch tool-1/fix\.patch does not exist") as caught:
         patched(tmp_path, index, None)
     assert caught.value.where == "patches of tool"
-    assert caught.value.mend == "patches are: tool-1/other.patch"
+    assert caught.value.fix == "patches are: tool-1/other.patch"
 
 
 @pytest.mark.processes

@@ -109,7 +109,7 @@ def test_a_binary_file_is_told_so(tmp_path: Path) -> None:
 def test_an_unknown_target_gets_the_nearest_name(root: Path) -> None:
     with pytest.raises(RequestError) as caught:
         recipe.find("cpu-mambo", root / "recipes")
-    assert caught.value.mend == "did you mean cpu-mamba?"
+    assert caught.value.fix == "did you mean cpu-mamba?"
 
 
 def test_unknown_keys_below_names_that_anybody_may_choose(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_recipe_that_extends_nothing_that_is_there(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="unknown target 'cpu-mambo'") as caught:
         recipe.load(child)
     assert caught.value.where == f"{child}, extends"
-    assert caught.value.mend == "did you mean cpu-mamba?"
+    assert caught.value.fix == "did you mean cpu-mamba?"
 
 
 def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -> None:

@@ -125,8 +125,8 @@ def test_what_is_asked_for_wins_and_does_not_lead_enroot_itself_astray(
 def test_a_variable_that_enroot_cannot_pass_is_refused(tiny: Path, place: Path, pair: str) -> None:
     done = started(tiny, "--env", pair, "--", "true")
     assert done.code == 2
-    what, where, mend = done.err.splitlines()
-    assert what.startswith("error: enroot ") and where == "  where: --env" and "builtin" in mend
+    what, where, fix = done.err.splitlines()
+    assert what.startswith("error: enroot ") and where == "  where: --env" and "builtin" in fix
     assert not (place / "words").exists()
 
 
@@ -229,4 +229,4 @@ def test_enroot_asked_for_and_not_installed_is_told(tiny: Path, tmp_path: Path) 
 
     with pytest.raises(MissingError, match="enroot is not installed") as caught:
         run(tiny, ["true"], runtime="enroot", programs=Without())
-    assert caught.value.exit_code == 3 and "--runtime=builtin" in caught.value.mend
+    assert caught.value.exit_code == 3 and "--runtime=builtin" in caught.value.fix

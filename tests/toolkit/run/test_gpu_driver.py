@@ -146,7 +146,7 @@ def test_that_no_gpu_will_be_seen_is_said(cuda: Path, tmp_path: Path) -> None:
     done = start(cuda, tmp_path, "pwd")
     assert done.returncode == 0 and done.stdout == "/\n"
     assert "warning: no GPU is seen in the container: nvidia-container-cli is not" in done.stderr
-    assert "fix:  install it" in done.stderr
+    assert "fix:   install it" in done.stderr
 
 
 def test_a_driver_that_is_too_old_is_an_error(cuda: Path, tmp_path: Path) -> None:

@@ -150,11 +150,11 @@ def test_what_is_no_whole_sqsh_is_refused_with_one_message(
     image = spoil(tiny, tmp_path, kind)
     done = Programs().attempt(containers.argv(image, "--", "true"))
     assert done.code == 2
-    what, where, mend = done.err.splitlines()
+    what, where, fix = done.err.splitlines()
     assert what.startswith("error: ")
     assert told in what
     assert where == f"  where: {image}"
-    assert mend.startswith("  mend: ")
+    assert fix.startswith("  fix: ")
     with pytest.raises(RequestError):
         run(image, ["true"])
 
@@ -176,7 +176,7 @@ def test_root_without_the_right_to_mount_is_told(tiny: Path) -> None:
     done = Programs().attempt(argv)
     assert done.code == 3
     assert "may not mount" in done.err
-    assert "mend:  run with CAP_SYS_ADMIN" in done.err
+    assert "fix:   run with CAP_SYS_ADMIN" in done.err
 
 
 @pytest.mark.root
@@ -190,4 +190,4 @@ def test_without_loop_devices_and_squashfuse_the_package_is_named(
     )
     assert done.code == 3, done.err
     assert "squashfuse is not installed" in done.err
-    assert "mend:  apt-get install squashfuse" in done.err
+    assert "fix:   apt-get install squashfuse" in done.err

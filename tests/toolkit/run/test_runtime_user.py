@@ -234,4 +234,4 @@ def test_without_the_right_to_use_fuse_the_way_to_it_is_told(argv: Argv) -> None
     done = Programs().attempt(argv("true", fuse_mode="0600"))
     assert done.code == 3
     assert "/dev/fuse is not there or not for ordinary users" in done.err
-    assert "mend:  as root: modprobe fuse && chmod 0666 /dev/fuse" in done.err
+    assert "fix:   as root: modprobe fuse && chmod 0666 /dev/fuse" in done.err

@@ -175,4 +175,4 @@ def test_a_machine_without_squashfuse(
     monkeypatch.setenv("PATH", str(programs))
     done = sqshforge("trace", tiny, "--", "true")
     assert done.code == 3
-    assert "squashfuse is not installed" in done.err and "mend:" in done.err
+    assert "squashfuse is not installed" in done.err and "fix:" in done.err

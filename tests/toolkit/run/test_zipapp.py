@@ -118,7 +118,7 @@ def test_an_older_python_is_told(carried: Path) -> None:
     assert done.code == 3
     assert done.err == (
         f"error: sqshforge's runtime needs Python 3.9 or later; {sys.executable} is 3.8\n"
-        "  mend:  put a newer python3 first on the PATH of every node\n"
+        "  fix:   put a newer python3 first on the PATH of every node\n"
     )
 
 

@@ -90,7 +90,7 @@ def test_a_disk_that_fills_up_in_the_middle(
         r"it may take up to 12,\d{3},\d{3} bytes \(12\.\d MB\), 8,\d{3},\d{3} are free",
         done.stderr,
     )
-    assert f"where: {small_disk}\n" in done.stderr and "mend:  free " in done.stderr
+    assert f"where: {small_disk}\n" in done.stderr and "fix:   free " in done.stderr
     assert visible(small_disk) == set()
 
 

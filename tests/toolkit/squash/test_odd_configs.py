@@ -34,9 +34,9 @@ def test_a_volume_with_a_control_character_is_refused(letter: str, tmp_path: Pat
     volume = f"/cr{letter}/x{letter}/host{letter}none{letter}bind,rw"
     done = pack(tmp_path, Volumes={volume: {}})
     assert done.code == 1
-    what, where, mend = done.err.splitlines()
+    what, where, fix = done.err.splitlines()
     assert "refused" in what and "volume" in what and "control character" in what
-    assert str(tmp_path) in where and mend.startswith("  mend:")
+    assert str(tmp_path) in where and fix.startswith("  fix:")
     assert not (tmp_path / "a.sqsh").exists()
 
 

@@ -285,7 +285,7 @@ def test_a_machine_without_the_squash_tool(tree: Path, tmp_path: Path) -> None:
 
     with pytest.raises(MissingError, match="mksquashfs") as caught:
         squash.pack(Rootfs(tree), tmp_path / "a.sqsh", FAST, Without(), QUIET)
-    assert caught.value.mend == f"{sudo()}apt-get install squashfs-tools"
+    assert caught.value.fix == f"{sudo()}apt-get install squashfs-tools"
 
 
 @pytest.mark.parametrize(("version", "code"), [("4.7.4", 3), ("4.7.5", 0)])

@@ -369,7 +369,7 @@ def test_a_buildah_image_that_goes_away_meanwhile(another: Path, tmp_path: Path)
         pytest.raises(WorkError, match=r"cannot be opened: .*image not known") as caught,
     ):
         pack_source(Removed(name, Programs()), f"buildah://{name}", tmp_path / "a.sqsh")
-    assert "pack it again" in caught.value.mend
+    assert "pack it again" in caught.value.fix
     assert not list(tmp_path.glob("a.sqsh*"))
 
 

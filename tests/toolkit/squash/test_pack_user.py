@@ -69,7 +69,7 @@ def test_a_machine_without_user_namespaces_is_one_clear_error(
         out, err = process.communicate("\n", timeout=300)
     assert (process.returncode, out) == (3, "")
     assert "user namespace" in err and "Traceback" not in err
-    assert "mend:  pack as root; or as root: sysctl user.max_user_namespaces=" in err
+    assert "fix:   pack as root; or as root: sysctl user.max_user_namespaces=" in err
     assert len(err.splitlines()) <= 6
     assert not list(user.home.glob("a.sqsh*"))
 
@@ -174,7 +174,7 @@ def test_a_machine_without_newuidmap_names_its_package(user: User) -> None:
     done = user.run("env", f"PATH={tools}", *command("buildah://x", "-o", "a.sqsh"))
     assert (done.returncode, done.stdout) == (3, "")
     assert "the program newuidmap is not installed" in done.stderr
-    assert "mend:  apt-get install uidmap" in done.stderr
+    assert "fix:   apt-get install uidmap" in done.stderr
 
 
 def test_an_image_that_the_user_does_not_have(rootless: User) -> None:

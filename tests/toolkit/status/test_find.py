@@ -90,7 +90,7 @@ def test_an_unknown_run_or_job(tmp_path: Path, what: str) -> None:
     assert (done.code, done.out) == (2, "")
     assert f"there is no run and no job {what}" in done.err
     assert str(tmp_path) in done.err or "/" in what
-    assert "mend:" in done.err and "Traceback" not in done.err
+    assert "fix:" in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def prepare(
     any if the run is not to go on from them.
     """
     _require_room(folder, STATE_BYTES * parameters)
-    newest = mend(folder)
+    newest = repair(folder)
     if newest and not config.trainer.autoresume:
         raise RequestError(
             f"trainer.save_folder: {folder} has checkpoints, such as {newest.name}; let "
@@ -65,7 +65,7 @@ def prepare(
     return newest
 
 
-def mend(folder: Path) -> Path | None:
+def repair(folder: Path) -> Path | None:
     """Let the link name the newest complete checkpoint; which one that is, None for none.
 
     Raises TrainingError if the folder cannot be written.
