@@ -11,7 +11,7 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -57,6 +57,9 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest tests/images
+
+test-arm: setup-test  ## as root: build, pack and try cpu-mamba for Arm, which qemu-user-static emulates
+	.venv/bin/pytest -s tests/arm
 
 image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE", PLATFORM=linux/arm64)
 	@$(SQSHFORGE) build $(TARGET) $(settings)
