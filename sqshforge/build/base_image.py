@@ -211,7 +211,8 @@ def _bootstrap(
     apart = _apart(programs)
     argv: list[str | Path] = [*apart, program]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
-    argv += [] if platform.is_own else [f"--architectures={platform.architecture}"]
+    if not platform.is_own:  # that it is emulated has been tried, as its own check does not
+        argv += [f"--architectures={platform.architecture}", "--skip=check/qemu"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
     argv += ["--aptopt=Acquire::Languages none"]
