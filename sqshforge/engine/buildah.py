@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqshforge.engine.types import GROWS, Build, Image, on
+from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
 from sqshforge.host import emulation, network, temporary
 from sqshforge.host import rootless as storage
@@ -142,8 +142,8 @@ class Buildah:
     ) -> None:
         with self._working_container("scratch") as container:
             self.programs.capture([self.program, "add", "--quiet", container, tar, "/"])
-            if platform is not None and not platform.is_own:
-                kind = ["--arch", platform.architecture]
+            if (told := other(platform)) is not None:
+                kind = ["--arch", told.architecture]
                 self.programs.capture([self.program, "config", *kind, container])
             argv: list[str | Path] = [self.program, "commit", "--quiet", "--format", "docker"]
             self.programs.capture([*argv, *_timestamp(epoch), container, name])

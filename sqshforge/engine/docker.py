@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sqshforge.engine.daemon import Daemon
-from sqshforge.engine.types import Build, Image, on
+from sqshforge.engine.types import Build, Image, on, other
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
 from sqshforge.host import emulation, suggest
 from sqshforge.host.programs import Programs, failed
@@ -96,7 +96,8 @@ class Docker:
 
     def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
         try:
-            self.daemon.pull(reference, platform.name if on(platform) and platform else None)
+            told = other(platform)
+            self.daemon.pull(reference, told.name if told else None)
         except WorkError as error:
             return error.what
         self.tag(reference, name)
@@ -138,7 +139,7 @@ class Docker:
         epoch: int | None = None,
     ) -> None:
         # An import is made now and cannot be told otherwise: `epoch` is for other engines.
-        if on(platform):  # the SDK cannot say it
+        if other(platform):  # which the SDK cannot say
             self.programs.capture([self.client, "import", *on(platform), tar, name])
         else:
             self.daemon.import_tar(tar, name)

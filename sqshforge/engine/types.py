@@ -47,9 +47,12 @@ class Build:
         return words
 
 
-def on(platform: Platform | None) -> list[str]:
-    """The words by which docker and buildah take an image for a platform.
+def other(platform: Platform | None) -> Platform | None:
+    """A platform that has to be told to an engine: all but this machine's own."""
+    return None if platform is None or platform.is_own else platform
 
-    None for this machine's own, which they take by themselves.
-    """
-    return [] if platform is None or platform.is_own else ["--platform", platform.name]
+
+def on(platform: Platform | None) -> list[str]:
+    """The words by which docker and buildah take an image for a platform."""
+    told = other(platform)
+    return ["--platform", told.name] if told else []

@@ -25,8 +25,9 @@ MASK = b"\xff" * 7 + b"\x00" + b"\xff" * 8 + b"\xfe" + b"\xff" * 3
 # F: the emulator is opened here, and so is there in the root of every image. P: a program keeps
 # the name that it was called by.
 FLAGS = "PF"
+# This machine's /dev/shm may have mounts in it, which are locked there: mmdebstrap cannot bind it.
 MOUNT = """\
-mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc &&
+mount -t tmpfs tmpfs /dev/shm && mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc &&
     printf %s "$RULE" > /proc/sys/fs/binfmt_misc/register && exec "$@"
 """
 IDS = "0 0 4294967295\n"
