@@ -2,14 +2,16 @@
 TARGET ?= cpu-mamba
 SQSHFORGE := .venv/bin/sqshforge
 SET ?=
+PLATFORM ?=
 # What the commands read themselves.
 export ENGINE OFFLINE MAX_JOBS
 # What the tests of fresh systems read.
 export SYSTEMS USERS
-settings = $(foreach one,$(SET),--set $(one))
+settings = $(foreach one,$(SET),--set $(one)) $(platform)
+platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -56,7 +58,10 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest tests/images
 
-image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE")
+test-arm: setup-test  ## as root: build, pack and try cpu-mamba for Arm, which qemu-user-static emulates
+	.venv/bin/pytest -s tests/arm
+
+image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE", PLATFORM=linux/arm64)
 	@$(SQSHFORGE) build $(TARGET) $(settings)
 
 sqsh: setup  ## pack TARGET to build/TARGET.sqsh, building first if needed
@@ -66,7 +71,7 @@ smoke-test: setup  ## prove TARGET's image from inside
 	@$(SQSHFORGE) smoke-test $(TARGET) $(settings)
 
 lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
-	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET))
+	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET)) $(platform)
 
 constraints: setup  ## resolve anew what .venv and its like hold, one version of each package
 	@.venv/bin/python -m sqshforge.host.venv lock

@@ -23,6 +23,7 @@ from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
+from sqshforge.platforms import Platform
 from sqshforge.project import Project, source_date_epoch
 from sqshforge.recipe import Bootstrap, Recipe
 
@@ -71,7 +72,7 @@ def prepare(
     if lock.compiler is None:
         return {"BASE": base, "COMPILER": base}
     reference = base_reference(what, lock.compiler)
-    compiler, said = _pulled(reference, provider)
+    compiler, said = _pulled(reference, what.platform, provider)
     if compiler is None:
         raise _nowhere("compiler image", reference, said, what)
     return {"BASE": base, "COMPILER": compiler}
@@ -102,12 +103,13 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
             bootstrap.model_dump(mode="json", exclude={"components", "pockets"}),
             list(archive),
             *times,
+            *([what.platform.name] if what.platform.suffix else []),
         )
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
-        pulled_before = engine.image(_name(provider.mirrors.image(reference))) is not None
-        if not pulled_before and engine.image(bootstrapped) is not None:
+        pulled_before = _name(provider.mirrors.image(reference), what.platform)
+        if engine.image(pulled_before) is None and engine.image(bootstrapped) is not None:
             return bootstrapped
-    pulled, said = _pulled(reference, provider)
+    pulled, said = _pulled(reference, what.platform, provider)
     if pulled is not None:
         return pulled
     if bootstrap is None:
@@ -115,16 +117,18 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
     reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
     tar = provider.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
-        make(bootstrap, archive, tar, provider)
-    engine.load(tar, bootstrapped, made_at)
+        make(bootstrap, what.platform, archive, tar, provider)
+    engine.load(tar, bootstrapped, what.platform, made_at)
     return bootstrapped
 
 
-def _pulled(reference: str, provider: BaseImageProvider) -> tuple[str | None, str]:
+def _pulled(
+    reference: str, platform: Platform, provider: BaseImageProvider
+) -> tuple[str | None, str]:
     """An image's name in the engine, from a mirror or its registry; else None and what was said."""
     engine = provider.engine
     mirrored = provider.mirrors.image(reference)
-    name = _name(mirrored)
+    name = _name(mirrored, platform)
     # A mirror may be an image that the engine has, under a name that no registry knows; what that
     # names now is what counts.
     if mirrored != reference and engine.image(mirrored) is not None:
@@ -136,7 +140,7 @@ def _pulled(reference: str, provider: BaseImageProvider) -> tuple[str | None, st
     if repository is not None:
         ecr.login(repository, engine.program, provider.programs)
     provider.reporter.say(f"base: asking the registry for {mirrored}")
-    said = engine.pull(mirrored, name)
+    said = engine.pull(mirrored, name, platform)
     if said is None:
         return name, ""
     if repository is not None:
@@ -150,6 +154,7 @@ def _nowhere(kind: str, reference: str, said: str, what: Recipe) -> MissingError
     last = said.strip().splitlines()[-1] if said.strip() else ""
     return MissingError(
         f"no registry gives the {kind} {reference}"
+        + (f" for {what.platform.name}" if what.platform.suffix else "")
         + ("" if what.base.bootstrap else ", and the recipe has no bootstrap")
         + (f":\n    {last}" if last else ""),
         where=f"recipes/{what.target}.yaml, base",
@@ -177,6 +182,7 @@ def deb_lines(bootstrap: Bootstrap | None, programs: Programs) -> list[str]:
 
 def make(
     bootstrap: Bootstrap,
+    platform: Platform,
     sources: Sequence[str],
     tar: Path,
     provider: BaseImageProvider,
@@ -190,17 +196,23 @@ def make(
     with exclusive(lock, "waiting for another build that makes this base", provider.reporter):
         remove_leftovers(tar)
         if not tar.is_file():
-            _bootstrap(bootstrap, sources, tar, provider)
+            _bootstrap(bootstrap, platform, sources, tar, provider)
 
 
 def _bootstrap(
-    bootstrap: Bootstrap, sources: Sequence[str], tar: Path, provider: BaseImageProvider
+    bootstrap: Bootstrap,
+    platform: Platform,
+    sources: Sequence[str],
+    tar: Path,
+    provider: BaseImageProvider,
 ) -> None:
     programs = provider.programs
     program = programs.require("mmdebstrap", "it makes the base image")
     apart = _apart(programs)
     argv: list[str | Path] = [*apart, program]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
+    if not platform.is_own:  # that it is emulated has been tried, as its own check does not
+        argv += [f"--architectures={platform.architecture}", "--skip=check/qemu"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
     argv += ["--aptopt=Acquire::Languages none"]
@@ -263,9 +275,9 @@ def _trusted(pinned: Path, folder: Path) -> Path:
     return folder
 
 
-def _name(reference: str) -> str:
+def _name(reference: str, platform: Platform) -> str:
     """The name that a pulled image has in the engine."""
-    return f"{REPOSITORY}:{_short(reference)}"
+    return f"{REPOSITORY}:{_short(reference)}{platform.suffix}"
 
 
 def _short(*parts: object) -> str:

@@ -46,12 +46,12 @@ class Built:
     up_to_date: bool
 
 
-def name_of(target: str, root: Path) -> str:
-    """The name that a target's image has in every engine.
+def name_of(name: str, root: Path) -> str:
+    """The name that the image of a target, or of `Recipe.name`, has in every engine.
 
     Engines are shared by all checkouts of a machine, so the tag is that of the checkout at `root`.
     """
-    return f"localhost/sqshforge-{target}:{tag_of(root)}"
+    return f"localhost/sqshforge-{name}:{tag_of(root)}"
 
 
 def tag_of(root: Path) -> str:
@@ -75,10 +75,10 @@ def build(
     started = time.monotonic()
     project = Project(root)
     project.require_writable()
-    name = name_of(what.target, root)
+    name = name_of(what.name, root)
     project.build.mkdir(exist_ok=True)
-    busy = f"waiting for another build of {what.target}"
-    with exclusive(project.build / f".{what.target}.lock", busy, reporter):
+    busy = f"waiting for another build of {what.name}"
+    with exclusive(project.build / f".{what.name}.lock", busy, reporter):
         made_at = source_date_epoch()
         context = dockerfile.context(what, locked, root, {})
         digest = context.digest()
@@ -91,11 +91,11 @@ def build(
                 doctor.require_builder(
                     doctor.Host(project=project, programs=programs, engine=engine.name)
                 )
-                for warning in engine.check(context.files["Dockerfile"].decode()):
+                for warning in engine.check(context.files["Dockerfile"].decode(), what.platform):
                     reporter.say(warning)
                 for entry in locked.unlocked:
                     reporter.say(f"warning: not locked: {entry}")
-                require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.target}")
+                require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.name}")
             _build(what, locked, engine, project, inputs_digest, machine, programs, reporter)
             image = engine.image(name)
     if image is None:
@@ -148,7 +148,7 @@ def _build(
     offline = inputs.offline()
     revision, pip = machine.revision.result(), machine.pip.result()
     mirrors = read_mirrors(project.root)
-    bundle = project.bundle(what.target)
+    bundle = project.bundle(what.name)
     environment = BuildEnvironment(
         bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter
     )
@@ -158,7 +158,10 @@ def _build(
         supplies = list(held.supplies)
     else:
         with inputs.gathering(environment):
-            supplies = [*inputs.fetched(what, locked, environment), installer(locked, environment)]
+            supplies = [
+                *inputs.fetched(what, locked, environment),
+                installer(what, locked, environment),
+            ]
         supplies += [
             BuildInput(place=f"wheels/{path.name}", path=path, sha256=total)
             for path, total in network.local_wheels(pip, locked.sums())
@@ -177,16 +180,17 @@ def _build(
         "offline": offline,
     }
     context = dockerfile.context(what, locked, project.root, known)
-    folder = project.build / what.target / "context"
+    folder = project.build / what.name / "context"
     context.holding({one.place: one.path for one in supplies if one.place}).write(folder)
-    place = project.build / what.target / "secrets"
+    place = project.build / what.name / "secrets"
     with (
         secrets_of(pip, offline, place, _indexes(what, mirrors)) as secrets,
-        reporter.track(f"build {what.target}") as tracker,
+        reporter.track(f"build {what.name}") as tracker,
     ):
         request = Build(
             context=folder,
-            name=name_of(what.target, project.root),
+            name=name_of(what.name, project.root),
+            platform=what.platform,
             epoch=made_at,
             args={
                 **started_from,
@@ -296,7 +300,7 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     )
 
 
-def installer(locked: Lock, environment: BuildEnvironment) -> BuildInput:
+def installer(what: Recipe, locked: Lock, environment: BuildEnvironment) -> BuildInput:
     """Pip's own wheel by the lock's hash, fetched once."""
     python = locked.python
     place = f"wheels/{python.installer_wheel()}"
@@ -305,7 +309,7 @@ def installer(locked: Lock, environment: BuildEnvironment) -> BuildInput:
     if path.is_file() and sha256(path) in allowed:
         return inputs.of(path, place)
     (file,) = wheels.files(
-        [python.installer], python.version, environment.pip, environment.programs
+        [python.installer], python.version, what.platform, environment.pip, environment.programs
     )
     return inputs.taken(file, place, environment)
 

@@ -38,7 +38,7 @@ def gather(
 
     Raises `MissingError` where something cannot be had, `WorkError` where a sum is wrong.
     """
-    folder = project.bundle(what.target)
+    folder = project.bundle(what.name)
     environment = BuildEnvironment(
         bundle=folder,
         pip=network.pip(programs),
@@ -49,7 +49,7 @@ def gather(
     with inputs.gathering(environment):
         supplies = [
             *inputs.fetched(what, locked, environment),
-            build.installer(locked, environment),
+            build.installer(what, locked, environment),
         ]
         supplies += _wheels(what, locked, environment)
         archive = base_image.deb_lines(what.base.bootstrap, programs)
@@ -65,12 +65,12 @@ def gather(
 def _wheels(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
     """Every wheel of the lock, from the indexes that the recipe binds them to."""
     python = locked.python
-    found = wheels.files(
-        [*python.packages, *python.builders], python.version, environment.pip, environment.programs
-    )
+    version, programs = python.version, environment.programs
+    every = [*python.packages, *python.builders]
+    found = wheels.files(every, version, what.platform, environment.pip, programs)
     for index in python.bound:
         alone = network.Pip(index=environment.mirrors.index(index.url), cert=environment.pip.cert)
-        found += wheels.files(index.packages, python.version, alone, environment.programs)
+        found += wheels.files(index.packages, version, what.platform, alone, programs)
     for number, file in enumerate(found, 1):
         environment.reporter.say(f"package {number} of {len(found)}: {file.name}")
         yield inputs.taken(file, f"wheels/{file.name}", environment)
@@ -146,17 +146,21 @@ def _download(
         base=image,
         source=what.apt_sources.get(stage),
     )
-    folder = project.build / what.target / "vendor"
+    folder = project.build / what.name / "vendor"
     archives = {one.place: one.path for one in supplies if one.place.startswith("archives/")}
     Context(files={"Dockerfile": text.encode()}, large=archives).write(folder)
-    name = f"localhost/sqshforge-vendor:{what.target}-{stage}-{build.tag_of(project.root)}"
-    secrets = project.build / what.target / "vendor-secrets"
+    name = f"localhost/sqshforge-vendor:{what.name}-{stage}-{build.tag_of(project.root)}"
+    secrets = project.build / what.name / "vendor-secrets"
     with (
         build.secrets_of(environment.pip, False, secrets, {}) as given,
         environment.reporter.track(f"Debian packages of {stage}") as tracker,
     ):
         request = Build(
-            context=folder, name=name, args={"BASE": image, **network.proxies()}, secrets=given
+            context=folder,
+            name=name,
+            platform=what.platform,
+            args={"BASE": image, **network.proxies()},
+            secrets=given,
         )
         engine.build(request, tracker.note)
     partial = place.with_name(f".{stage}.part")

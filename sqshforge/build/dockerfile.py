@@ -114,7 +114,7 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
         f"{PAYLOAD}/launch/{zipapp.NAME}": zipapp.runtime(),
     }
     folders = {f"{PAYLOAD}/{name}": name for name in ("configs", "training")}
-    folders |= {"inside": "images/inside", "triton-cache": f"warm/{what.target}"}
+    folders |= {"inside": "images/inside", "triton-cache": f"warm/{what.name}"}
     for place, folder in folders.items():
         for path in sorted((root / folder).rglob("*")):
             if path.is_file() and not any(part in LEFT_OUT for part in path.parts):
@@ -124,7 +124,9 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
 
 def _text(what: Recipe, root: Path) -> str:
     """The recipe for inside the image: the whole of it, with the parameters that it has."""
-    return recipe.whole(root / "recipes" / f"{what.target}.yaml", what.parameters)
+    return recipe.whole(
+        root / "recipes" / f"{what.target}.yaml", what.parameters, what.platform.name
+    )
 
 
 def requirement_files(what: Recipe, lock: Lock) -> dict[str, str]:
@@ -155,7 +157,7 @@ def _compiled(package: str, source: str | None, what: Recipe, lock: Lock) -> Com
     locked = next(one for one in lock.python.built if one.name == name)
     key: list[object] = [package, what.python.version, what.cuda and what.cuda.codes]
     key += [[one.sha256 for one in patches], _torch(lock.python.packages)]
-    cache = f"{name}-{_sum(json.dumps(key).encode())[:12]}"
+    cache = f"{name}{what.platform.suffix}-{_sum(json.dumps(key).encode())[:12]}"
     if source:
         brought = argument("SOURCE", source)
         return Compiled(
@@ -189,7 +191,7 @@ def _triton(what: Recipe, lock: Lock) -> Mapping[str, Any] | None:
         "origin": what.triton.origin,
         "version": what.triton.version,
         "patches": patches,
-        "cache": _sum(json.dumps(key).encode())[:12],
+        "cache": f"{_sum(json.dumps(key).encode())[:12]}{what.platform.suffix}",
     }
 
 
@@ -232,6 +234,7 @@ def _provenance(
     facts = {
         "builder": f"sqshforge {__version__}",
         "target": what.target,
+        "platform": what.platform.name,
         **known,
         "inputs": {
             name.removeprefix(f"{PAYLOAD}/"): f"sha256:{_sum(content)}"

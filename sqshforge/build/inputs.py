@@ -148,7 +148,10 @@ def _distributions(what: Recipe, lock: Lock, environment: BuildEnvironment) -> I
     """The source distributions of what is compiled from them."""
     elsewhere = {normalize(one.package) for one in what.python.built if one.source}
     packages = [one for one in lock.python.built if one.name not in elsewhere]
-    for file in listing.files(packages, what.python.version, environment.pip, environment.programs):
+    found = listing.files(
+        packages, what.python.version, what.platform, environment.pip, environment.programs
+    )
+    for file in found:
         yield taken(file, f"sdists/{file.package}.tar.gz", environment)
 
 

@@ -18,13 +18,13 @@ from sqshforge.host.mirrors import bare
 from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedPackage
+from sqshforge.lock.python import NEWEST_GLIBC, uv_platform
+from sqshforge.platforms import Platform
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
-
-NEWEST_GLIBC = 28  # manylinux_2_28, what locks are resolved for
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class File:
 
 
 def files(
-    packages: Sequence[LockedPackage], python: str, pip: Pip, programs: Programs
+    packages: Sequence[LockedPackage], python: str, platform: Platform, pip: Pip, programs: Programs
 ) -> tuple[File, ...]:
-    """For each package the one file that a Python of that version on x86-64 Linux installs.
+    """For each package the one file that a Python of that version installs on a platform.
 
     It is a wheel where there is one, else the source distribution; only files whose sums are in
     the lock count. Raises `MissingError` where an index does not answer, `WorkError` where no file
@@ -51,8 +51,8 @@ def files(
     """
     if not packages:
         return ()
-    found = {one["name"]: one for one in _listed(packages, python, pip, programs)}
-    tags = {tag: rank for rank, tag in enumerate(_tags(python))}
+    found = {one["name"]: one for one in _listed(packages, python, platform, pip, programs)}
+    tags = {tag: rank for rank, tag in enumerate(_tags(python, platform))}
     fitting = (_fitting(package, found.get(package.name, {}), tags) for package in packages)
     return tuple(replace(file, url=_with_password(file.url, pip)) for file in fitting)
 
@@ -94,22 +94,21 @@ def _rank(name: str, tags: Mapping[Tag, int]) -> int | None:
     return min(ranks, default=None)
 
 
-def _tags(python: str) -> Iterable[Tag]:
-    """What a CPython takes on x86-64 Linux with that glibc, the best first."""
+def _tags(python: str, platform: Platform) -> Iterable[Tag]:
+    """What a CPython takes on a platform with the glibc that locks are for, the best first."""
     version = tuple(int(part) for part in python.split("."))
     named = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-    platforms = []
+    kinds = []
     for minor in range(NEWEST_GLIBC, 4, -1):
-        platforms.append(f"manylinux_2_{minor}_x86_64")
-        platforms += [f"{named[minor]}_x86_64"] if minor in named else []
-    platforms.append("linux_x86_64")
+        kinds += [f"manylinux_2_{minor}", *([named[minor]] if minor in named else [])]
+    accepted = [f"{kind}_{platform.machine}" for kind in (*kinds, "linux")]
     interpreter = f"cp{''.join(python.split('.'))}"
-    yield from cpython_tags(version, abis=[interpreter], platforms=platforms)
-    yield from compatible_tags(version, interpreter=interpreter, platforms=platforms)
+    yield from cpython_tags(version, abis=[interpreter], platforms=accepted)
+    yield from compatible_tags(version, interpreter=interpreter, platforms=accepted)
 
 
 def _listed(
-    packages: Sequence[LockedPackage], python: str, pip: Pip, programs: Programs
+    packages: Sequence[LockedPackage], python: str, platform: Platform, pip: Pip, programs: Programs
 ) -> list[dict[str, Any]]:
     """What the indexes have of these versions, as uv lists it (PEP 751)."""
     ways = [pip.without_local_indexes(), pip]
@@ -123,7 +122,7 @@ def _listed(
             argv += ["--output-file", str(listing)]
             # Nothing is built with it; uv would download the Python of that version.
             argv += ["--python", sys.executable, "--python-version", python]
-            argv += ["--python-platform", "x86_64-manylinux_2_28"]
+            argv += ["--python-platform", uv_platform(platform)]
             argv += way.for_uv()
             ca = ca_bundle(way)
             environment = {"SSL_CERT_FILE": str(ca)} if ca else {}

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sqshforge import platforms
 from sqshforge.cli import completion
 from sqshforge.run.container import parse_pairs
 
@@ -25,7 +26,16 @@ set_option = click.option(
 )
 
 
-def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
+platform_option = click.option(
+    "--platform",
+    type=click.Choice(tuple(platforms.ALL)),
+    help="What the image is for [default: this machine's own, else the recipe's first].",
+)
+
+
+def steps_of(
+    engine: str | None, settings: tuple[str, ...] = (), platform: str | None = None
+) -> Steps:
     """The steps of this checkout with what a command was given."""
     from sqshforge import project
     from sqshforge.cli.workflow import Steps
@@ -35,4 +45,9 @@ def steps_of(engine: str | None, settings: tuple[str, ...] = ()) -> Steps:
     parameters = parse_pairs(settings, "--set")
     home = project.find()
     home.require_writable()
-    return Steps(home, engine, Programs(), Reporter(), parameters)
+    return Steps(home, engine, Programs(), Reporter(), parameters, platform)
+
+
+def variables(platform: str | None) -> dict[str, str]:
+    """What a make command after this one takes for the same platform."""
+    return {"PLATFORM": platform} if platform else {}

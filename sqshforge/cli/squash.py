@@ -11,7 +11,7 @@ import click
 
 from sqshforge.cli import completion
 from sqshforge.cli.group import Commands
-from sqshforge.cli.options import engine_option, set_option, steps_of
+from sqshforge.cli.options import engine_option, platform_option, set_option, steps_of
 from sqshforge.errors import RequestError
 
 
@@ -36,6 +36,7 @@ from sqshforge.errors import RequestError
     help="Put the files first that trace has listed: recipes/hot/TARGET.txt.",
 )
 @set_option
+@platform_option
 @engine_option
 def pack(
     source: str,
@@ -48,6 +49,7 @@ def pack(
     no_cache: bool,
     hot: Path | None,
     settings: tuple[str, ...],
+    platform: str | None,
     engine: str | None,
 ) -> None:
     """Pack SOURCE as a squash file for enroot and pyxis.
@@ -82,11 +84,11 @@ def pack(
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", fix="add -o FILE.sqsh")
-        _refuse_settings(settings, source)
+        _refuse_settings(settings, platform, source)
         packed = steps.pack(source, output, options, Programs(), Reporter(), cache)
     else:
-        ours = steps_of(engine, settings)
-        place = output or ours.project.sqsh(source)
+        ours = steps_of(engine, settings, platform)
+        place = output or ours.sqsh(source)
         packed = ours.pack(ours.build(source), place, options, cache)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     show_lines(
@@ -95,13 +97,14 @@ def pack(
     )
 
 
-def _refuse_settings(settings: tuple[str, ...], subject: str) -> None:
-    """Raise `RequestError` for --set on what is built already."""
-    if settings:
+def _refuse_settings(settings: tuple[str, ...], platform: str | None, subject: str) -> None:
+    """Raise `RequestError` for --set and --platform on what is built already."""
+    given = [f"--set {one}" for one in settings] + ([f"--platform {platform}"] if platform else [])
+    if given:
         raise RequestError(
-            f"--set {settings[0]} is for a target, which is built with it; this is built already",
+            f"{given[0]} is for a target, which is built with it; this is built already",
             where=subject,
-            fix="leave --set out, or name a target",
+            fix=f"leave {given[0].partition(' ')[0]} out, or name a target",
         )
 
 
@@ -109,9 +112,14 @@ def _refuse_settings(settings: tuple[str, ...], subject: str) -> None:
 @click.argument("subject", metavar="TARGET|FILE.sqsh", shell_complete=completion.targets_or_files)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @set_option
+@platform_option
 @engine_option
 def smoke_test(
-    subject: str, as_json: bool, settings: tuple[str, ...], engine: str | None
+    subject: str,
+    as_json: bool,
+    settings: tuple[str, ...],
+    platform: str | None,
+    engine: str | None,
 ) -> NoReturn:
     """Prove that an image can do its job, inside it."""
     import json
@@ -126,10 +134,10 @@ def smoke_test(
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
-        _refuse_settings(settings, subject)
+        _refuse_settings(settings, platform, subject)
     else:
-        steps = steps_of(engine, settings)
-        place = steps.project.sqsh(subject)
+        steps = steps_of(engine, settings, platform)
+        place = steps.sqsh(subject)
         options = squash.Options.of("shared")
         image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
     outcome = smoke.run(image, Programs(), Reporter())

@@ -80,7 +80,7 @@ def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn
     host = examination.Host(
         project=steps.project, programs=steps.programs, engine=steps.engine_name or ""
     )
-    examination.require(host, steps.project.sqsh(target))
+    examination.require(host, steps.sqsh(target))
     report = whole.quickstart(steps, target, since)
     show_table(report.table())
     show_lines("", f"next: {report.next_command}")

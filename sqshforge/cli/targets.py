@@ -7,8 +7,15 @@ from pathlib import Path
 
 import click
 
+from sqshforge import platforms
 from sqshforge.cli import completion
-from sqshforge.cli.options import engine_option, set_option, steps_of
+from sqshforge.cli.options import (
+    engine_option,
+    platform_option,
+    set_option,
+    steps_of,
+    variables,
+)
 from sqshforge.errors import RequestError, SqshforgeError
 from sqshforge.run.container import parse_pairs
 
@@ -26,17 +33,21 @@ def targets() -> None:
 
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
-def show(target: str) -> None:
+@platform_option
+def show(target: str, platform: str | None) -> None:
     """Show what a target's image is made of."""
     from sqshforge import lock, project, recipe
     from sqshforge.host import suggest
 
     home = project.find()
     recipes = home.recipes
-    what = recipe.find(target, recipes)
+    what = recipe.find(target, recipes, platform=platform)
     locked = lock.load(what, recipes)
     base = what.base.bootstrap
     click.echo(f"{what.target}: {what.title}")
+    others = [one for one in recipe.platforms_of(target, recipes) if one != what.platform.name]
+    also = f", also for {', '.join(others)}" if others else ""
+    click.echo(f"platform     {what.platform.name}{also}")
     click.echo(f"accelerator  {what.accelerator}")
     click.echo(
         f"base         {what.base.image}" + (f", or {base.suite} by packages" if base else "")
@@ -48,14 +59,15 @@ def show(target: str) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: {suggest.make(home.root, 'image', TARGET=target)}")
+    click.echo(f"\nnext: {suggest.make(home.root, 'image', TARGET=target, **variables(platform))}")
 
 
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
 @set_option
-def render(target: str, output: Path, settings: tuple[str, ...]) -> None:
+@platform_option
+def render(target: str, output: Path, settings: tuple[str, ...], platform: str | None) -> None:
     """Write a target's Dockerfile and build context to DIR."""
     from sqshforge import project
     from sqshforge.build import dockerfile as rendering
@@ -63,22 +75,27 @@ def render(target: str, output: Path, settings: tuple[str, ...]) -> None:
     from sqshforge.host import suggest
 
     home = project.find()
-    what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"))
+    what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"), platform)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise RequestError(
             "the output folder is not empty", where=str(output), fix="name a new or empty folder"
         )
     rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
-    words = {"SET": " ".join(settings)} if settings else {}
+    words = ({"SET": " ".join(settings)} if settings else {}) | variables(platform)
     click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target, **words)}")
 
 
 @click.command()
 @click.argument("target", required=False, shell_complete=completion.targets)
 @click.option("--check", is_flag=True, help="Write nothing; fail where a lock would change.")
-def lock(target: str | None, check: bool) -> None:
-    """Resolve the pins of a recipe, or of all, to versions and hashes."""
+@click.option(
+    "--platform",
+    type=click.Choice(tuple(platforms.ALL)),
+    help="That lock alone [default: one for each platform of the recipe].",
+)
+def lock(target: str | None, check: bool, platform: str | None) -> None:
+    """Resolve the pins of a recipe, or of all, to versions and hashes, for each platform."""
     from sqshforge import lock as locks
     from sqshforge import project, recipe
     from sqshforge.host import mirrors, network, suggest
@@ -89,10 +106,19 @@ def lock(target: str | None, check: bool) -> None:
     programs = Programs()
     drifted = []
     names = [target] if target else recipe.targets(home.recipes)
-    wanted = [recipe.find(name, home.recipes) for name in names]
-    # What others extend comes first: they start from its lock.
-    for what in sorted(wanted, key=lambda one: len(recipe.ancestors(one, home.recipes))):
-        name = what.target
+    wanted = [
+        recipe.find(name, home.recipes, platform=one)
+        for name in names
+        for one in recipe.platforms_of(name, home.recipes)
+        if platform in (None, one)
+    ]
+    if target and not wanted:
+        recipe.find(target, home.recipes, platform=platform)  # tells those that it has
+    # What others extend comes first: they start from its lock. So do those of other platforms.
+    for what in sorted(
+        wanted, key=lambda one: (len(recipe.ancestors(one, home.recipes)), one.platform.suffix)
+    ):
+        name = what.name
         path = locks.path_of(name, home.recipes)
         before = locks.earlier(name, home.recipes)
         asked = locks.Asked(
@@ -120,15 +146,20 @@ def lock(target: str | None, check: bool) -> None:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
             where=str(home.recipes / "locks"),
-            fix="; ".join(suggest.sqshforge("lock", name) for name in drifted),
+            fix="; ".join(
+                suggest.sqshforge("lock", name)
+                for name in dict.fromkeys(one.partition(".")[0] for one in drifted)
+            ),
         )
-    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target or 'cpu-mamba')}")
+    words = {"TARGET": target or "cpu-mamba"} | variables(platform)
+    click.echo(f"next: {suggest.make(home.root, 'image', **words)}")
 
 
 @click.command()
 @click.argument("target", required=False, shell_complete=completion.targets)
 @click.option("--json", "as_json", is_flag=True, help="Print every pin for programs.")
-def outdated(target: str | None, as_json: bool) -> None:
+@platform_option
+def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
     """Show what the pins of a recipe, or of all, have newer, and what holds them back.
 
     Nothing is changed. Packages are asked of the indexes that pip is configured with, sources of
@@ -146,14 +177,14 @@ def outdated(target: str | None, as_json: bool) -> None:
     names = [target] if target else recipe.targets(home.recipes)
     hosts = pins.Hosts(programs)
     found = []
-    for what in [recipe.find(name, home.recipes) for name in names]:
+    for what in [recipe.find(name, home.recipes, platform=platform) for name in names]:
         asked = locks.Asked(
             project=home,
             pip=network.pip(programs),
             mirrors=mirrors.read_mirrors(home.root),
             programs=programs,
             reporter=Reporter(),
-            before=locks.earlier(what.target, home.recipes),
+            before=locks.earlier(what.name, home.recipes),
         )
         found += pins.survey(what, asked, hosts)
     if as_json:
@@ -181,33 +212,39 @@ def schema() -> None:
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
 @set_option
+@platform_option
 @engine_option
-def vendor(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+def vendor(
+    target: str, settings: tuple[str, ...], platform: str | None, engine: str | None
+) -> None:
     """Gather all that a build takes from outside, for OFFLINE=1."""
     from sqshforge.host import suggest
     from sqshforge.host.terminal import human
 
-    steps = steps_of(engine, settings)
+    steps = steps_of(engine, settings, platform)
     folder, bundle = steps.vendor(target)
     size = sum(one.path.stat().st_size for one in bundle.supplies)
     click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
-    click.echo(f"next: {suggest.make(steps.project.root, 'image', TARGET=target, OFFLINE='1')}")
+    words = {"OFFLINE": "1"} | variables(platform)
+    click.echo(f"next: {suggest.make(steps.project.root, 'image', TARGET=target, **words)}")
 
 
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
 @set_option
+@platform_option
 @engine_option
-def build(target: str, settings: tuple[str, ...], engine: str | None) -> None:
+def build(target: str, settings: tuple[str, ...], platform: str | None, engine: str | None) -> None:
     """Build a target's image."""
     from sqshforge.host import suggest
     from sqshforge.host.terminal import duration, human
 
-    steps = steps_of(engine, settings)
+    steps = steps_of(engine, settings, platform)
     built = steps.build(target)
     state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
     click.echo(f"{built.source}: {state}, {human(built.image.size)}")
-    click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target)}")
+    words = variables(platform)
+    click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target, **words)}")
 
 
 COMMANDS = (targets, show, render, lock, outdated, schema, vendor, build)

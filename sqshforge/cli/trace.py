@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqshforge.cli import completion
-from sqshforge.cli.options import engine_option, steps_of
+from sqshforge.cli.options import engine_option, platform_option, steps_of
 from sqshforge.errors import RequestError
 
 if TYPE_CHECKING:
@@ -29,10 +29,16 @@ ENOUGH = 0.9  # of a list's lines: where fewer name a file, the list is to be wr
     help="The list [default: recipes/hot/TARGET.txt; the output, for a FILE.sqsh].",
 )
 @click.option("--check", is_flag=True, help="Start nothing: does the list still name its files?")
+@platform_option
 @engine_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def trace(
-    subject: str, place: Path | None, check: bool, engine: str | None, command: tuple[str, ...]
+    subject: str,
+    place: Path | None,
+    check: bool,
+    platform: str | None,
+    engine: str | None,
+    command: tuple[str, ...],
 ) -> None:
     """List the files that a start reads, the first used first, for pack to put them first.
 
@@ -54,10 +60,10 @@ def trace(
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
     else:
-        target, steps = subject, steps_of(engine)
-        place = place or steps.project.hot_list(target)
+        target, steps = subject, steps_of(engine, platform=platform)
+        place = place or steps.project.hot_list(steps.name(target))
         options = squash.Options.of("shared")
-        output = steps.project.sqsh(target)
+        output = steps.sqsh(target)
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
     if check:
         if place is None:

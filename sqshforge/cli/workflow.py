@@ -39,16 +39,29 @@ class Steps:
     programs: Programs
     reporter: Reporter
     parameters: Mapping[str, str] = field(default_factory=dict)
+    platform: str | None = None  # None: this machine's own, else the recipe's first
+
+    def name(self, target: str) -> str:
+        """A target's name with that of the platform: what its files are called."""
+        return recipe.find(target, self.project.recipes, platform=self.platform).name
+
+    def sqsh(self, target: str) -> Path:
+        """Where a target's squash file goes."""
+        return self.project.sqsh(self.name(target))
+
+    def wanted(self, target: str) -> tuple[recipe.Recipe, lock.Lock]:
+        """A target's recipe and lock, for the platform and with the parameters that were asked."""
+        return wanted(target, self.project.recipes, self.parameters, self.platform)
 
     def build(self, target: str) -> building.Built:
         """Build a target's image with the engine that was asked for or that is there."""
-        what, locked = wanted(target, self.project.recipes, self.parameters)
+        what, locked = self.wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
         return building.build(what, locked, chosen, self.project.root, self.programs, self.reporter)
 
     def vendor(self, target: str) -> tuple[Path, inputs.Bundle]:
         """Fill the bundle that a target is built from where there is no network."""
-        what, locked = wanted(target, self.project.recipes, self.parameters)
+        what, locked = self.wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
         return vendor.gather(what, locked, chosen, self.project, self.programs, self.reporter)
 
@@ -74,17 +87,17 @@ class Steps:
 
 
 def wanted(
-    target: str, recipes: Path, parameters: Mapping[str, str]
+    target: str, recipes: Path, parameters: Mapping[str, str], platform: str | None = None
 ) -> tuple[recipe.Recipe, lock.Lock]:
-    """A target's recipe and lock, with the parameters that were set by hand.
+    """A target's recipe and lock for a platform, with the parameters that were set by hand.
 
-    Raises `RequestError` for a parameter that the recipe does not have.
+    Raises `RequestError` for a parameter or a platform that the recipe does not have.
     """
-    what = recipe.find(target, recipes)
+    what = recipe.find(target, recipes, platform=platform)
     locked = lock.load(what, recipes)
     if not parameters:
         return what, locked
-    other = recipe.find(target, recipes, parameters)
+    other = recipe.find(target, recipes, parameters, platform)
     return other, lock.set_by_hand(locked, what, other)
 
 
@@ -149,9 +162,7 @@ def quickstart(steps: Steps, target: str, since: float | None) -> Report:
     rows.append(
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
     )
-    packed = steps.pack(
-        built, steps.project.sqsh(target), squash.Options.of("shared"), Cache.of_user()
-    )
+    packed = steps.pack(built, steps.sqsh(target), squash.Options.of("shared"), Cache.of_user())
     rows.append(
         Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))
     )

@@ -12,6 +12,7 @@ from sqshforge.engine.types import Build, Image
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
+from sqshforge.platforms import Platform
 
 __all__ = ["NAMES", "Build", "Engine", "Image", "choose"]
 
@@ -25,10 +26,11 @@ class Engine(Protocol):
     def name(self) -> str:
         """Which engine it is: `docker` or `buildah`."""
 
-    def check(self, dockerfile: str) -> list[str]:
-        """What a user should know before a build of such a Dockerfile begins.
+    def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:
+        """What a user should know before a build of such a Dockerfile for a platform begins.
 
-        Raises `MissingError` where this engine cannot build it.
+        Raises `MissingError` where this engine cannot build it. Here and below, None stands for
+        this machine's own platform.
         """
 
     def storage(self) -> Path:
@@ -41,7 +43,7 @@ class Engine(Protocol):
     def program(self) -> Path:
         """The program that logs in at a registry for this engine."""
 
-    def pull(self, reference: str, name: str) -> str | None:
+    def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
         """Fetch an image and give it a name; what the engine says where it cannot, else None."""
 
     def tag(self, reference: str, name: str) -> None:
@@ -56,8 +58,14 @@ class Engine(Protocol):
     def copy_out(self, name: str, folder: str, place: Path) -> None:
         """Copy what is in a folder of an image to a folder of this machine."""
 
-    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
-        """Make a root file system's tar an image of one layer.
+    def load(
+        self,
+        tar: Path,
+        name: str,
+        platform: Platform | None = None,
+        epoch: int | None = None,
+    ) -> None:
+        """Make a root file system's tar an image of one layer, for a platform.
 
         It bears the time `epoch` where the engine can do that, else now.
         """

@@ -14,11 +14,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from sqshforge.engine.types import GROWS, Build, Image
+from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
-from sqshforge.host import network, temporary
+from sqshforge.host import emulation, network, temporary
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
+from sqshforge.platforms import Platform
 
 FIRST_WITH_BIND = (1, 24)
 _FLAG = r"--mount=type=bind,source=(?P<source>[^,\s]+),target=(?P<target>[^,\s]+)"
@@ -70,7 +71,8 @@ class Buildah:
         network.choose_login_file()
         return cls(program, programs)
 
-    def check(self, dockerfile: str) -> list[str]:
+    def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:
+        emulation.require(platform, self.programs)
         if not self._knows_bind_mounts() and with_volumes(dockerfile) is None:
             raise MissingError(
                 f"buildah {'.'.join(map(str, self._version))} cannot build this image: "
@@ -106,8 +108,8 @@ class Buildah:
         facts = json.loads(asked.out)
         return Image(id=facts["FromImageID"], labels=_labels(facts), size=unpacked_size(facts))
 
-    def pull(self, reference: str, name: str) -> str | None:
-        asked = self.programs.attempt([self.program, "pull", "--quiet", reference])
+    def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
+        asked = self.programs.attempt([self.program, "pull", "--quiet", *on(platform), reference])
         if asked.code != 0:
             return asked.err.strip() or "it says nothing"
         self.tag(reference, name)
@@ -131,9 +133,18 @@ class Buildah:
             argv += ["cp", "--recursive", "--no-dereference", "--preserve=mode,timestamps,links"]
             self.programs.capture([*argv, f"{folder}/.", "/run/place/"])
 
-    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
+    def load(
+        self,
+        tar: Path,
+        name: str,
+        platform: Platform | None = None,
+        epoch: int | None = None,
+    ) -> None:
         with self._working_container("scratch") as container:
             self.programs.capture([self.program, "add", "--quiet", container, tar, "/"])
+            if (told := other(platform)) is not None:
+                kind = ["--arch", told.architecture]
+                self.programs.capture([self.program, "config", *kind, container])
             argv: list[str | Path] = [self.program, "commit", "--quiet", "--format", "docker"]
             self.programs.capture([*argv, *_timestamp(epoch), container, name])
 
@@ -198,6 +209,7 @@ class Buildah:
         argv: list[str | Path] = [self.program, "build", "--quiet", "--format", "oci"]
         argv += ["--layers", "--force-rm"]  # its container would stay otherwise
         argv += ["--isolation", "chroot", "--tag", build.name, *_timestamp(build.epoch)]
+        argv += on(build.platform)
         for key, value in sorted(build.labels.items()):
             argv += ["--label", f"{key}={value}"]
         for key, value in sorted(build.annotations.items()):

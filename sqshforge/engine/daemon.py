@@ -205,10 +205,15 @@ class Daemon:
             said = self.api.import_image(str(tar), repository=repository, tag=tag)
             self._finish(json.loads(line) for line in said.splitlines() if line.strip())
 
-    def pull(self, reference: str) -> None:
+    @property
+    def is_here(self) -> bool:
+        """Whether it is a daemon of this machine: what a socket leads to."""
+        return self.host.startswith("unix://")
+
+    def pull(self, reference: str, platform: str | None = None) -> None:
         with self._talking(f"pull {reference}"):
             self.api.reload_config()  # somebody may have logged in since the connection was made
-            self._finish(self.api.pull(reference, stream=True, decode=True))
+            self._finish(self.api.pull(reference, stream=True, decode=True, platform=platform))
 
     def storage(self) -> Path:
         """The folder of the daemon's machine that images take room in."""

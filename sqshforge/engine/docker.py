@@ -11,10 +11,11 @@ from functools import cached_property
 from pathlib import Path
 
 from sqshforge.engine.daemon import Daemon
-from sqshforge.engine.types import Build, Image
+from sqshforge.engine.types import Build, Image, on, other
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.host import suggest
+from sqshforge.host import emulation, suggest
 from sqshforge.host.programs import Programs, failed
+from sqshforge.platforms import Platform
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
 BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own
@@ -74,7 +75,9 @@ class Docker:
     def daemon(self) -> Daemon:
         return Daemon.connect(self.programs)
 
-    def check(self, dockerfile: str) -> list[str]:
+    def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:
+        if self.daemon.is_here:
+            emulation.require(platform, self.programs)
         return []
 
     def storage(self) -> Path:
@@ -91,9 +94,10 @@ class Docker:
     def program(self) -> Path:
         return self.client
 
-    def pull(self, reference: str, name: str) -> str | None:
+    def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
         try:
-            self.daemon.pull(reference)
+            told = other(platform)
+            self.daemon.pull(reference, told.name if told else None)
         except WorkError as error:
             return error.what
         self.tag(reference, name)
@@ -127,9 +131,18 @@ class Docker:
         if code != 0:
             raise failed([str(one) for one in argv], code, said.splitlines())
 
-    def load(self, tar: Path, name: str, epoch: int | None = None) -> None:
+    def load(
+        self,
+        tar: Path,
+        name: str,
+        platform: Platform | None = None,
+        epoch: int | None = None,
+    ) -> None:
         # An import is made now and cannot be told otherwise: `epoch` is for other engines.
-        self.daemon.import_tar(tar, name)
+        if other(platform):  # which the SDK cannot say
+            self.programs.capture([self.client, "import", *on(platform), tar, name])
+        else:
+            self.daemon.import_tar(tar, name)
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         argv: list[str | Path] = [

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sqshforge.platforms import Platform
+
 GROWS = {"tar": 1.0, "gzip": 3.0, "zstd": 3.5}  # how layers of packages do when they are unpacked
 
 
@@ -34,11 +36,23 @@ class Build:
     secrets: Mapping[str, Path] = field(default_factory=dict)
     network: str = "host"  # or "none"
     annotations: Mapping[str, str] = field(default_factory=dict)  # where the engine keeps any
+    platform: Platform | None = None  # None: this machine's own
 
     def options(self, network: str | None = None) -> list[str]:
         """The words that docker and buildah share; buildah has its own way to be alone."""
-        words = ["--network", network or self.network, "--tag", self.name]
+        words = ["--network", network or self.network, "--tag", self.name, *on(self.platform)]
         words += [w for k, v in sorted(self.args.items()) for w in ("--build-arg", f"{k}={v}")]
         for name, path in sorted(self.secrets.items()):
             words += ["--secret", f"id={name},src={path}"]
         return words
+
+
+def other(platform: Platform | None) -> Platform | None:
+    """A platform that has to be told to an engine: all but this machine's own."""
+    return None if platform is None or platform.is_own else platform
+
+
+def on(platform: Platform | None) -> list[str]:
+    """The words by which docker and buildah take an image for a platform."""
+    told = other(platform)
+    return ["--platform", told.name] if told else []

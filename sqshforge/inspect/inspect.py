@@ -131,7 +131,9 @@ class Inspection:
                 facts.append(("packed by", str(settings["tool"])))
         if self.provenance is not None:
             builder = self.provenance.get("builder", "unknown")
-            facts.append(("target", f"{self.provenance.get('target')}, by {builder}"))
+            platform = self.provenance.get("platform")
+            built_for = f" for {platform}" if isinstance(platform, str) else ""
+            facts.append(("target", f"{self.provenance.get('target')}{built_for}, by {builder}"))
             unlocked = self.provenance.get("unlocked")
             if isinstance(unlocked, list):
                 facts += [("not locked", str(entry)) for entry in unlocked]

@@ -148,7 +148,7 @@ def inputs(recipe: Recipe) -> str:
     """A digest of what a lock is resolved from, and of nothing else in the recipe."""
     bootstrap = recipe.base.bootstrap
     pins = {
-        "platform": recipe.platform,
+        "platform": recipe.platform.name,
         "base": [recipe.base.image, recipe.base.compiler, bootstrap and bootstrap.suite],
         "parameters": dict(recipe.parameters),
         "apt": recipe.apt,
@@ -164,14 +164,15 @@ def inputs(recipe: Recipe) -> str:
     return "sha256:" + hashlib.sha256(json.dumps(pins, sort_keys=True).encode()).hexdigest()
 
 
-def path_of(target: str, recipes: Path) -> Path:
-    return recipes / "locks" / f"{target}.lock"
+def path_of(name: str, recipes: Path) -> Path:
+    """Where the lock is of a target, or of a target on a platform: `Recipe.name`."""
+    return recipes / "locks" / f"{name}.lock"
 
 
-def read(target: str, recipes: Path) -> Lock:
-    """A target's lock as it lies there; `RequestError` where it is absent or broken."""
-    path = path_of(target, recipes)
-    again = f"sqshforge lock {target}"
+def read(name: str, recipes: Path) -> Lock:
+    """The lock of that name as it lies there; `RequestError` where it is absent or broken."""
+    path = path_of(name, recipes)
+    again = f"sqshforge lock {name.partition('.')[0]}"
     try:
         return Lock.model_validate_json(path.read_text())
     except FileNotFoundError:
@@ -183,17 +184,24 @@ def read(target: str, recipes: Path) -> Lock:
         ) from None
 
 
-def earlier(target: str, recipes: Path) -> Lock | None:
-    """The lock that a target has, to keep what still holds of it; None for none or a broken one."""
+def earlier(name: str, recipes: Path) -> Lock | None:
+    """The lock of that name, to keep what still holds of it; None for none or a broken one."""
     try:
-        return read(target, recipes)
+        return read(name, recipes)
     except RequestError:
         return None
 
 
 def inherited(recipe: Recipe, recipes: Path) -> Lock | None:
-    """The lock of the nearest recipe that this one extends and that has one."""
-    locks = (earlier(one.target, recipes) for one in ancestors(recipe, recipes))
+    """The lock that a recipe's starts from.
+
+    It is that of the same target on the default platform, so that platforms differ where they must;
+    else that of the nearest recipe that this one extends and that has one.
+    """
+    suffix = recipe.platform.suffix
+    names = [recipe.target] if suffix else []
+    names += [f"{one.target}{suffix}" for one in ancestors(recipe, recipes)]
+    locks = (earlier(name, recipes) for name in names)
     return next((lock for lock in locks if lock is not None), None)
 
 
@@ -272,11 +280,11 @@ def _tag(recipe: Recipe, image: str) -> str:
 
 def load(recipe: Recipe, recipes: Path) -> Lock:
     """The recipe's lock; `RequestError` where it is absent, broken or of other pins."""
-    lock = read(recipe.target, recipes)
+    lock = read(recipe.name, recipes)
     if lock.inputs != inputs(recipe):
         raise RequestError(
             "the lock is out of date: the recipe's pins changed after it was made",
-            where=str(path_of(recipe.target, recipes)),
+            where=str(path_of(recipe.name, recipes)),
             fix=f"sqshforge lock {recipe.target}",
         )
     return lock

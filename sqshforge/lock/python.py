@@ -15,9 +15,10 @@ from sqshforge.host.mirrors import Mirrors, bare
 from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
+from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe, normalize
 
-UV_PLATFORMS = {"linux/amd64": "x86_64-manylinux_2_28"}
+NEWEST_GLIBC = 28  # 2.28, which the systems of all images have
 # What uv says of an index that it could not ask.
 SILENT = re.compile("Failed to fetch|could not be queried|401 Unauthorized|403 Forbidden")
 
@@ -199,7 +200,7 @@ class Resolver:
     ) -> Result:
         """One call of uv, which keeps the known versions that fit."""
         argv = [*uv_compile(self.recipe), "--generate-hashes", "--emit-index-annotation"]
-        argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
+        argv += ["--python-platform", uv_platform(self.recipe.platform)]
         argv += uv_indexes(pip, first)
         with temporary.folder("lock") as place:
             asked_for = uv_question(place, self.recipe, wanted, first)
@@ -209,6 +210,11 @@ class Resolver:
             argv += ["--output-file", str(place / "known.txt"), str(asked_for)]
             asked = self.programs.attempt(argv, env=uv_environment(pip))
             return replace(asked, out=(place / "known.txt").read_text())
+
+
+def uv_platform(platform: Platform) -> str:
+    """What uv resolves for: the processor, and the newest wheels that are taken."""
+    return f"{platform.machine}-manylinux_2_{NEWEST_GLIBC}"
 
 
 def uv_compile(recipe: Recipe) -> list[str]:

@@ -28,19 +28,22 @@ from sqshforge.lock.model import (
     LockedSource,
     inputs,
 )
-from sqshforge.lock.python import UV_PLATFORMS, Resolver
+from sqshforge.lock.python import Resolver, uv_platform
+from sqshforge.platforms import Platform
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, Source, normalize
 
 REGISTRY_PATIENCE = 60.0  # seconds that a registry may take to answer
 
 
-def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> LockedApt | None:
+def debian_versions(
+    suite: str, packages: Sequence[str], platform: Platform, programs: Programs
+) -> LockedApt | None:
     """Packages and all that they need, as the suite has them; None where it is not at hand."""
     sources = apt_sources(suite, programs)
     if not sources or not packages:
         return None
-    with apt_of(sources) as apt:
+    with apt_of(sources, platform) as apt:
         if programs.attempt([*apt("apt-get"), "update"]).code != 0:
             return None
         listing = programs.attempt([*apt("apt-get"), "--simulate", "install", *packages])
@@ -51,7 +54,7 @@ def debian_versions(suite: str, packages: Sequence[str], programs: Programs) -> 
 
 
 @contextmanager
-def apt_of(sources: Sequence[str]) -> Iterator[Callable[[str], list[str]]]:
+def apt_of(sources: Sequence[str], platform: Platform) -> Iterator[Callable[[str], list[str]]]:
     """How apt's programs are called with these sources, in folders of their own, for a block.
 
     Neither root's rights nor this machine's state are used.
@@ -67,7 +70,8 @@ def apt_of(sources: Sequence[str]) -> Iterator[Callable[[str], list[str]]]:
             "Dir::Cache": folder / "cache",
             "Dir::Etc::sourcelist": folder / "sources.list",
             "Dir::Etc::sourceparts": folder / "parts",
-            "APT::Architecture": "amd64",
+            "APT::Architecture": platform.architecture,
+            "APT::Architectures": platform.architecture,
             "APT::Install-Recommends": "false",
             "APT::Sandbox::User": "",
         }
@@ -182,7 +186,7 @@ def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
         if recipe.apt:
             open_.append("apt packages: their versions are those that the base's archives have")
         return None
-    found = debian_versions(bootstrap.suite, recipe.apt, asked.programs)
+    found = debian_versions(bootstrap.suite, recipe.apt, recipe.platform, asked.programs)
     before = asked.before.apt if asked.before else None
     if found is None and before is not None and before.suite == bootstrap.suite:
         found = before
@@ -205,7 +209,7 @@ def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:
     open_ += found.unlocked
     return LockedPython(
         version=python.version,
-        platform=UV_PLATFORMS[recipe.platform],
+        platform=uv_platform(recipe.platform),
         installer=builders.resolve([python.installer])[0],
         packages=tuple(one for one in found.packages if one.name not in built),
         built=tuple(one for one in found.packages if one.name in built),
@@ -248,7 +252,7 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
     total = archive.sha256 or next(filter(None, same), None)
     if total is None:
         try:
-            place = asked.project.bundle(recipe.target) / "archives" / archive.file
+            place = asked.project.bundle(recipe.name) / "archives" / archive.file
             addresses = [asked.mirrors.source(one) for one in archive.addresses]
             with asked.reporter.track(f"archive {archive.file}") as tracker:
                 total = download_from(addresses, place, None, asked.pip, tracker)

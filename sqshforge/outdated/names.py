@@ -14,7 +14,7 @@ from sqshforge.recipe import normalize
 
 LONGEST = 300  # characters of a resolver's reason
 PYTHONS = range(6, 40)  # minor versions of Python 3 that a marker is tried with
-LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", "os_name": "posix"}
+LINUX = {"sys_platform": "linux", "os_name": "posix"}
 
 Comments = Mapping[tuple[tuple[str, ...], str], str]
 
@@ -64,10 +64,11 @@ def _numbers(name: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", name)))
 
 
-def parse_offers(text: str, python: str) -> dict[str, tuple[Offer, ...]]:
+def parse_offers(text: str, python: str, machine: str) -> dict[str, tuple[Offer, ...]]:
     """Read what `uv pip compile --universal` prints: per package, the newest for each Python.
 
-    `python` is the recipe's, such as "3.10". Versions that no Python on Linux takes are left out.
+    `python` is the recipe's, such as "3.10", and `machine` its processor's name. Versions that no
+    Python on that machine's Linux takes are left out.
     """
     found: dict[str, tuple[Offer, ...]] = {}
     for line in text.splitlines():
@@ -75,18 +76,19 @@ def parse_offers(text: str, python: str) -> dict[str, tuple[Offer, ...]]:
         if match is None:
             continue
         name, version, marker = normalize(match[1]), match[2], match[3]
-        lowest = _lowest_python(marker, python) if marker else ""
+        lowest = _lowest_python(marker, python, machine) if marker else ""
         if lowest is not None:
             found[name] = (*found.get(name, ()), Offer(version, lowest))
     return found
 
 
-def _lowest_python(marker: str, python: str) -> str | None:
+def _lowest_python(marker: str, python: str, machine: str) -> str | None:
     """The lowest Python from the recipe's on that a marker holds for; empty for its own."""
     own = int(python.partition(".")[2])
     for minor in PYTHONS:
         version = {"python_version": f"3.{minor}", "python_full_version": f"3.{minor}.0"}
-        if minor >= own and Marker(marker).evaluate({**LINUX, **version}):
+        facts = {**LINUX, "platform_machine": machine, **version}
+        if minor >= own and Marker(marker).evaluate(facts):
             return "" if minor == own else f"3.{minor}"
     return None
 

@@ -13,13 +13,13 @@ from sqshforge.host.programs import Programs, Result
 from sqshforge.host.terminal import Tracker
 from sqshforge.lock.python import (
     SILENT,
-    UV_PLATFORMS,
     VendorIndex,
     metadata,
     parse_compiled,
     uv_compile,
     uv_environment,
     uv_indexes,
+    uv_platform,
     uv_question,
     vendor_indexes,
 )
@@ -190,7 +190,9 @@ class Packages:
         names = [normalize(one) for one in pins]
         answer = self._ask(names, pip, universal=True)
         if answer.code == 0:
-            return parse_offers(answer.out, self.recipe.python.version)
+            return parse_offers(
+                answer.out, self.recipe.python.version, self.recipe.platform.machine
+            )
         if SILENT.search(answer.err):
             return None
         if len(pins) == 1:
@@ -225,7 +227,7 @@ class Packages:
         if universal:
             argv += ["--universal", "--no-deps"]
         else:
-            argv += ["--python-platform", UV_PLATFORMS[self.recipe.platform]]
+            argv += ["--python-platform", uv_platform(self.recipe.platform)]
         argv += uv_indexes(pip, first)
         facts = _no_metadata(self.recipe) if universal else metadata(self.recipe)
         question = (tuple(argv), tuple(wanted), tuple(first), facts)

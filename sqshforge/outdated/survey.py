@@ -20,6 +20,7 @@ from sqshforge.lock.resolve import REGISTRY_PATIENCE, apt_of, debian_versions, i
 from sqshforge.outdated.names import Comments, comments, newest
 from sqshforge.outdated.packages import Packages
 from sqshforge.outdated.pins import Pin
+from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe
 
 AT_ONCE = 8  # hosts that are asked at the same time: most of the time they are waited for
@@ -193,7 +194,7 @@ def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
         name=base.suite,
         pinned=base.snapshot or f"{len(locked.packages)} packages",
     )
-    now = debian_versions(base.suite, recipe.apt, asked.programs)
+    now = debian_versions(base.suite, recipe.apt, recipe.platform, asked.programs)
     if now is None:
         return [replace(pin, silent=f"this machine has no archive of {base.suite}")]
     old = dict(locked.packages)
@@ -210,7 +211,7 @@ def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
         wanted = {one.partition("=")[0]: one for one in source.packages if "=" in one}
         # Nothing is installed from what is read here, so it needs no signature.
         line = f"deb [trusted=yes] {source.url} {source.suite} {source.component}"
-        newer = _candidates([line], list(wanted), asked.programs)
+        newer = _candidates([line], list(wanted), recipe.platform, asked.programs)
         for package, one in wanted.items():
             pin = Pin(
                 target=recipe.target,
@@ -225,12 +226,12 @@ def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
 
 
 def _candidates(
-    sources: Sequence[str], packages: Sequence[str], programs: Programs
+    sources: Sequence[str], packages: Sequence[str], platform: Platform, programs: Programs
 ) -> dict[str, str]:
     """The version of each package that apt would take from these sources."""
     if programs.which("apt-get") is None:
         return {}
-    with apt_of(sources) as apt:
+    with apt_of(sources, platform) as apt:
         if programs.attempt([*apt("apt-get"), "update"]).code != 0:
             return {}
         said = programs.attempt([*apt("apt-cache"), "policy", *packages])

@@ -1,7 +1,8 @@
 """Recipes: what goes into an image, read from YAML and checked before anything is done."""
 
-from sqshforge.recipe.load import ancestors, find, load, schema, targets, whole
-from sqshforge.recipe.schema import Base, Bootstrap, Python, Recipe, Source, Triton, normalize
+from sqshforge.recipe.load import ancestors, find, load, platforms_of, schema, targets, whole
+from sqshforge.recipe.schema import Base, Bootstrap, Python, Recipe, Source, Triton
+from sqshforge.recipe.words import normalize
 
 __all__ = [
     "Base",
@@ -14,6 +15,7 @@ __all__ = [
     "find",
     "load",
     "normalize",
+    "platforms_of",
     "schema",
     "targets",
     "whole",

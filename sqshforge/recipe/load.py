@@ -16,8 +16,10 @@ import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from sqshforge import platforms
 from sqshforge.errors import RequestError
-from sqshforge.recipe.schema import Recipe, normalize, put_in
+from sqshforge.recipe.schema import Recipe
+from sqshforge.recipe.words import normalize, put_in
 
 # Where parameters stand beside images, whose own names stay in the lock: key by key, * for any.
 FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
@@ -66,13 +68,20 @@ def targets(folder: Path) -> list[str]:
     return sorted(path.stem for path in folder.glob("*.yaml"))
 
 
-def find(target: str, folder: Path, values: Mapping[str, str] | None = None) -> Recipe:
-    """The recipe of a target, with these values of its parameters in place of its own.
+def find(
+    target: str,
+    folder: Path,
+    values: Mapping[str, str] | None = None,
+    platform: str | None = None,
+) -> Recipe:
+    """The recipe of a target for a platform, with these values of its parameters for its own.
 
-    Raises `RequestError` for a name that is no target, and for one that is no parameter.
+    Without a platform it is this machine's own where the recipe has that, else the recipe's first.
+    Raises `RequestError` for a name that is no target, for one that is no parameter, and for a
+    platform that the recipe does not have.
     """
     path = _file(target, folder, where=str(folder))
-    recipe = load(path)
+    recipe = load(path, platform)
     unknown = sorted(set(values or {}) - set(recipe.parameters))
     if unknown:
         known = ", ".join(sorted(recipe.parameters)) or "it has none"
@@ -81,7 +90,21 @@ def find(target: str, folder: Path, values: Mapping[str, str] | None = None) -> 
             where=f"--set, for recipes/{target}.yaml",
             fix="--set NAME=VALUE",
         )
-    return _load(path, (), values)[0] if values else recipe
+    return _load(path, (), values, platform)[0] if values else recipe
+
+
+def platforms_of(target: str, folder: Path) -> tuple[str, ...]:
+    """The platforms that a target has, the first one first."""
+    path = _file(target, folder, where=str(folder))
+    load(path)
+    return tuple(_load(path, ())[1].get("platforms", (platforms.DEFAULT.name,)))
+
+
+def on_platform(data: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A recipe's data for one platform alone, with what is other there laid over."""
+    whole = {key: value for key, value in data.items() if key != "per_platform"}
+    other = (data.get("per_platform") or {}).get(name) or {}
+    return extended({**whole, "platforms": [name]}, other)
 
 
 def filled(data: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
@@ -124,25 +147,29 @@ def ancestors(recipe: Recipe, folder: Path) -> list[Recipe]:
     return found
 
 
-def load(path: Path) -> Recipe:
-    """Read and check one recipe file, with all that it extends.
+def load(path: Path, platform: str | None = None) -> Recipe:
+    """Read and check one recipe file, with all that it extends, for a platform as `find` does.
 
     Raises `RequestError` with every fault of the file: broken YAML, unknown keys, wrong values.
     """
-    return _load(path, ())[0]
+    return _load(path, (), None, platform)[0]
 
 
-def whole(path: Path, values: Mapping[str, str] | None = None) -> str:
-    """A recipe's text; of one that extends another, the YAML of what both make together.
+def whole(path: Path, values: Mapping[str, str] | None = None, platform: str | None = None) -> str:
+    """A recipe's text; the YAML of all together, where another is extended or platforms differ.
 
     The parameters are put in, with these values in place of the recipe's own.
     """
-    recipe, data = _load(path, (), values)
-    if recipe.extends is None and not recipe.parameters:
+    recipe, data = _load(path, (), values, platform)
+    name = recipe.platform.name
+    differs = name in data.get("per_platform", {})
+    if recipe.extends is None and not recipe.parameters and not differs:
         return path.read_text()
     told = [f"laid over what it extends: {recipe.extends}"] if recipe.extends else []
     told += ["with its parameters"] if recipe.parameters else []
-    data = filled({key: value for key, value in data.items() if key != "extends"}, values or {})
+    told += [f"for {name}"] if differs else []
+    data = {key: value for key, value in data.items() if key != "extends"}
+    data = filled(on_platform(data, name), values or {})
     opening = f"# {path.name}, {', '.join(told)}\n"
     return opening + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
@@ -160,9 +187,12 @@ def _file(target: str, folder: Path, where: str) -> Path:
 
 
 def _load(
-    path: Path, heirs: Sequence[str], values: Mapping[str, str] | None = None
+    path: Path,
+    heirs: Sequence[str],
+    values: Mapping[str, str] | None = None,
+    platform: str | None = None,
 ) -> tuple[Recipe, dict[str, Any]]:
-    """A recipe and its data, into which no parameters are put.
+    """A recipe for a platform, and its data for all, into which no parameters are put.
 
     `heirs` are those that extend it, the one asked for first; `values` are parameters.
     """
@@ -180,15 +210,17 @@ def _load(
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
         data = extended({**inherited, "template": template}, data)
-    recipe = None
-    try:
-        recipe = Recipe.model_validate(filled(data, values or {}))
-    except ValidationError as error:
-        faults += [_told(fault, node, data) for fault in error.errors()]
-    except ValueError as error:
-        faults.append(str(error))
-    if recipe is not None and recipe.target != path.stem:
-        faults.append(f"target: is {recipe.target!r}, and the file's name says {path.stem!r}")
+    recipe, told = _checked(data, node, values or {})
+    faults += told
+    found: dict[str, Recipe | None] = {}
+    if recipe is not None:
+        if recipe.target != path.stem:
+            faults.append(f"target: is {recipe.target!r}, and the file's name says {path.stem!r}")
+        other = _below(node, "per_platform")
+        for name in recipe.platforms:
+            laid = on_platform(data, name)
+            found[name], told = _checked(laid, _below(other, name), values or {})
+            faults += [f"per_platform.{name}.{one}" for one in told]
     if faults or recipe is None:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise RequestError(
@@ -196,7 +228,33 @@ def _load(
             where=str(path),
             fix="docs/recipes.md explains every key; recipes/schema.json serves editors",
         )
-    return recipe, data
+    if platform is not None and platform not in recipe.platforms:
+        raise RequestError(
+            f"{recipe.target} is not made for {platform}",
+            where=f"{path}, platforms",
+            fix=f"--platform {' or '.join(recipe.platforms)}, or add it there: docs/recipes.md",
+        )
+    chosen = found[platform or platforms.preferred(recipe.platforms)]
+    assert chosen is not None  # it has no faults
+    return chosen, data
+
+
+def _checked(
+    data: Mapping[str, Any], node: yaml.Node | None, values: Mapping[str, str]
+) -> tuple[Recipe | None, list[str]]:
+    """A recipe's data as a recipe, or what is wrong with it; `node` is where that stands."""
+    try:
+        return Recipe.model_validate(filled(data, values)), []
+    except ValidationError as error:
+        return None, [_told(fault, node, data) for fault in error.errors()]
+    except ValueError as error:
+        return None, [str(error)]
+
+
+def _below(node: yaml.Node | None, key: str) -> yaml.Node | None:
+    """What a mapping has at a key."""
+    pairs = node.value if isinstance(node, yaml.MappingNode) else ()
+    return next((value for name, value in pairs if name.value == key), None)
 
 
 def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
-VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
-DEBIAN_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+$"
-PINNED_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$"
-PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-EXTRAS = r"(\[[a-z0-9,_-]+\])?"
-VERSION = r"[A-Za-z0-9.!+_-]+"
-REQUIREMENT = rf"^{PROJECT}{EXTRAS}=={VERSION}$"
-BOUND = rf"^{PROJECT}(=={VERSION})?$"
-NEED = rf"^{PROJECT}{EXTRAS}([<>=!~]=?{VERSION}(,[<>=!~]=?{VERSION})*)?$"
-IMAGE_REFERENCE = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
-GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
-PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
+from sqshforge import platforms
+from sqshforge.platforms import Platform
+from sqshforge.recipe.words import (
+    BOUND,
+    GIT_ADDRESS,
+    IMAGE_REFERENCE,
+    NAME,
+    NEED,
+    PATCH,
+    PINNED_PACKAGE,
+    VARIABLE,
+    VERSION,
+    Address,
+    Architecture,
+    Name,
+    Package,
+    PlatformName,
+    Requirement,
+    normalize,
+    put_in,
+)
 
-Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
-Requirement = Annotated[str, Field(pattern=REQUIREMENT)]
-Name = Annotated[str, Field(pattern=NAME)]
-Address = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
-
-# What CUDA's compiler knows, from 12.1 to 13: compute capability times ten, as nvcc writes it.
-Architecture = Literal[
-    "70", "72", "75", "80", "86", "87", "89", "90", "90a",
-    "100", "100a", "103", "103a", "110", "110a", "120", "120a", "121", "121a",
-]  # fmt: skip
+SAME_EVERYWHERE = ("target", "extends", "template", "platforms", "per_platform")
 
 
 class Part(BaseModel):
@@ -280,7 +278,13 @@ class Recipe(Part):
     )
     title: str = Field(min_length=1, description="one line for people")
     accelerator: Literal["cpu", "cuda", "neuron"]
-    platform: Literal["linux/amd64"] = "linux/amd64"
+    platforms: tuple[PlatformName, ...] = Field(
+        default=("linux/amd64",), min_length=1, description="what images are made for"
+    )
+    per_platform: Mapping[PlatformName, Mapping[str, Any]] = Field(
+        default_factory=dict,
+        description="keys of the recipe that are others there, laid over as by `extends`",
+    )
     parameters: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
         default_factory=dict,
         description="values for {NAME} in images, python.version, env and smoke.train.dataset; "
@@ -307,8 +311,20 @@ class Recipe(Part):
     smoke: Smoke = Smoke()
     disk_gb: float = Field(gt=0, description="room a first build takes in the engine's storage")
 
+    @field_validator("per_platform")
+    @classmethod
+    def _differs_in_content(cls, value: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+        for name, keys in value.items():
+            for key in SAME_EVERYWHERE:
+                if key in keys:
+                    raise ValueError(f"{name}.{key}: is the same on every platform")
+        return value
+
     @model_validator(mode="after")
     def _parts_fit(self) -> Recipe:
+        for name in self.per_platform:
+            if name not in self.platforms:
+                raise ValueError(f"per_platform has {name}, which is not in platforms")
         lacking = self._lacking_for_triton()
         if lacking:
             raise ValueError(
@@ -364,6 +380,16 @@ class Recipe(Part):
         ]
 
     @property
+    def platform(self) -> Platform:
+        """What the image is made for; a recipe that `load` gave has this one alone."""
+        return platforms.ALL[self.platforms[0]]
+
+    @property
+    def name(self) -> str:
+        """The target, with what tells the platform where that is not the default one."""
+        return f"{self.target}{self.platform.suffix}"
+
+    @property
     def site(self) -> str:
         """Where the image's Python packages are."""
         return self.python.site.replace("{version}", self.python.version)
@@ -377,17 +403,3 @@ class Recipe(Part):
         own = [f"triton=={self.triton.version}"] if self.triton else []
         built = [one.package for one in self.python.built]
         return [*self.python.packages, *own, *built]
-
-
-def put_in(text: str, parameters: Mapping[str, str]) -> str:
-    """A text with the values of parameters for each {NAME}; `ValueError` for one that is none."""
-    unknown = sorted(set(re.findall(r"{(\w*)}", text)) - set(parameters))
-    if unknown:
-        raise ValueError(f"{text} names {', '.join(unknown)}, which parameters do not give")
-    return re.sub(r"{(\w+)}", lambda found: parameters[found[1]], text)
-
-
-def normalize(requirement: str) -> str:
-    """The name of a Python package or requirement as indexes write it (PEP 503)."""
-    name = re.split(r"[\[<>=!~;@ ]", requirement, maxsplit=1)[0]
-    return re.sub(r"[-_.]+", "-", name).lower()

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
+from sqshforge import platforms
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
@@ -254,7 +255,22 @@ def _become_command(plan: Plan) -> NoReturn:
     syscalls.forbid_new_privileges()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that is inherited
-    os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
+    try:
+        os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
+    except OSError as error:
+        raise _of_another_machine(Path(argv[0]), plan) or error from None
+
+
+def _of_another_machine(program: Path, plan: Plan) -> RequestError | None:
+    """What to say where a program of the image is not for this machine, nor emulated here."""
+    try:
+        with program.open("rb") as file:
+            built_for = platforms.of_program(file.read(platforms.HEAD))
+    except OSError:
+        return None
+    if built_for in ("", platforms.own()):
+        return None
+    return platforms.not_for_this_machine(plan.image, built_for)
 
 
 def _own_files(root: Path, plan: Plan, home: str) -> None:

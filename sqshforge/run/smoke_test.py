@@ -16,11 +16,16 @@ from typing import IO, Any
 
 from rich.table import Table
 
+from sqshforge import platforms
 from sqshforge.errors import WorkError
+from sqshforge.host import emulation
 from sqshforge.host.files import parse_object, read_object
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration
 from sqshforge.run.start import require_sqsh
+from sqshforge.squashfs.content import Content
+from sqshforge.squashfs.image import open_image
+from sqshforge.squashfs.inode import FILE
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
 LAST = 12  # lines of a failed test that its error shows
@@ -65,6 +70,7 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
     `RequestError` for a file that is no sqsh.
     """
     require_sqsh(image)
+    _require_machine(image, programs)
     started = time.monotonic()
     argv = [sys.executable, "-m", "sqshforge", "run", str(image), "--", *COMMAND]
     with (
@@ -91,6 +97,18 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
         )
     ok, checks = findings
     return Outcome(ok, time.monotonic() - started, checks)
+
+
+def _require_machine(image: Path, programs: Programs) -> None:
+    """Raise `RequestError` for an image whose programs are another machine's, not emulated here."""
+    with open_image(image) as opened:
+        shell = opened.find(b"bin/sh")
+        if shell is None or shell.kind != FILE:
+            return
+        head = next(Content(opened).pieces(shell), b"")
+    built_for = platforms.ALL.get(platforms.of_program(head))
+    if built_for is not None and not emulation.runs(built_for, programs):
+        raise platforms.not_for_this_machine(str(image), built_for.name)
 
 
 def _read(stream: IO[bytes], into: bytearray) -> None:

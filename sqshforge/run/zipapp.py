@@ -18,6 +18,7 @@ RUN = (
 MODULES = (
     "__init__.py",
     "errors.py",
+    "platforms.py",
     *(f"host/{name}.py" for name in ("__init__", "programs", "rootpath", "suggest", "syscalls")),
     *(f"run/{name}.py" for name in RUN),
     "run/enroot.conf",

@@ -135,22 +135,25 @@ class Image:
             if name in (b"", b".", b".."):
                 continue
             below = here + b"/" + name if here else name
-            entry = self.entries.get(below)
-            if entry is None or followed > LINKS:
+            one = self.inode(below)
+            if one is None or followed > LINKS:
                 return None
-            if entry.kind == LINK:
+            if one.kind == LINK:
                 followed += 1
-                here = b"" if entry.target.startswith(b"/") else here
-                todo += entry.target.split(b"/")[::-1]
+                here = b"" if one.target.startswith(b"/") else here
+                todo += one.target.split(b"/")[::-1]
             else:
                 here = below
-        return self.entries[here]
+        found = self.inode(here)
+        return None if found is None else self._entry(here, found)
 
     def inode(self, path: bytes) -> Inode | None:
         """What is at a path that leads through no link; None where there is nothing.
 
         Only the folders on the way are looked at, each once.
         """
+        if not path:
+            return self._root
         above, slash, name = path.rpartition(b"/")
         folder = self.inode(above) if slash else self._root
         if folder is None or folder.kind != FOLDER:

@@ -45,6 +45,40 @@ def test_an_image_that_is_cut_short(shell: Shell) -> None:
     )
 
 
+def of_platform(shell: Shell, name: str) -> None:
+    """Let the image say that it is for a platform, and this be an x86 machine."""
+    said = f'echo \'{{"platform": "{name}", "commit": "x"}}\''
+    shell.program("unsquashfs", f"#!/bin/bash\n[[ $1 == -cat && -f $2 ]] && {said}\n")
+    shell.program("uname", "#!/bin/bash\necho ${MACHINE:-x86_64}\n")
+
+
+def test_an_image_of_another_machine(shell: Shell) -> None:
+    of_platform(shell, "linux/arm64")
+    refused(
+        shell,
+        "error: {image} is for aarch64, and the node is x86_64 (on node-1 node-2)\n",
+        "fix: make sqsh TARGET=cuda-mamba; or nodes that are aarch64\n",
+    )
+    of_platform(shell, "linux/amd64")
+    code, said = shell.run()
+    assert code == 0, said
+
+
+def test_on_arm_other_images_are_taken(shell: Shell) -> None:
+    """Those that are for Arm, by their names; which one lacks is told with the platform."""
+    of_platform(shell, "linux/arm64")
+    refused(
+        shell,
+        "error: there is no {folder}/build/cpu-mamba.arm64.sqsh (on node-1 node-2)\n",
+        "fix: make sqsh TARGET=cuda13-mamba PLATFORM=linux/arm64, or IMAGE=FILE.sqsh\n",
+        MACHINE="aarch64",
+    )
+    shell.image.rename(shell.image.with_name("cpu-mamba.arm64.sqsh"))
+    code, said = shell.run(MACHINE="aarch64")
+    assert code == 0, said
+    assert f"{shell.folder}/build/cpu-mamba.arm64.sqsh" in said
+
+
 def test_what_is_no_image(shell: Shell) -> None:
     shell.image.write_bytes(b"<html>" + bytes(100))
     refused(shell, "error: {image} is no squash file (on")

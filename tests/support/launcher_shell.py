@@ -25,7 +25,7 @@ TOOLS = (
         "realpath",
         "rm",
     ),
-    *("sed", "sleep", "sort", "stat", "tail", "touch"),
+    *("sed", "sleep", "sort", "stat", "tail", "touch", "uname"),
 )
 # A squash file of nothing: its magic, and a superblock that says that it has 48 bytes.
 NOTHING = b"hsqs" + bytes(36) + (48).to_bytes(8, "little")

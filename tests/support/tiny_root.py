@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from sqshforge import platforms
 from sqshforge.host.programs import Programs
 from sqshforge.image import enroot
 
@@ -57,6 +58,14 @@ def sqsh(
     Programs().capture(argv)
     shutil.rmtree(made)
     return file
+
+
+def of_another_machine(root: Path) -> None:
+    """Make such a tree one whose shell this machine cannot run."""
+    other = next(one for one in platforms.ALL.values() if not one.is_own)
+    shell = root / "usr/bin/sh"
+    shell.write_bytes(other.smallest_program())
+    shell.chmod(0o755)
 
 
 def _install(root: Path, program: str, name: str) -> None:

@@ -29,37 +29,49 @@ TARGETS = [
     "neuron29-mamba2",
     "smp-llama",
 ]
+# With those that are for Arm too, as `Recipe.name` has them.
+NAMES = [*TARGETS, "cpu-mamba.arm64", "cuda13-mamba.arm64"]
 
 
-def loaded(root: Path, target: str) -> tuple[recipe.Recipe, lock.Lock]:
-    what = recipe.find(target, root / "recipes")
+def loaded(root: Path, name: str) -> tuple[recipe.Recipe, lock.Lock]:
+    target, _, architecture = name.partition(".")
+    platform = f"linux/{architecture or 'amd64'}"
+    what = recipe.find(target, root / "recipes", platform=platform)
     return what, lock.load(what, root / "recipes")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_dockerfile_is_the_golden_one(root: Path, target: str) -> None:
-    golden = root / "tests" / "golden" / f"{target}.Dockerfile"
-    assert dockerfile.dockerfile(*loaded(root, target), root / "images") == golden.read_text(), (
-        f"the Dockerfile changed; look at the difference, then: "
-        f"sqshforge render {target} -o DIR && cp DIR/Dockerfile {golden}"
+@pytest.mark.parametrize("name", NAMES)
+def test_dockerfile_is_the_golden_one(root: Path, name: str) -> None:
+    golden = root / "tests" / "golden" / f"{name}.Dockerfile"
+    what, locked = loaded(root, name)
+    assert dockerfile.dockerfile(what, locked, root / "images") == golden.read_text(), (
+        f"the Dockerfile changed; look at the difference, then: sqshforge render {what.target} "
+        f"--platform {what.platform.name} -o DIR && cp DIR/Dockerfile {golden}"
     )
 
 
 def test_every_target_has_a_golden_dockerfile(root: Path) -> None:
-    assert recipe.targets(root / "recipes") == TARGETS
+    recipes = root / "recipes"
+    assert recipe.targets(recipes) == TARGETS
+    every = {
+        recipe.find(target, recipes, platform=platform).name
+        for target in TARGETS
+        for platform in recipe.platforms_of(target, recipes)
+    }
+    assert every == set(NAMES)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("target", TARGETS)
-def test_hadolint_finds_nothing(root: Path, target: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_hadolint_finds_nothing(root: Path, name: str) -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
-    done = Programs().attempt([hadolint, root / "tests" / "golden" / f"{target}.Dockerfile"])
+    done = Programs().attempt([hadolint, root / "tests" / "golden" / f"{name}.Dockerfile"])
     assert (done.code, done.out) == (0, "")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_it_opens_with_its_stage_graph(root: Path, target: str) -> None:
-    text = dockerfile.dockerfile(*loaded(root, target), root / "images")
+@pytest.mark.parametrize("name", NAMES)
+def test_it_opens_with_its_stage_graph(root: Path, name: str) -> None:
+    text = dockerfile.dockerfile(*loaded(root, name), root / "images")
     opening = text[: text.index("\nARG ")]
     assert "# Stages:" in opening
     stages = [line.split()[-1] for line in text.splitlines() if line.startswith("FROM")]

@@ -15,6 +15,7 @@ from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Tracker
 from sqshforge.lock import LockedPackage
+from sqshforge.platforms import ARM, DEFAULT, Platform
 from tests.support.web_servers import HTML, JSON, Distribution, Index, Web, sdist, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
@@ -49,8 +50,14 @@ def locked(*distributions: Distribution) -> LockedPackage:
     return LockedPackage(name="tool", version="1.0", hashes=hashes)
 
 
+def found(
+    pip: Pip, *packages: LockedPackage, platform: Platform = DEFAULT
+) -> tuple[files.File, ...]:
+    return files.files(packages, "3.10", platform, pip, Programs())
+
+
 def chosen(pip: Pip, *packages: LockedPackage) -> list[str]:
-    return [one.name for one in files.files(packages, "3.10", pip, Programs())]
+    return [one.name for one in found(pip, *packages)]
 
 
 def wheels(tags: list[str]) -> list[Distribution]:
@@ -65,10 +72,16 @@ def test_the_most_particular_wheel_that_fits_is_taken(
 ) -> None:
     everything = [SOURCE, *wheels(FOREIGN), *reversed(wheels(FITTING[count:]))]
     index = new_index(*everything, kind=kind)
-    (file,) = files.files([locked(*everything)], "3.10", index.pip, Programs())
+    (file,) = found(index.pip, locked(*everything))
     best = wheel("tool", tag=FITTING[count])
     assert (file.name, file.sha256) == (best.name, best.sha256)
     assert file.url == f"{index.web.url}/files/{best.name}"
+
+
+def test_on_arm_it_is_the_wheel_for_arm(new_index: NewIndex) -> None:
+    everything = [SOURCE, *wheels(FITTING), *wheels(FOREIGN)]
+    (file,) = found(new_index(*everything).pip, locked(*everything), platform=ARM)
+    assert file.name == wheel("tool", tag="cp310-cp310-manylinux_2_17_aarch64").name
 
 
 def test_without_a_wheel_that_fits_it_is_the_source(new_index: NewIndex) -> None:
@@ -125,7 +138,7 @@ def test_an_index_may_take_a_password(new_index: NewIndex, tmp_path: Path) -> No
     index = new_index(wheel("tool"))
     index.web.password = "user:secret"
     pip = Pip(index=index.url.replace("//", "//user:secret@"))
-    (file,) = files.files([wheel("tool").locked()], "3.10", pip, Programs())
+    (file,) = found(pip, wheel("tool").locked())
     tracker = Tracker(file.name, None, "bytes")
     assert download(file.url, tmp_path / file.name, file.sha256, pip, tracker) == file.sha256
 
@@ -134,7 +147,7 @@ def test_a_folder_of_wheels_is_as_good_as_an_index(new_index: NewIndex, tmp_path
     one = wheel("tool", tag=FITTING[0])
     (tmp_path / one.name).write_bytes(one.data)
     pip = Pip(index=new_index().url, find_links=(str(tmp_path),))
-    (file,) = files.files([locked(one)], "3.10", pip, Programs())
+    (file,) = found(pip, locked(one))
     assert file.url == (tmp_path / one.name).as_uri()
 
 
@@ -148,7 +161,7 @@ def test_no_python_is_downloaded_to_find_the_files_of_another(
 
 def test_what_is_found_can_be_installed(new_index: NewIndex, tmp_path: Path) -> None:
     index = new_index(*wheels(FITTING))
-    (file,) = files.files([locked(wheel("tool"))], "3.10", index.pip, Programs())
+    (file,) = found(index.pip, locked(wheel("tool")))
     argv = [sys.executable, "-m", "pip", "--isolated", "install", "--no-deps", "--no-index"]
     argv += ["--target", str(tmp_path / "site"), f"{file.url}#sha256={file.sha256}"]
     assert Programs().attempt(argv).code == 0

@@ -49,6 +49,22 @@ def test_torch_is_the_cpu_build_and_brings_no_cuda_package(root: Path) -> None:
     assert not [name for name in versions if name.startswith(("nvidia", "cuda", "triton"))]
 
 
+def test_every_platform_has_a_lock_of_its_own(root: Path) -> None:
+    """With the versions of the first one, but for what the recipe pins otherwise there."""
+    recipes, found = root / "recipes", {}
+    for name in recipe.targets(recipes):
+        for platform in recipe.platforms_of(name, recipes):
+            what = recipe.find(name, recipes, platform=platform)
+            python = lock.load(what, recipes).python
+            assert python.platform == f"{what.platform.machine}-manylinux_2_28"
+            found[what.name] = {one.name: one.version for one in python.packages}
+    arm, x86 = found["cpu-mamba.arm64"], found["cpu-mamba"]
+    assert {name for name in x86 if arm[name] != x86[name]} == {"torch"}
+    assert not [name for name in arm if name.startswith(("nvidia", "cuda", "triton"))]
+    assert found["cuda13-mamba.arm64"] == found["cuda13-mamba"]
+    assert sorted(found) == sorted(path.stem for path in (recipes / "locks").glob("*.lock"))
+
+
 def test_the_locked_base_without_a_digest_is_said_to_be_unlocked(root: Path) -> None:
     locked = lock.load(recipe.find("cpu-mamba", root / "recipes"), root / "recipes")
     assert (locked.base.digest is None) == any("base image" in one for one in locked.unlocked)

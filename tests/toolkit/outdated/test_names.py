@@ -40,11 +40,14 @@ numpy==2.4.6 ; python_full_version == '3.11.*'
 numpy==2.5.5 ; python_full_version >= '3.12'
 Some_Name[extra]==1.0
 windows==1.0 ; sys_platform == 'win32'
+chip==1.0 ; platform_machine == 'aarch64'
 """
-    assert parse_offers(said, "3.10") == {
+    known = {
         "numpy": (Offer("2.2.6"), Offer("2.4.6", "3.11"), Offer("2.5.5", "3.12")),
         "some-name": (Offer("1.0"),),
     }
+    assert parse_offers(said, "3.10", "x86_64") == known
+    assert parse_offers(said, "3.10", "aarch64") == {**known, "chip": (Offer("1.0"),)}
 
 
 UV = """\

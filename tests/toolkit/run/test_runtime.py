@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from sqshforge import platforms
 from sqshforge.host.programs import Programs, Result
 from sqshforge.image.enroot import ImageConfig
 from tests.support import containers, tiny_root
@@ -227,3 +229,19 @@ def test_two_containers_of_one_file_at_once(tiny: Path, tmp_path: Path) -> None:
         containers.started(containers.argv(tiny, *words, "b")) as other,
     ):
         assert (one.wait(20), other.wait(20)) == (0, 0)
+
+
+def test_an_image_of_another_machine_is_one_error_with_a_way_out(
+    start: Start, images: Path
+) -> None:
+    image = tiny_root.sqsh(images / uuid.uuid4().hex, change=tiny_root.of_another_machine)
+    told = start("env", image=image)
+    own = platforms.own()
+    other = next(name for name in platforms.ALL if name != own)
+    assert told.code == 2
+    assert told.err.splitlines() == [
+        f"error: the image is for {other}, and this machine is {own}",
+        f"  where: {image}",
+        "  fix:   start it on such a machine, or make one for this: "
+        f"make sqsh TARGET=... PLATFORM={own}",
+    ]

@@ -42,6 +42,15 @@ def said(findings: object) -> str:
     return f"echo {shlex.quote(json.dumps(findings))}"
 
 
+def test_an_image_of_another_machine_is_told_before_it_is_started(tmp_path: Path) -> None:
+    image = tiny_root.sqsh(tmp_path / "image", change=tiny_root.of_another_machine)
+    argv: list[str | Path] = [sys.executable, "-m", "sqshforge", "smoke-test", image]
+    done = Programs().attempt(argv, timeout=120)
+    assert done.code == 2
+    assert done.err.startswith("error: the image is for linux/")
+    assert "make sqsh TARGET=... PLATFORM=linux/" in done.err
+
+
 @pytest.mark.parametrize("ok", [True, False])
 def test_the_findings_are_those_of_the_program_in_the_image(ok: bool, tmp_path: Path) -> None:
     findings = {"ok": ok, "checks": [{**CHECK, "ok": ok}]}

@@ -1,0 +1,49 @@
+"""How what a recipe names is written: packages, images, addresses, parameters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
+VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
+DEBIAN_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+$"
+PINNED_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+(=[A-Za-z0-9.+:~-]+)?$"
+PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+EXTRAS = r"(\[[a-z0-9,_-]+\])?"
+VERSION = r"[A-Za-z0-9.!+_-]+"
+REQUIREMENT = rf"^{PROJECT}{EXTRAS}=={VERSION}$"
+BOUND = rf"^{PROJECT}(=={VERSION})?$"
+NEED = rf"^{PROJECT}{EXTRAS}([<>=!~]=?{VERSION}(,[<>=!~]=?{VERSION})*)?$"
+IMAGE_REFERENCE = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
+GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
+PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
+
+Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
+Requirement = Annotated[str, Field(pattern=REQUIREMENT)]
+Name = Annotated[str, Field(pattern=NAME)]
+Address = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
+PlatformName = Literal["linux/amd64", "linux/arm64"]
+
+# What CUDA's compiler knows, from 12.1 to 13: compute capability times ten, as nvcc writes it.
+Architecture = Literal[
+    "70", "72", "75", "80", "86", "87", "89", "90", "90a",
+    "100", "100a", "103", "103a", "110", "110a", "120", "120a", "121", "121a",
+]  # fmt: skip
+
+
+def put_in(text: str, parameters: Mapping[str, str]) -> str:
+    """A text with the values of parameters for each {NAME}; `ValueError` for one that is none."""
+    unknown = sorted(set(re.findall(r"{(\w*)}", text)) - set(parameters))
+    if unknown:
+        raise ValueError(f"{text} names {', '.join(unknown)}, which parameters do not give")
+    return re.sub(r"{(\w+)}", lambda found: parameters[found[1]], text)
+
+
+def normalize(requirement: str) -> str:
+    """The name of a Python package or requirement as indexes write it (PEP 503)."""
+    name = re.split(r"[\[<>=!~;@ ]", requirement, maxsplit=1)[0]
+    return re.sub(r"[-_.]+", "-", name).lower()

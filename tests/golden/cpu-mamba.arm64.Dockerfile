@@ -1,0 +1,74 @@
+# Mamba pre-training on CPU, for any Linux machine
+#
+# Rendered by `sqshforge render cpu-mamba --platform linux/arm64` from images/cpu-mamba.Dockerfile.j2,
+# recipes/cpu-mamba.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> image
+#
+# system   what apt brings
+# image    locked Python packages + launchers + training code
+
+ARG BASE=debian:bookworm-slim
+
+FROM ${BASE} AS base
+
+FROM base AS system
+LABEL io.sqshforge.target=cpu-mamba
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        libgomp1 \
+        procps \
+        python3 \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+
+FROM system AS image
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "a193ab4379c2d74549a5c92cd900e07ed4362d8d63968db9bf8d8754afc36be4  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.11 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
+    && { python3.11 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.11/dist-packages || [ "$?" -eq 1 ]; }
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.11)" /usr/local/bin/python
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTORCH_VERSION="2.10.0"
+LABEL org.opencontainers.image.title="sqshforge cpu-mamba" \
+    org.opencontainers.image.description="Mamba pre-training on CPU, for any Linux machine" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.base.name="debian:bookworm-slim"
+WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
+CMD ["/bin/bash"]
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH=
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+COPY payload/ /sqshforge/
