@@ -17,10 +17,9 @@ requests      how often the next new block, in the order of the start, does not 
 The last row is a warm start: the range that the file notes is read in one piece, which is one
 request, and of the file is asked only what lies outside of it.
 
-Goals of hot files first: at most 0.5 of the bytes, 0.6 of the requests, and 1.01 of the size. ADDRESS
-is that which
-build/cpu-mamba.sqsh was packed from. Writes start.json to benchmarks/results/ and exits 1 where a
-goal is missed. Takes root or user namespaces, and squashfuse.
+Goals of hot files first: at most 0.5 of the bytes, 0.6 of the requests, and 1.01 of the size.
+ADDRESS is that which build/cpu-mamba.sqsh was packed from. Writes start.json to benchmarks/results/
+and exits 1 where a goal is missed. Takes root or user namespaces, and squashfuse.
 """
 
 from __future__ import annotations

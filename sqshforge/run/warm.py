@@ -36,7 +36,8 @@ def in_background(image: Path) -> None:
     except OSError:  # no more processes for this user
         return
     if between:
-        with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, nobody is waited for
+        # Where SIGCHLD is ignored nobody can be waited for.
+        with contextlib.suppress(ChildProcessError):
             os.waitpid(between, 0)
         return
     try:
