@@ -79,12 +79,18 @@ constraints: setup  ## resolve anew what .venv and its like hold, one version of
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)
 
-lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint
+lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lists of hot files
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
 	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch sqshforge/run/*.conf
 	.venv/bin/pytest -q tests/toolkit/build/test_dockerfile.py -k hadolint
+	@# Whether the lists of hot files still name those of the images that are here.
+	@for list in recipes/hot/*.txt; do \
+	    image=build/$$(basename $$list .txt).sqsh; \
+	    if [ -e $$image ]; then $(SQSHFORGE) trace $$image --list $$list --check || exit; \
+	    else echo "$$list: not checked, as $$image is not there"; fi; \
+	done
 
 launchers: setup-test  ## write launch/*.sbatch from launch/template/
 	.venv/bin/python -m sqshforge.launchers

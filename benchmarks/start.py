@@ -14,9 +14,12 @@ distinct      the same, each block once: what comes from a server whose client k
 requests      how often the next new block, in the order of the start, does not follow the one
               before it: requests to a disk that reads on while it is asked for what comes next
 
-Goals: at most 0.5 of the bytes, 0.6 of the requests, and 1.01 of the size. ADDRESS is that which
-build/cpu-mamba.sqsh was packed from. Writes start.json to benchmarks/results/ and exits 1 where a
-goal is missed. Takes root or user namespaces, and squashfuse.
+The last row is a warm start: the range that the file notes is read in one piece, which is one
+request, and of the file is asked only what lies outside of it.
+
+Goals of hot files first: at most 0.5 of the bytes, 0.6 of the requests, and 1.01 of the size.
+ADDRESS is that which build/cpu-mamba.sqsh was packed from. Writes start.json to benchmarks/results/
+and exits 1 where a goal is missed. Takes root or user namespaces, and squashfuse.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ from sqshforge.run import trace
 from sqshforge.run.trace import Trace
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request
+from sqshforge.squashfs import superblock
 from sqshforge.squashfs.content import LENGTH, blocks, fragment
+from sqshforge.squashfs.hot_note import HotRange, noted
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
 from tests.support import tiny_root
@@ -104,11 +109,13 @@ def measure(image: str, place: Path, command: tuple[str, ...] | None) -> dict[st
     traced = trace.trace(plain, command or trace.default_command(plain), programs, reporter)
     own = HotList.of(os.fsdecode(path) for path in traced.paths)
     hot = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt") if command is None else own
+    sorted_file = packed("hot.sqsh", hot)
     rows = {
         "as in a walk": count(plain, traced),
-        "hot first": count(packed("hot.sqsh", hot), traced),
+        "hot first": count(sorted_file, traced),
+        "hot first, warm": count(sorted_file, traced, noted_range(sorted_file)),
     }
-    first, second = rows.values()
+    first, second, _ = rows.values()
     goals = {}
     for name, most in GOALS.items():
         ratio = second[name] / first[name]
@@ -122,13 +129,25 @@ def measure(image: str, place: Path, command: tuple[str, ...] | None) -> dict[st
     }
 
 
-def count(file: Path, traced: Trace) -> dict[str, int]:
-    """What a start reads of a file."""
+def noted_range(file: Path) -> HotRange:
+    """Where a file says that its hot files lie."""
+    with file.open("rb") as opened:
+        found = noted(opened, superblock.read(file).used)
+    assert found is not None
+    return found
+
+
+def count(file: Path, traced: Trace, warm: HotRange | None = None) -> dict[str, int]:
+    """What a start reads of a file, a part of which has been read before in one piece."""
+    before = range(0) if warm is None else range(warm.offset, warm.offset + warm.length)
     with open_image(file) as image:
         seen: set[int] = set()
         kept: deque[int] = deque(maxlen=SHARED)
-        read = distinct = requests = end = 0
+        read = distinct = len(before)
+        requests, end = int(bool(before)), before.stop
         for place, length, is_shared in _blocks(image, traced):
+            if place in before:
+                continue
             if place not in (kept if is_shared else seen):
                 read += length
             if is_shared and place not in kept:
@@ -168,14 +187,14 @@ def show(result: dict[str, Any]) -> None:
         sizes = [human(row[column]) for column in COLUMNS[:-1]]
         table.add_row(name, *sizes, str(row["requests"]))
     ratios = [_ratio(result, column) for column in COLUMNS]
-    table.add_row("ratio (goal)", *ratios)
+    table.add_row("the second to the first (goal)", *ratios)
     show_table(table)
     print(f"{result['files']} files, {human(result['bytes_unpacked'])} of their content")
 
 
 def _ratio(result: dict[str, Any], column: str) -> str:
     if column not in result["goals"]:
-        first, second = (row[column] for row in result["rows"].values())
+        first, second, _ = (row[column] for row in result["rows"].values())
         return f"{second / first:.2f}"
     one = result["goals"][column]
     return f"{one['ratio']:.2f} ({one['goal']}, {'met' if one['met'] else 'MISSED'})"

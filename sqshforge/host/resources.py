@@ -13,14 +13,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
+from sqshforge.host.cgroups import file_text, groups, memory_limits, positive
 from sqshforge.host.terminal import human
 
 MIB = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
-NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number above this
 # MiB: more than MOST makes mksquashfs no faster, less than LEAST (it takes 16 and more) slower.
 # None of it changes the bytes.
 MOST, LEAST = 256, 64
@@ -39,8 +39,9 @@ def processors(root: Path = Path("/"), environment: Mapping[str, str] = os.envir
 
 def memory(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> int | None:
     """The bytes of memory that this process may use; None where nothing tells."""
-    limits = [*_cgroup_memory(root), *_job_memory(root, environment)]
-    total = re.search(r"^MemTotal:\s+(\d+) kB$", _text(root / "proc/meminfo"), re.MULTILINE)
+    limits = [limit for group in groups(root, "memory") for limit in memory_limits(group)]
+    limits += _job_memory(root, environment)
+    total = re.search(r"^MemTotal:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
     if total is not None:
         limits.append(int(total[1]) * 1024)
     return min(limits, default=None)
@@ -56,114 +57,30 @@ def mksquashfs_memory(limit: int | None) -> str:
 
 
 def _processor_quotas(root: Path) -> Iterator[float]:
-    for group in _groups(root, "cpu"):
+    for group in groups(root, "cpu"):
         if group.version == 2:
-            quota, _, period = _text(group.folder / "cpu.max").partition(" ")
+            quota, _, period = file_text(group.folder / "cpu.max").partition(" ")
         else:
-            quota = _text(group.folder / "cpu.cfs_quota_us")
-            period = _text(group.folder / "cpu.cfs_period_us")
-        runtime, of = _positive(quota), _positive(period)
+            quota = file_text(group.folder / "cpu.cfs_quota_us")
+            period = file_text(group.folder / "cpu.cfs_period_us")
+        runtime, of = positive(quota), positive(period)
         if runtime is not None and of is not None:
             yield runtime / of
 
 
-def _cgroup_memory(root: Path) -> Iterator[int]:
-    for group in _groups(root, "memory"):
-        # A process above memory.high is not killed, but slowed down until it gives some back.
-        names = ("memory.max", "memory.high") if group.version == 2 else ("memory.limit_in_bytes",)
-        for name in names:
-            limit = _positive(_text(group.folder / name))
-            if limit is not None and limit < NO_LIMIT:
-                yield limit
-
-
 def _job_processors(environment: Mapping[str, str]) -> int | None:
     """What a Slurm job asked for: it counts also where Slurm confines nobody."""
-    asked = _positive(environment.get("SLURM_CPUS_PER_TASK", ""))
-    return asked or _positive(environment.get("SLURM_CPUS_ON_NODE", ""))
+    asked = positive(environment.get("SLURM_CPUS_PER_TASK", ""))
+    return asked or positive(environment.get("SLURM_CPUS_ON_NODE", ""))
 
 
 def _job_memory(root: Path, environment: Mapping[str, str]) -> Iterator[int]:
-    node = _positive(environment.get("SLURM_MEM_PER_NODE", ""))
+    node = positive(environment.get("SLURM_MEM_PER_NODE", ""))
     if node is not None:
         yield node * MIB
-    each = _positive(environment.get("SLURM_MEM_PER_CPU", ""))
+    each = positive(environment.get("SLURM_MEM_PER_CPU", ""))
     if each is not None:
         yield each * MIB * (_job_processors(environment) or processors(root, environment))
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A cgroup that this process is in, by the folder that shows it."""
-
-    folder: Path
-    version: int
-
-
-def _groups(root: Path, controller: str) -> Iterator[_Group]:
-    """The cgroups whose limits hold for this process: its own and all above it that show."""
-    paths = _paths(root, controller)
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        mount, _, system = line.partition(" - ")
-        top, point = (_unescaped(word) for word in mount.split()[3:5])
-        kind, _, options = (*system.split(), "", "", "")[:3]
-        if kind == "cgroup2":
-            version = 2
-        elif kind == "cgroup" and controller in options.split(","):
-            version = 1
-        else:
-            continue
-        below = _below(top, paths[version]) if version in paths else None
-        if below is None:
-            continue
-        folder = root / point.lstrip("/")
-        yield _Group(folder, version)
-        for name in below:
-            folder /= name
-            yield _Group(folder, version)
-
-
-def _paths(root: Path, controller: str) -> dict[int, str]:
-    """Where this process is in the hierarchies that may have a controller, by their version."""
-    found = {}
-    for line in _text(root / "proc/self/cgroup").splitlines():
-        number, controllers, path = line.split(":", 2)
-        if controller in controllers.split(","):
-            found[1] = path
-        elif number == "0" and not controllers:
-            found[2] = path
-    return found
-
-
-def _below(top: str, path: str) -> tuple[str, ...] | None:
-    """The folders that lead from the top of a mount to a cgroup; None where it is not in there.
-
-    In a cgroup namespace both are told from the namespace's own root, which is /: what lies above
-    it starts with /.. and shows no names, so that of such a mount only the top can be read.
-    """
-    above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]
-    if own[: len(above)] == above:
-        rest = own[len(above) :]
-        return None if ".." in rest else rest
-    return () if set(above) == {".."} else None
-
-
-def _unescaped(word: str) -> str:
-    """A path as mountinfo writes it, where a space is a backslash and 040."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
-
-
-def _positive(text: str) -> int | None:
-    """A whole number above zero; None for anything else ("max", -1, nothing at all)."""
-    return (int(text) or None) if text.isascii() and text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    """What is in a small file; empty where it is not there or not for us."""
-    try:
-        return path.read_text(errors="surrogateescape").strip()
-    except OSError:
-        return ""
 
 
 def require_space(folder: Path, needed: int, work: str) -> None:

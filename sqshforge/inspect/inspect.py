@@ -24,7 +24,7 @@ from sqshforge.inspect.shares import Share
 from sqshforge.inspect.signature import beside as signature_beside
 from sqshforge.squash import request as record
 from sqshforge.squashfs.content import Content
-from sqshforge.squashfs.hot_range import HotRange, noted
+from sqshforge.squashfs.hot_note import HotRange, noted
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.run import enroot
+from sqshforge.run import enroot, warm
 from sqshforge.run.container import Plan
 
 RUNTIMES = ("auto", "enroot", "builtin")  # auto: enroot where it is installed
@@ -67,6 +67,7 @@ def run(
     require_sqsh(image)
     if runtime == "enroot" or (runtime == "auto" and programs.which("enroot")):
         call = enroot.call(image, command, mounts, environment, programs)
+        warm.in_background(image)
         _become(call.argv, call.environment)
     _require_rights(programs, fuse=os.geteuid() != 0)
     plan = Plan(
@@ -78,7 +79,9 @@ def run(
         gid=os.getegid(),
         fuse=fuse,
     )
-    _become(builtin_command(programs.require("unshare"), plan), os.environ)
+    argv = builtin_command(programs.require("unshare"), plan)
+    warm.in_background(image)
+    _become(argv, os.environ)
 
 
 def traced_command(image: Path, command: Sequence[str], log: str, programs: Programs) -> list[str]:

@@ -12,16 +12,18 @@ from pathlib import Path
 NAME = "sqshforge-run.pyz"
 RUN = (
     *("__init__", "account", "container", "enroot", "gpu_driver", "passed", "standalone", "start"),
-    "supervisor",
+    *("supervisor", "warm"),
 )
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
     "__init__.py",
     "errors.py",
     "platforms.py",
-    *(f"host/{name}.py" for name in ("__init__", "programs", "rootpath", "suggest", "syscalls")),
+    *(f"host/{name}.py" for name in ("__init__", "cgroups", "programs", "rootpath", "suggest")),
+    "host/syscalls.py",
     *(f"run/{name}.py" for name in RUN),
     "run/enroot.conf",
+    *("squashfs/__init__.py", "squashfs/hot_note.py"),
 )
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold

@@ -29,7 +29,7 @@ from sqshforge.host.files import (
 )
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
-from sqshforge.squashfs.hot_range import HotRange
+from sqshforge.squashfs.hot_note import HotRange
 from sqshforge.squashfs.superblock import LAYOUT, Tables
 
 # Every name that lies in the folder: a base's, what is beside it, what is written, the lock.

@@ -1,25 +1,24 @@
-"""A folder as the tar that a reader of archives makes of the same image, its files in any order.
+"""A folder as the tar that a reader of archives makes of the same image, hot files first.
 
-Folders, links and the like are a header each, which we write. The files are GNU tar's: it reads
-them faster than we could, and finds those that have several names.
+Mksquashfs is to have something to compress at once: the hot files are found by their list, and go
+on their way before the rest of the folder is looked through. The content of large files goes from
+the page cache into the pipe without a copy.
 """
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import os
-import signal
 import stat
-import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from sqshforge.host.programs import Programs, failed
-from sqshforge.hot import walk_order
+from sqshforge.errors import WorkError
+from sqshforge.hot import HotList, generalized, walk_order
 from sqshforge.image.enroot import CARRIED, is_left_out
-from sqshforge.tar.reader import CHAR, DISK, FIFO, FOLDER, LINK, SYMLINK, Entry
+from sqshforge.tar.reader import CHAR, DISK, FIFO, FILE, FOLDER, LINK, PIECE, SYMLINK
 from sqshforge.tar.writer import Output, made
 
 KINDS = {
@@ -30,6 +29,8 @@ KINDS = {
     stat.S_IFBLK: DISK,
 }
 DEVICES = (CHAR, DISK)
+SMALL = 64 << 10  # bytes: up to here a copy costs less than one more system call
+NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that cannot
 
 
 @dataclass(frozen=True)
@@ -40,76 +41,191 @@ class Tree:
     others: list[bytes]
 
 
-def scan(root: Path, *, split: bool, devices: bool) -> Tree:
-    """Look through a folder, without what is not packed: /sqshforge where it is `split` off."""
-    top, carried = os.fsencode(root), os.fsencode(CARRIED)
-    files, others, todo = list[bytes](), list[bytes](), [b""]
-    while todo:
-        above = todo.pop()
-        with os.scandir(top + b"/" + above) as entries:
-            for entry in entries:
-                path = above + b"/" + entry.name if above else entry.name
-                if is_left_out(path) or (split and path == carried):
-                    continue
+@dataclass(frozen=True)
+class Folder:
+    """A folder to be packed, without what is not: /sqshforge where it is `split` off."""
+
+    root: bytes
+    split: bool
+    _listed: dict[bytes, dict[bytes, os.DirEntry[bytes]]] = field(default_factory=dict)
+    _found: dict[bytes, list[bytes]] = field(default_factory=dict)
+
+    def hot(self, hot: HotList) -> list[bytes]:
+        """The files that a list names, in its order; the same as `HotList.found` among all."""
+        return [
+            path
+            for line in hot.lines
+            for path in sorted(self._candidates(os.fsencode(line)), key=walk_order)
+            if self._entry(path).is_file(follow_symlinks=False)
+            and generalized(os.fsdecode(path)) == line
+        ]
+
+    def tree(self) -> Tree:
+        """All of it."""
+        files, others, todo = list[bytes](), list[bytes](), [b""]
+        while todo:
+            for path, entry in self._entries(todo.pop()).items():
                 if entry.is_file(follow_symlinks=False):
                     files.append(path)
                     continue
                 if entry.is_dir(follow_symlinks=False):
                     todo.append(path)
-                elif not devices and not entry.is_symlink():
-                    kind = KINDS.get(stat.S_IFMT(entry.stat(follow_symlinks=False).st_mode))
-                    if kind in DEVICES:
-                        continue
                 others.append(path)
-    return Tree(sorted(files, key=walk_order), sorted(others, key=walk_order))
+        return Tree(sorted(files, key=walk_order), sorted(others, key=walk_order))
+
+    def _candidates(self, line: bytes) -> list[bytes]:
+        """Paths that a line may name: a star in it stands for anything within a name."""
+        if line not in self._found:
+            above, _, name = line.rpartition(b"/")
+            folders = self._candidates(above) if above else [b""]
+            self._found[line] = [path for one in folders for path in self._named(one, name)]
+        return self._found[line]
+
+    def _named(self, above: bytes, name: bytes) -> list[bytes]:
+        if above and not self._entry(above).is_dir(follow_symlinks=False):
+            return []
+        entries = self._entries(above)
+        begin, star, end = name.partition(b"*")
+        if not star:
+            path = above + b"/" + name if above else name
+            return [path] if path in entries else []
+        begin, end = above + b"/" + begin if above else begin, end.rpartition(b"*")[2]
+        return [path for path in entries if path.startswith(begin) and path.endswith(end)]
+
+    def _entry(self, path: bytes) -> os.DirEntry[bytes]:
+        return self._entries(path.rpartition(b"/")[0])[path]
+
+    def _entries(self, above: bytes) -> dict[bytes, os.DirEntry[bytes]]:
+        """What a folder has, by its paths."""
+        if above not in self._listed:
+            found, carried = {}, os.fsencode(CARRIED)
+            with os.scandir(self.root + b"/" + above) as entries:
+                for entry in entries:
+                    path = above + b"/" + entry.name if above else entry.name
+                    if not is_left_out(path) and not (self.split and path == carried):
+                        found[path] = entry
+            self._listed[above] = found
+        return self._listed[above]
 
 
-def write_others(out: IO[bytes], root: Path, tree: Tree) -> None:
-    """Write all that is no file, as the begin of a tar; sockets are left out."""
-    top, output = os.fsencode(root), Output(out, xattrs=False)
-    first: dict[tuple[int, int], bytes] = {}
-    for path in tree.others:
-        found = os.lstat(top + b"/" + path)
-        kind = KINDS.get(stat.S_IFMT(found.st_mode))
-        if kind is None:
-            continue
-        # As it is: a Path would leave out a slash at its end.
-        target = os.readlink(top + b"/" + path) if kind == SYMLINK else b""  # noqa: PTH115
-        name = path
-        if kind != FOLDER and found.st_nlink > 1:
-            name = first.setdefault((found.st_dev, found.st_ino), path)
-        if name != path:
-            output.header(made(path, LINK, 0, 0, target=name), path)
-            continue
-        mtime = max(0, int(found.st_mtime))
-        one = made(path, kind, stat.S_IMODE(found.st_mode), mtime, target=target)
-        output.header(_with_device(one, found.st_rdev), path)
-    output.flush()
+def write(
+    out: IO[bytes],
+    root: Path,
+    hot: HotList,
+    advance: Callable[[int], object],
+    *,
+    split: bool,
+    devices: bool,
+) -> list[bytes]:
+    """Write a folder as a tar; gives its files of the list `hot`, which come first.
 
-
-def _with_device(entry: Entry, device: int) -> Entry:
-    if entry.kind not in DEVICES:
-        return entry
-    return entry._replace(device=(os.major(device), os.minor(device)))
-
-
-@contextlib.contextmanager
-def files(out: IO[bytes], root: Path, paths: Sequence[bytes], programs: Programs) -> Iterator[None]:
-    """Have GNU tar write files in this order, and the end of the tar, during a block.
-
-    Raises `WorkError` with its words where it fails.
+    `advance` is told of bytes that have gone. Raises `WorkError` for a file that changes meanwhile.
     """
-    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as said:
-        listed.write(b"".join(path + b"\0" for path in paths))
-        listed.seek(0)
-        argv = ["tar", "--create", "--format=gnu", "--blocking-factor=256", "--mode=u+r"]
-        argv += ["--no-recursion", "--no-unquote", "--null", "--files-from=-"]
-        with programs.start(
-            argv, stdin=listed, stdout=out, stderr=said, cwd=root, env={"LC_ALL": "C"}
-        ) as process:
-            yield
-            code = process.wait()
-        # mksquashfs may be gone before the zeros that follow the end.
-        if code not in (0, -signal.SIGPIPE):
-            said.seek(0)
-            raise failed(argv, code, said.read().decode(errors="replace").splitlines())
+    folder = Folder(os.fsencode(root), split)
+    first = folder.hot(hot)
+    top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        writer = _Writer(top, out, Output(out, xattrs=False), advance)
+        writer.files(first)
+        tree, taken = folder.tree(), set(first)
+        writer.files(path for path in tree.files if path not in taken)
+        # For each entry mksquashfs looks through what its folders have so far, the newest first: a
+        # folder that came with its first file is found soon, and so is one in this order.
+        writer.others(reversed(tree.others), devices=devices)
+        writer.output.end()
+    finally:
+        os.close(top)
+    return first
+
+
+@dataclass
+class _Writer:
+    """Writes entries of the folder `top` in the order that they come in."""
+
+    top: int
+    out: IO[bytes]
+    output: Output
+    advance: Callable[[int], object]
+    # The first name of what has several: the others are links to it.
+    named: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    is_spliced: bool = True
+    gone: int = 0  # bytes that were not told of yet
+
+    def files(self, paths: Iterable[bytes]) -> None:
+        for path in paths:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.top)
+            try:
+                self._file(path, file)
+            finally:
+                os.close(file)
+
+    def others(self, paths: Iterable[bytes], *, devices: bool) -> None:
+        """All that is no file; sockets are left out."""
+        for path in paths:
+            found = os.lstat(path, dir_fd=self.top)
+            kind = KINDS.get(stat.S_IFMT(found.st_mode))
+            if kind is None or (kind in DEVICES and not devices):
+                continue
+            if kind != FOLDER and self._is_link(path, found):
+                continue
+            target = os.readlink(path, dir_fd=self.top) if kind == SYMLINK else b""
+            one = made(path, kind, stat.S_IMODE(found.st_mode), _time(found), target=target)
+            if kind in DEVICES:
+                one = one._replace(device=(os.major(found.st_rdev), os.minor(found.st_rdev)))
+            self.output.header(one, path)
+
+    def _file(self, path: bytes, file: int) -> None:
+        found = os.fstat(file)
+        if self._is_link(path, found):
+            return
+        size, mode = found.st_size, stat.S_IMODE(found.st_mode)
+        if size <= SMALL:
+            data = os.read(file, size)
+            self.output.small(path, mode, _time(found), data)
+            rest = size - len(data)
+            self._tell(size)
+        else:
+            self.output.header(made(path, FILE, mode, _time(found), size), path)
+            self.output.flush()
+            self.out.flush()
+            rest = size
+            while rest and (gone := self._pass_on(file, rest)):
+                rest -= gone
+                self._tell(gone)
+            self.output.fill(size)
+        if rest:
+            raise WorkError("a file became shorter while it was packed", where=os.fsdecode(path))
+
+    def _pass_on(self, file: int, size: int) -> int:
+        """Hand bytes of an open file on; how many, none at its end."""
+        if self.is_spliced:
+            try:
+                return os.sendfile(self.out.fileno(), file, None, min(size, PIECE))
+            except OSError as error:
+                if error.errno not in NO_SPLICE:
+                    raise
+                self.is_spliced = False
+        data = os.read(file, min(size, PIECE))
+        self.output.data(data)
+        self.output.flush()
+        return len(data)
+
+    def _tell(self, count: int) -> None:
+        self.gone += count
+        if self.gone >= PIECE:
+            self.advance(self.gone)
+            self.gone = 0
+
+    def _is_link(self, path: bytes, found: os.stat_result) -> bool:
+        """Write an entry as a link where it has a name already."""
+        if found.st_nlink == 1:
+            return False
+        name = self.named.setdefault((found.st_dev, found.st_ino), path)
+        if name == path:
+            return False
+        self.output.header(made(path, LINK, 0, 0, target=name), path)
+        return True
+
+
+def _time(found: os.stat_result) -> int:
+    return max(0, int(found.st_mtime))

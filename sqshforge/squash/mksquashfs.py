@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from sqshforge.host import resources
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.syscalls import begin_writing
 from sqshforge.host.terminal import Tracker
-from sqshforge.hot import NONE, HotList, hot_first
+from sqshforge.hot import NONE, HotList
 from sqshforge.image.address import Stream
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import folder_tar
@@ -127,18 +128,22 @@ class Squasher:
         It goes as a tar through a pipe: by its own -sort, mksquashfs before 4.7 lays the inodes out
         in another order than those of a tar, and a mounted image and an archive would differ.
         """
-        tree = folder_tar.scan(root, split=split, devices=self.options.devices)
-        first, rest = hot_first(hot, tree.files)
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
+        first: list[bytes] = []
         with self._running(argv, epoch, stdin=subprocess.PIPE, env=ALLOCATION) as process:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # then it failed, and says why
-                folder_tar.write_others(process.stdin, root, tree)
-                process.stdin.flush()
-                with folder_tar.files(process.stdin, root, [*first, *rest], self.programs):
-                    process.stdin.close()
-                    self._follow(process, target)
+                first = folder_tar.write(
+                    process.stdin,
+                    root,
+                    hot,
+                    self._passed(target),
+                    split=split,
+                    devices=self.options.devices,
+                )
+                process.stdin.close()
+                self._follow(process, target)
         return first
 
     def tar(
@@ -239,6 +244,19 @@ class Squasher:
                 lines = said.read().decode(errors="replace").splitlines()
                 raise failed([str(word) for word in argv], code, lines)
 
+    def _passed(self, target: Path) -> Callable[[int], None]:
+        """The same as bytes go into mksquashfs: what is to be told of each of them."""
+        began = time.monotonic()
+
+        def passed(count: int) -> None:
+            nonlocal began
+            self.tracker.advance(count)
+            if time.monotonic() > began + 0.2:
+                began = time.monotonic()
+                _begin_writing(target)
+
+        return passed
+
     def _follow(self, process: subprocess.Popen[bytes], target: Path) -> None:
         """Show how far mksquashfs is by what it has read, and see its output on to the disk.
 
@@ -247,10 +265,14 @@ class Squasher:
         """
         while process.poll() is None:
             self.tracker.set(_bytes_read(process.pid))
-            with contextlib.suppress(OSError), target.open("rb") as written:
-                begin_writing(written.fileno())
+            _begin_writing(target)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=0.2)
+
+
+def _begin_writing(target: Path) -> None:
+    with contextlib.suppress(OSError), target.open("rb") as written:
+        begin_writing(written.fileno())
 
 
 def _bytes_read(pid: int) -> int:

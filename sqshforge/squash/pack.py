@@ -47,7 +47,8 @@ from sqshforge.squash.request import (
     stale_signature,
     write_record,
 )
-from sqshforge.squashfs.hot_range import HotRange, locate, note
+from sqshforge.squashfs.hot_note import HotRange
+from sqshforge.squashfs.hot_range import locate, note
 from sqshforge.squashfs.superblock import Tables
 
 Result = TypeVar("Result")

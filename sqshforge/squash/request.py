@@ -17,7 +17,7 @@ from sqshforge.hot import HotList
 from sqshforge.image import enroot
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
-from sqshforge.squashfs.hot_range import HotRange
+from sqshforge.squashfs.hot_note import HotRange
 
 FORMAT = 7  # part of every key: raised when equal inputs come to give other bytes
 # Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.

@@ -1,34 +1,17 @@
-"""Where the hot files of a squash file lie: at its start, and noted in its last bytes.
-
-The format has no place for such a note, but its readers end where the superblock says, and files
-are filled up to 4 KiB: the note is the last of what fills them up. It goes wherever the file goes.
-"""
+"""Where the hot files of a squash file lie, and writing that down in its last bytes."""
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from sqshforge.squashfs import superblock
 from sqshforge.squashfs.content import LENGTH, fragment
+from sqshforge.squashfs.hot_note import MARK, NOTE, HotRange
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE, NONE
 
-NOTE = struct.Struct("<2Q8s")  # offset, length, MARK: the last bytes of the file
-MARK = b"sqfs-hot"
 FILLED = 4096  # bytes that a file's size is a multiple of
-
-
-@dataclass(frozen=True)
-class HotRange:
-    """Bytes of a squash file that a start reads."""
-
-    offset: int
-    length: int
 
 
 def locate(path: Path, files: Iterable[bytes]) -> HotRange | None:
@@ -74,17 +57,3 @@ def note(path: Path, hot: HotRange) -> None:
         file.truncate(size)
         file.seek(size - NOTE.size)
         file.write(NOTE.pack(hot.offset, hot.length, MARK))
-
-
-def noted(file: IO[bytes], used: int) -> HotRange | None:
-    """The range that an open file has at its end; None for no such note, and for one that lies.
-
-    `used` is the length of the file by its superblock.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if size < used + NOTE.size:
-        return None
-    offset, length, mark = NOTE.unpack(os.pread(file.fileno(), NOTE.size, size - NOTE.size))
-    if mark != MARK or not length or offset + length > used:
-        return None
-    return HotRange(offset, length)

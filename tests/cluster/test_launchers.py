@@ -5,17 +5,21 @@ The tasks here are small programs in the place of `sqshforge`; test_systems.py t
 
 from __future__ import annotations
 
+import random
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support import processes, slurm_config
+from sqshforge.host.programs import Programs
+from sqshforge.squashfs import hot_range
+from tests.support import page_cache, processes, slurm_config
 from tests.support.launcher_shell import NOTHING
 from tests.support.slurm import Cluster, ClusterError, cluster
 
@@ -240,3 +244,59 @@ def test_it_works_piped(desk: Desk) -> None:
     for job, flags in ((first, "--model_name=mamba-tiny"), (second, "--model_name=x --a=*")):
         assert desk.slurm.wait(job) == "COMPLETED"
         assert flags in desk.slurm.output(job)
+
+
+# Before a container starts under pyxis, a step of its own reads what that needs of the image. pyxis
+# itself is not here: of its words nothing comes to Slurm, and the command runs on the node.
+
+SRUN = """\
+#!/bin/bash
+words=()
+for word in "$@"; do
+    [[ $word == --*container* ]] || words+=("$word")
+done
+exec SRUN "${words[@]}"
+"""
+SCONTROL = """\
+#!/bin/bash
+if [[ "$1 $2" == "show config" ]]; then echo "PlugStackConfig = FOLDER/plugstack.conf"; exit; fi
+exec SCONTROL "$@"
+"""
+PYTHON = """\
+#!/bin/bash
+touch "$CHECKPOINTS/.job-$SLURM_JOB_ID.0/started.$SLURM_NODEID"
+sleep 3
+"""
+
+
+@pytest.fixture
+def image() -> Iterator[Path]:
+    """One whose files are hot; on a disk, as in a tmpfs all is in memory."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        tree, path = Path(name, "tree"), Path(name, "hot.sqsh")
+        tree.mkdir()
+        (tree / "hot").write_bytes(random.Random(1).randbytes(24 << 20))
+        Programs().capture(["mksquashfs", tree, path, "-quiet", "-no-progress"])
+        found = hot_range.locate(path, [b"hot"])
+        assert found is not None
+        hot_range.note(path, found)
+        yield path
+
+
+@pytest.mark.parametrize(("wanted", "share"), [("1", 1.0), ("0", 0.0)])
+def test_under_pyxis_a_step_reads_the_image(
+    desk: Desk, image: Path, wanted: str, share: float
+) -> None:
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON}.items():
+        program = desk.folder / "bin" / name
+        text = text.replace("FOLDER", str(desk.folder))
+        program.write_text(text.replace(name.upper(), str(shutil.which(name))))
+        program.chmod(0o755)
+    (desk.folder / "plugstack.conf").write_text("required spank_pyxis.so use_squashfuse=1\n")
+    page_cache.forget(image)
+    asked = {"RUNTIME": "pyxis", "PYTHON": f"{desk.folder}/bin/python", "IMAGE": str(image)}
+    job = desk.submit("", WARM=wanted, **asked)
+    assert desk.slurm.wait(job) == "COMPLETED", desk.slurm.output(job)
+    assert "by pyxis on n[1-2]" in desk.slurm.output(job)
+    begin, length = 1 << 20, 22 << 20  # without the ends, which are read to see what it is
+    assert page_cache.share(image, begin, length) == pytest.approx(share, abs=0.4 * (not share))

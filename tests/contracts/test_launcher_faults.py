@@ -192,11 +192,11 @@ def test_pyxis_that_unpacks(shell: Shell) -> None:
     """It is said, with how to have it mounted; and that it does not fit."""
     shell.program(
         "unsquashfs",
-        "#!/bin/bash\necho '-rw-r--r-- root/root 1234000000 2026-01-01 00:00 root/x'\n",
+        "#!/bin/bash\necho '-rw-r--r-- root/root 6234000000 2026-01-01 00:00 root/x'\n",
     )
     code, said = shell.run(RUNTIME="pyxis", HOME=str(shell.folder))
     assert code == 0, said
-    assert "pyxis unpacks the image on every node, 1234 MB; use_squashfuse=1" in said
+    assert "pyxis unpacks the image on every node, 6234 MB; use_squashfuse=1" in said
     shell.called.unlink()
     shell.program("df", "#!/bin/bash\necho Avail\necho 5000000\n")
     told = f"error: no room to unpack: 5 MB are free in {shell.folder} (on node-1 node-2)\n"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host import resources
+from sqshforge.host import cgroups
 from tests.support import processes
 
 PATIENCE = 120.0  # seconds until what was killed is gone
@@ -53,7 +53,7 @@ def cgroup(controller: str, settings: dict[str, str], *, top: bool = False) -> I
     all that runs in it is killed.
     """
     groups = sorted(
-        resources._groups(Path("/"), controller),
+        cgroups.groups(Path("/"), controller),
         # Where both versions are mounted, the controller is in the first.
         key=lambda one: (one.version, len(one.folder.parts) * (1 if top else -1)),
     )

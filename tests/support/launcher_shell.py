@@ -14,6 +14,7 @@ TOOLS = (
         "bash",
         "cat",
         "cp",
+        "dd",
         "df",
         "dirname",
         "grep",
@@ -30,7 +31,8 @@ TOOLS = (
 # A squash file of nothing: its magic, and a superblock that says that it has 48 bytes.
 NOTHING = b"hsqs" + bytes(36) + (48).to_bytes(8, "little")
 
-# The step that looks at the nodes is run, here and for both of them.
+# The step that looks at the nodes is run, here and for both of them; the one that reads the image
+# for one.
 SRUN = """\
 #!/bin/bash
 if [[ $1 == --help ]]; then cat "$HELP"; exit; fi
@@ -42,6 +44,11 @@ if [[ $* == *" check_node "* ]]; then
         "$@"
     done
     exit "${CHECK_CODE:-0}"
+fi
+if [[ $* == *" warm "* ]]; then
+    printf '%s\\n' "$@" > "$CALLED.warm"
+    while [[ $1 != bash ]]; do shift; done
+    exec "$@"
 fi
 state=$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 [[ -n ${NOT_STARTED:-} ]] || touch "$state/started.0"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host import resources
+from sqshforge.host import cgroups, resources
 from tests.support.cgroups import Cgroup, cgroup
 
 GIB = 1 << 30
@@ -30,7 +30,8 @@ def lay(root: Path, mounts: str | list[str], groups: str, files: dict[str, str])
     """A machine of 64 GiB with those mounts, this process's cgroups, and files of cgroups."""
     lines = [mounts] if isinstance(mounts, str) else mounts
     contents = {
-        "proc/meminfo": f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:  1 kB\n",
+        "proc/meminfo": f"MemTotal:       {64 * GIB // 1024} kB\nMemFree:  1 kB\n"
+        f"MemAvailable:   {40 * GIB // 1024} kB\n",
         "proc/self/mountinfo": "22 1 8:1 / / rw - ext4 /dev/sda rw\n" + "\n".join(lines) + "\n",
         "proc/self/cgroup": groups,
         **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
@@ -79,6 +80,35 @@ def test_the_least_on_the_whole_path_counts(tmp_path: Path) -> None:
 def test_memory_above_which_a_group_is_slowed_down_is_a_limit(tmp_path: Path) -> None:
     files = {"a/memory.max": f"{8 * GIB}\n", "a/memory.high": f"{6 * GIB}\n"}
     assert resources.memory(lay(tmp_path, V2, "0::/a\n", files), NOTHING) == 6 * GIB
+
+
+def test_memory_that_is_free(tmp_path: Path) -> None:
+    """The least of what the machine has and the limits leave, files in memory not counted."""
+    assert cgroups.free_memory(lay(tmp_path / "machine", [], "", {})) == 40 * GIB
+    assert cgroups.free_memory(tmp_path / "nothing at all") == 0
+    files = {
+        "a/memory.max": "max\n",
+        "a/memory.current": f"{50 * GIB}\n",
+        "a/b/memory.max": f"{8 * GIB}\n",
+        "a/b/memory.high": f"{7 * GIB}\n",
+        "a/b/memory.current": f"{5 * GIB}\n",
+        "a/b/memory.stat": f"anon 7\nactive_file {2 * GIB}\ninactive_file {GIB}\nfile 7\n",
+    }
+    root = lay(tmp_path / "two", V2, "0::/a/b\n", files)
+    assert cgroups.free_memory(root) == (7 - 5 + 3) * GIB
+    (root / "sys/fs/cgroup/a/b/memory.stat").write_text("")
+    (root / "sys/fs/cgroup/a/b/memory.current").write_text(f"{9 * GIB}\n")
+    assert cgroups.free_memory(root) == 0
+
+
+def test_memory_that_is_free_in_version_1(tmp_path: Path) -> None:
+    files = {
+        "memory/memory.limit_in_bytes": "9223372036854771712\n",
+        "memory/a/memory.limit_in_bytes": f"{8 * GIB}\n",
+        "memory/a/memory.usage_in_bytes": f"{5 * GIB}\n",
+        "memory/a/memory.stat": f"active_file 7\ntotal_active_file 0\ntotal_inactive_file {GIB}\n",
+    }
+    assert cgroups.free_memory(lay(tmp_path, MEMORY, "3:memory:/a\n", files)) == 4 * GIB
 
 
 def test_version_1(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from sqshforge.image import address
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request as record
 from sqshforge.squash.cache import Cache
-from sqshforge.squashfs import hot_range
-from sqshforge.squashfs.hot_range import HotRange
+from sqshforge.squashfs import hot_note
+from sqshforge.squashfs.hot_note import HotRange
 from sqshforge.squashfs.image import open_image
 from tests.support import odd_root
 from tests.support.engines import CLIENT, Unmounted, storage
@@ -134,7 +134,8 @@ def test_listed_files_come_first_and_the_others_as_in_a_walk(
     found = starts(path)
     order = sorted(found, key=lambda name: (found[name], name))
     assert order[:2] == [b"some/z", b"some/sub/late"]
-    assert order[2:] == [b"data/one", b"data/sub/three", b"data/two", b"some/a", b"some/zz"]
+    data = [b"data/hole", b"data/one", b"data/sub/three", b"data/two", b"data/zeros"]
+    assert order[2:] == [*data, b"some/a", b"some/zz"]
 
 
 @pytest.mark.processes
@@ -145,7 +146,7 @@ def test_the_file_and_its_record_tell_where_they_lie(image: address.Source, tmp_
     assert facts is not None
     hot = HotRange(**facts["hot"])
     with open_image(path) as opened, path.open("rb") as file:
-        assert hot_range.noted(file, opened.superblock.used) == hot
+        assert hot_note.noted(file, opened.superblock.used) == hot
     # Its end shares a block with others, behind them.
     assert hot.offset == starts(path)[b"some/z"] == min(starts(path).values())
     assert 2 * BLOCK <= hot.length < 4 * BLOCK
@@ -153,7 +154,7 @@ def test_the_file_and_its_record_tell_where_they_lie(image: address.Source, tmp_
     facts = record.read_record(plain)
     assert facts is not None and facts["hot"] is None
     with open_image(plain) as opened, plain.open("rb") as file:
-        assert hot_range.noted(file, opened.superblock.used) is None
+        assert hot_note.noted(file, opened.superblock.used) is None
 
 
 @pytest.mark.processes

@@ -1,0 +1,117 @@
+"""The cgroups that this process is in: what they allow, and what is left of it.
+
+The files lie below `root`, which is another folder only in tests. Nodes run this from the image's
+copy of the runtime: the standard library alone, and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number above this
+
+
+@dataclass(frozen=True)
+class Group:
+    """A cgroup that this process is in, by the folder that shows it."""
+
+    folder: Path
+    version: int
+
+
+def groups(root: Path, controller: str) -> Iterator[Group]:
+    """The cgroups whose limits hold for this process: its own and all above it that show."""
+    paths = _paths(root, controller)
+    for line in file_text(root / "proc/self/mountinfo").splitlines():
+        mount, _, system = line.partition(" - ")
+        top, point = (_unescaped(word) for word in mount.split()[3:5])
+        kind, _, options = (*system.split(), "", "", "")[:3]
+        if kind == "cgroup2":
+            version = 2
+        elif kind == "cgroup" and controller in options.split(","):
+            version = 1
+        else:
+            continue
+        below = _below(top, paths[version]) if version in paths else None
+        if below is None:
+            continue
+        folder = root / point.lstrip("/")
+        yield Group(folder, version)
+        for name in below:
+            folder /= name
+            yield Group(folder, version)
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """The bytes that this process can get and nobody else has to give; what caches files is free.
+
+    Zero where nothing tells.
+    """
+    told = re.search(r"^MemAvailable:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
+    machine = int(told[1]) * 1024 if told else 0
+    return max(0, min([machine, *_left(root)]))
+
+
+def memory_limits(group: Group) -> list[int]:
+    """The bytes that a cgroup may have; none where it has no limit."""
+    # A process above memory.high is not killed, but slowed down until it gives some back.
+    names = ("max", "high") if group.version == 2 else ("limit_in_bytes",)
+    found = (positive(file_text(group.folder / f"memory.{name}")) for name in names)
+    return [limit for limit in found if limit is not None and limit < NO_LIMIT]
+
+
+def _left(root: Path) -> Iterator[int]:
+    """What each limit leaves."""
+    for group in groups(root, "memory"):
+        name, total = ("current", "") if group.version == 2 else ("usage_in_bytes", "total_")
+        used = positive(file_text(group.folder / f"memory.{name}")) or 0
+        counts = file_text(group.folder / "memory.stat")
+        files = re.findall(rf"^{total}(?:in)?active_file (\d+)$", counts, re.MULTILINE)
+        for limit in memory_limits(group):
+            yield limit - used + sum(map(int, files))
+
+
+def _paths(root: Path, controller: str) -> dict[int, str]:
+    """Where this process is in the hierarchies that may have a controller, by their version."""
+    found = {}
+    for line in file_text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if controller in controllers.split(","):
+            found[1] = path
+        elif number == "0" and not controllers:
+            found[2] = path
+    return found
+
+
+def _below(top: str, path: str) -> tuple[str, ...] | None:
+    """The folders that lead from the top of a mount to a cgroup; None where it is not in there.
+
+    In a cgroup namespace both are told from the namespace's own root, which is /: what lies above
+    it starts with /.. and shows no names, so that of such a mount only the top can be read.
+    """
+    above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]
+    if own[: len(above)] == above:
+        rest = own[len(above) :]
+        return None if ".." in rest else rest
+    return () if set(above) == {".."} else None
+
+
+def _unescaped(word: str) -> str:
+    """A path as mountinfo writes it, where a space is a backslash and 040."""
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
+
+
+def positive(text: str) -> int | None:
+    """A whole number above zero; None for anything else ("max", -1, nothing at all)."""
+    return (int(text) or None) if text.isascii() and text.isdigit() else None
+
+
+def file_text(path: Path) -> str:
+    """What is in a small file; empty where it is not there or not for us."""
+    try:
+        return path.read_text(errors="surrogateescape").strip()
+    except OSError:
+        return ""

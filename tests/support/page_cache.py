@@ -1,0 +1,42 @@
+"""What of a file is in memory, and having none of it there."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+from pathlib import Path
+
+PAGE = mmap.PAGESIZE
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.argtypes = [
+    *(ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int),
+    ctypes.c_long,
+]
+LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p]
+LIBC.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+
+def forget(path: Path) -> None:
+    """Have the kernel keep nothing of a file in memory."""
+    with path.open("r+b") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def share(path: Path, offset: int, length: int) -> float:
+    """How much of a part of a file is in memory: 0 to 1."""
+    start = offset // PAGE * PAGE
+    size = offset + length - start
+    with path.open("rb") as file:
+        place = LIBC.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, file.fileno(), start)
+    if place in (None, ctypes.c_void_p(-1).value):
+        raise OSError(ctypes.get_errno(), "mmap", str(path))
+    try:
+        pages = ctypes.create_string_buffer(-(-size // PAGE))
+        if LIBC.mincore(place, size, pages):
+            raise OSError(ctypes.get_errno(), "mincore", str(path))
+    finally:
+        LIBC.munmap(place, size)
+    return sum(page & 1 for page in pages.raw) / len(pages)
