@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.build import ecr
-from sqshforge.build.dockerfile import base_reference
+from sqshforge.build.dockerfile import base_references
 from sqshforge.build.inputs import BuildEnvironment, Bundle
 from sqshforge.engine import Engine
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, SqshforgeError
 from sqshforge.host import temporary
 from sqshforge.host.files import exclusive, partial, remove_leftovers
-from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.mirrors import Mirrors, first_given
 from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
-from sqshforge.lock import Lock
+from sqshforge.lock import Lock, LockedImage
 from sqshforge.platforms import Platform
 from sqshforge.project import Project, source_date_epoch
 from sqshforge.recipe import Bootstrap, Recipe
@@ -71,11 +71,7 @@ def prepare(
     base = _base(what, lock, provider, archive)
     if lock.compiler is None:
         return {"BASE": base, "COMPILER": base}
-    reference = base_reference(what, lock.compiler)
-    compiler, said = _pulled(reference, what.platform, provider)
-    if compiler is None:
-        raise _nowhere("compiler image", reference, said, what)
-    return {"BASE": base, "COMPILER": compiler}
+    return {"BASE": base, "COMPILER": _pulled("compiler image", what, lock.compiler, provider)}
 
 
 def restored(bundle: Bundle, engine: Engine) -> dict[str, str]:
@@ -93,7 +89,6 @@ def file_of(name: str) -> str:
 
 def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequence[str]) -> str:
     engine, reporter = provider.engine, provider.reporter
-    reference = base_reference(what, lock.base)
     bootstrap = what.base.bootstrap
     made_at = source_date_epoch()
     bootstrapped = ""
@@ -106,14 +101,17 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
             *([what.platform.name] if what.platform.suffix else []),
         )
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
-        pulled_before = _name(provider.mirrors.image(reference), what.platform)
-        if engine.image(pulled_before) is None and engine.image(bootstrapped) is not None:
+        mirrored = [provider.mirrors.image(one) for one in base_references(what, lock.base)]
+        pulled_before = any(
+            engine.image(_name(one, what.platform)) is not None for one in mirrored
+        )
+        if not pulled_before and engine.image(bootstrapped) is not None:
             return bootstrapped
-    pulled, said = _pulled(reference, what.platform, provider)
-    if pulled is not None:
-        return pulled
-    if bootstrap is None:
-        raise _nowhere("base image", reference, said, what)
+    try:
+        return _pulled("base image", what, lock.base, provider)
+    except NowhereError:
+        if bootstrap is None:
+            raise
     reporter.say(f"base: no registry answered; making {bootstrap.suite} from its packages")
     tar = provider.cache / f"base-{bootstrapped.rpartition(':')[2]}.tar"
     if not tar.is_file():
@@ -122,41 +120,70 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
     return bootstrapped
 
 
-def _pulled(
-    reference: str, platform: Platform, provider: BaseImageProvider
-) -> tuple[str | None, str]:
-    """An image's name in the engine, from a mirror or its registry; else None and what was said."""
-    engine = provider.engine
-    mirrored = provider.mirrors.image(reference)
+class NowhereError(MissingError):
+    """No address of an image gives it."""
+
+
+def _pulled(kind: str, what: Recipe, image: LockedImage, provider: BaseImageProvider) -> str:
+    """An image's name in the engine, from the first of its addresses or their mirrors that has it.
+
+    What the engine has already is taken before any registry is asked. Raises `NowhereError` where
+    none has it; where there is one address alone, what AWS's registry says is wrong.
+    """
+    references = base_references(what, image)
+    mirrored = [provider.mirrors.image(one) for one in references]
+    for reference, address in zip(references, mirrored, strict=True):
+        held = _held(reference, address, what.platform, provider.engine)
+        if held is not None:
+            return held
+    name, failed = first_given(mirrored, lambda one: _pull(one, what.platform, provider), SqshforgeError)
+    if name is not None:
+        return name
+    if len(failed) == 1 and not isinstance(failed[0], NowhereError):
+        raise failed[0]
+    raise _nowhere(kind, references, failed, what)
+
+
+def _held(reference: str, mirrored: str, platform: Platform, engine: Engine) -> str | None:
+    """The name that the engine has an image under already; None for none."""
     name = _name(mirrored, platform)
     # A mirror may be an image that the engine has, under a name that no registry knows; what that
     # names now is what counts.
     if mirrored != reference and engine.image(mirrored) is not None:
         engine.tag(mirrored, name)
-        return name, ""
-    if engine.image(name) is not None:
-        return name, ""
-    repository = ecr.parse(mirrored)
+        return name
+    return name if engine.image(name) is not None else None
+
+
+def _pull(address: str, platform: Platform, provider: BaseImageProvider) -> str:
+    """Have the engine pull an image: the name that it has there then."""
+    engine, name = provider.engine, _name(address, platform)
+    repository = ecr.parse(address)
     if repository is not None:
         ecr.login(repository, engine.program, provider.programs)
-    provider.reporter.say(f"base: asking the registry for {mirrored}")
-    said = engine.pull(mirrored, name, platform)
+    provider.reporter.say(f"base: asking the registry for {address}")
+    said = engine.pull(address, name, platform)
     if said is None:
-        return name, ""
-    if repository is not None:
-        meant = ecr.explain(repository, said)
-        if meant is not None:
-            raise meant
-    return None, said
+        return name
+    meant = ecr.explain(repository, said) if repository is not None else None
+    last = said.strip().rpartition("\n")[2]
+    raise meant or NowhereError(last, where=address)
 
 
-def _nowhere(kind: str, reference: str, said: str, what: Recipe) -> MissingError:
-    last = said.strip().splitlines()[-1] if said.strip() else ""
-    return MissingError(
-        f"no registry gives the {kind} {reference}"
+def _nowhere(
+    kind: str, references: Sequence[str], failed: Sequence[SqshforgeError], what: Recipe
+) -> NowhereError:
+    if len(failed) == 1:
+        lines = [failed[0].what]
+    else:
+        lines = [f"{error.where}: {error.what}" for error in failed]
+    return NowhereError(
+        f"no registry gives the {kind} {references[0]}"
         + (f" for {what.platform.name}" if what.platform.suffix else "")
+        + (f", at any of its {len(references)} addresses" if len(references) > 1 else "")
         + ("" if what.base.bootstrap else ", and the recipe has no bootstrap")
-        + (f":\n    {last}" if last else ""),
+        + (":" if any(lines) else "")
+        + "".join(f"\n    {line}" for line in lines if line),
         where=f"recipes/{what.target}.yaml, base",
         fix="check the network, the proxy and the registry login of the engine, or name a mirror "
         "(docs/offline.md)",

@@ -83,8 +83,12 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
 
 def base_reference(what: Recipe, image: LockedImage) -> str:
     """An image as the Dockerfile names it: by digest where the lock has one."""
-    address = what.address(image.image)
-    return f"{address}@{image.digest}" if image.digest else address
+    return base_references(what, image)[0]
+
+
+def base_references(what: Recipe, image: LockedImage) -> list[str]:
+    """An image at all of its addresses, in the order in which they are tried."""
+    return [f"{one}@{image.digest}" if image.digest else one for one in what.addresses(image.image)]
 
 
 def dockerfile_quote(value: str) -> str:

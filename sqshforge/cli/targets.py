@@ -95,16 +95,22 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
     help="That lock alone [default: one for each platform of the recipe].",
 )
 def lock(target: str | None, check: bool, platform: str | None) -> None:
-    """Resolve the pins of a recipe, or of all, to versions and hashes, for each platform."""
+    """Resolve the pins of a recipe, or of all, to versions and hashes, for each platform.
+
+    A base image that is not in its registry any more is reported, with what to do; --check fails
+    where no address of it has it.
+    """
     from sqshforge import lock as locks
     from sqshforge import project, recipe
     from sqshforge.host import mirrors, network, suggest
     from sqshforge.host.programs import Programs
+    from sqshforge.host.registries import Registries
     from sqshforge.host.terminal import Reporter
+    from sqshforge.lock import bases
 
     home = project.find()
-    programs = Programs()
-    drifted = []
+    programs, registries = Programs(), Registries()
+    drifted, found = [], []
     names = [target] if target else recipe.targets(home.recipes)
     wanted = [
         recipe.find(name, home.recipes, platform=one)
@@ -129,8 +135,10 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
             reporter=Reporter(),
             before=before,
             parent=locks.inherited(what, home.recipes),
+            registries=registries,
         )
         locked = locks.resolve(what, asked)
+        found.append((what, locked))
         for entry in locked.unlocked:
             click.echo(f"{name}: not locked: {entry}", err=True)
         changes = locks.changes(before, locked)
@@ -142,6 +150,10 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
             path.parent.mkdir(exist_ok=True)
             path.write_text(locked.text())
         click.echo(f"{path}: {('drifted' if check else 'written') if changes else 'up to date'}")
+    images = bases.wanted(found)
+    remarks = bases.look(images, mirrors.read_mirrors(home.root), registries, programs)
+    for line in [line for one in remarks for line in one.lines()]:
+        click.echo(line, err=True)
     if drifted:
         raise SqshforgeError(
             f"locks have drifted: {', '.join(drifted)}",
@@ -150,6 +162,13 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
                 suggest.sqshforge("lock", name)
                 for name in dict.fromkeys(one.partition(".")[0] for one in drifted)
             ),
+        )
+    lost = [one for one in remarks if one.lost]
+    if lost and check:
+        raise SqshforgeError(
+            f"no registry has them any more: {', '.join(one.image for one in lost)}",
+            where=str(home.recipes),
+            fix=lost[0].fix,
         )
     words = {"TARGET": target or "cpu-mamba"} | variables(platform)
     click.echo(f"next: {suggest.make(home.root, 'image', **words)}")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sqshforge.doctor import engines, leftovers, mksquashfs, user
+from sqshforge.doctor import bases, engines, leftovers, mksquashfs, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
 from sqshforge.host import network, suggest
@@ -30,6 +30,7 @@ def examine(host: Host) -> list[Finding]:
     return [
         *_python(host),
         *_work(host, is_made=False),
+        *bases.findings(host),
         _slurm(host),
         _room(host.project.build),
         _certificates(host),

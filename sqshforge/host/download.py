@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.files import sha256
-from sqshforge.host.mirrors import bare
+from sqshforge.host.mirrors import bare, first_given
 from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.terminal import Tracker
 
@@ -64,12 +64,11 @@ def download_from(
     Raises `MissingError` that names every address where none does. A wrong sum is told
     at once, and no further address is tried.
     """
-    failed: list[MissingError] = []
-    for url in urls:
-        try:
-            return download(url, place, wanted, pip, tracker)
-        except MissingError as error:
-            failed.append(error)
+    total, failed = first_given(
+        urls, lambda url: download(url, place, wanted, pip, tracker), MissingError
+    )
+    if total is not None:
+        return total
     if len(failed) == 1:
         raise failed[0]
     told = (f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)

@@ -8,17 +8,21 @@ of several that fit, the longest counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from sqshforge.errors import RequestError
+from sqshforge.errors import RequestError, SqshforgeError
 
 FILE = "SQSHFORGE_MIRRORS"
 KINDS = ("images", "indexes", "sources")
+
+Given = TypeVar("Given")
+Failure = TypeVar("Failure", bound=SqshforgeError)
 
 
 class Mirrors(BaseModel):
@@ -76,6 +80,23 @@ def _written(path: Path) -> Mirrors:
         first = error.errors()[0]
         place = ".".join(str(step) for step in first["loc"])
         raise _wrong(f"{place}: {first['msg']}", str(path)) from None
+
+
+def first_given(
+    addresses: Sequence[str], take: Callable[[str], Given], failure: type[Failure]
+) -> tuple[Given | None, list[Failure]]:
+    """What `take` gets from the first of several addresses of one thing that has it.
+
+    And how it failed at those before; nothing where it failed at all of them. Another error than
+    `failure` ends it at once.
+    """
+    failed: list[Failure] = []
+    for address in addresses:
+        try:
+            return take(address), failed
+        except failure as error:
+            failed.append(error)
+    return None, failed
 
 
 def bare(address: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.host import network
+from sqshforge.host import network, registries
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from sqshforge.image.archive.oci_layout import Document
 
 UNPACKED = 3  # times the size of the layers that a registry has, compressed
-ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
-CLOSED = ("unauthorized", "authentication required", "denied", "no basic auth credentials")
 
 
 @dataclass(frozen=True)
@@ -117,13 +114,13 @@ class Registry:
         return asked.out
 
     def _fault(self, said: str) -> SqshforgeError:
-        found = re.search(r'msg="((?:[^"\\]|\\.)*)"', said)
-        why = json.loads(f'"{found[1]}"', strict=False) if found else said.strip()
-        if any(word in why for word in ABSENT):
+        why = registries.reason(said)
+        state = registries.state_of(why)
+        if state is registries.State.ABSENT:
             return RequestError(
                 f"the registry has no image {self.name!r}", where=why, fix="see to the spelling"
             )
-        if any(word in why for word in CLOSED):
+        if state is registries.State.CLOSED:
             host = self.name.partition("/")[0]
             return RequestError(
                 f"the registry does not let you read {self.name!r}",
@@ -135,10 +132,7 @@ class Registry:
         return WorkError(f"the registry of {self.name!r} cannot be read", where=why)
 
     def _pinned(self, digest: str) -> str:
-        """The address with a digest in the place of its tag."""
-        repository = self.name.partition("@")[0]
-        above, slash, last = repository.rpartition("/")
-        return f"docker://{above}{slash}{last.partition(':')[0]}@{digest}"
+        return f"docker://{registries.pinned(self.name, digest)}"
 
     def _copy(self, digest: str, place: Path) -> None:
         """Pull the image into a folder, as an OCI layout whose documents are the registry's own."""

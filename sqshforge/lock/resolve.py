@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
@@ -15,6 +15,7 @@ from sqshforge.host.download import download_from
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.network import Pip, apt_sources
 from sqshforge.host.programs import Programs
+from sqshforge.host.registries import Answer, Registries, State
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (
@@ -32,8 +33,6 @@ from sqshforge.lock.python import Resolver, uv_platform
 from sqshforge.platforms import Platform
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, Source, normalize
-
-REGISTRY_PATIENCE = 60.0  # seconds that a registry may take to answer
 
 
 def debian_versions(
@@ -125,6 +124,7 @@ class Asked:
     reporter: Reporter
     before: Lock | None = None
     parent: Lock | None = None
+    registries: Registries = field(default_factory=Registries)
 
 
 def resolve(recipe: Recipe, asked: Asked) -> Lock:
@@ -153,25 +153,20 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
 
 
 def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]) -> LockedImage:
-    """The digest behind a tag: the parent's, else asked of the registry by skopeo."""
-    address = recipe.address(image)
+    """The digest behind a tag: the parent's, else that of the first address which has one."""
     digest = _digest(asked.parent, image)
-    if digest is None:
-        digest = image_digest(asked.mirrors.image(address), asked.programs)
+    answers: list[Answer] = []
+    for address in recipe.addresses(image) if digest is None else ():
+        answers.append(asked.registries.ask(asked.mirrors.image(address), asked.programs))
+        digest = answers[-1].digest
+        if digest is not None:
+            break
     digest = digest or _digest(asked.before, image)
     if digest is None:
-        open_.append(f"{what} {address}: no registry answered")
+        tried = ", ".join(recipe.addresses(image))
+        lacking = all(one.state is State.ABSENT for one in answers)
+        open_.append(f"{what} {tried}: no registry {'has it' if lacking else 'answered'}")
     return LockedImage(image=image, digest=digest)
-
-
-def image_digest(name: str, programs: Programs) -> str | None:
-    """The digest that an image's name has in its registry now; None where none answers."""
-    if programs.which("skopeo") is None:
-        return None
-    network.choose_login_file()
-    argv = ["skopeo", "inspect", "--format", "{{.Digest}}", f"docker://{name}"]
-    said = programs.attempt(argv, timeout=REGISTRY_PATIENCE)
-    return said.out.strip() if said.code == 0 and said.out.startswith("sha256:") else None
 
 
 def _digest(lock: Lock | None, image: str) -> str | None:

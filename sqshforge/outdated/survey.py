@@ -14,9 +14,10 @@ from typing import TypeVar
 from sqshforge import recipe as recipes
 from sqshforge.host import network
 from sqshforge.host.programs import Programs, Result
+from sqshforge.host.registries import PATIENCE, Registries
 from sqshforge.lock import Asked, Lock
 from sqshforge.lock.git import references
-from sqshforge.lock.resolve import REGISTRY_PATIENCE, apt_of, debian_versions, image_digest
+from sqshforge.lock.resolve import apt_of, debian_versions
 from sqshforge.outdated.names import Comments, comments, newest
 from sqshforge.outdated.packages import Packages
 from sqshforge.outdated.pins import Pin
@@ -35,16 +36,13 @@ class Hosts:
 
     programs: Programs
     packages: dict[tuple[object, ...], Result] = field(default_factory=dict)
+    registries: Registries = field(default_factory=Registries)
     _answers: dict[tuple[str, ...], object] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def references(self, url: str, ca: Path | None) -> dict[str, str] | None:
         """Tags and branches of a git repository; None where it does not answer."""
         return self._once(("git", url), lambda: references(url, self.programs, ca))
-
-    def digest(self, image: str) -> str | None:
-        """An image's digest; None where its registry does not answer."""
-        return self._once(("digest", image), lambda: image_digest(image, self.programs))
 
     def tags(self, image: str) -> list[str] | None:
         """All tags of an image's repository; None where its registry does not answer."""
@@ -64,7 +62,7 @@ class Hosts:
 def _tags(name: str, programs: Programs) -> list[str] | None:
     if programs.which("skopeo") is None:
         return None
-    said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=REGISTRY_PATIENCE)
+    said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=PATIENCE)
     return list(json.loads(said.out)["Tags"]) if said.code == 0 else None
 
 
@@ -122,11 +120,15 @@ def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments)
         pinned=tag,
         comment=said.get((("base", key), image), ""),
     )
-    address = asked.mirrors.image(f"{name}:{tag}")
+    addresses = [asked.mirrors.image(one) for one in recipe.addresses(image)]
     if asked.programs.which("skopeo") is None:
         return replace(pin, silent="registries are asked through skopeo, which is not installed")
-    digest, tags = hosts.digest(address), hosts.tags(address)
-    if digest is None and tags is None:
+    for address in addresses:  # those after the first that answers are its mirrors
+        digest = hosts.registries.ask(address, asked.programs).digest
+        tags = hosts.tags(address)
+        if digest is not None or tags is not None:
+            break
+    else:
         return replace(pin, silent="its registry does not answer")
     known = _locked_digest(asked.before, image)
     moved = f"the tag has moved from {_short(known)} to {_short(digest)}"

@@ -17,6 +17,7 @@ from sqshforge.recipe.words import (
     NEED,
     PATCH,
     PINNED_PACKAGE,
+    REPOSITORY,
     VARIABLE,
     VERSION,
     Address,
@@ -27,6 +28,7 @@ from sqshforge.recipe.words import (
     Requirement,
     normalize,
     put_in,
+    split_image,
 )
 
 SAME_EVERYWHERE = ("target", "extends", "template", "platforms", "per_platform")
@@ -84,7 +86,24 @@ class Base(Part):
         pattern=IMAGE_REFERENCE,
         description="image of the same family that compiles; default: the base itself",
     )
+    mirrors: tuple[Annotated[str, Field(pattern=REPOSITORY)], ...] = Field(
+        default=(),
+        description="further names of their repository, without a tag, where it does not answer",
+    )
     bootstrap: Bootstrap | None = Field(default=None, description="the way without a registry")
+
+    @model_validator(mode="after")
+    def _mirrors_are_of_one_repository(self) -> Base:
+        if self.mirrors and self.compiler is not None:
+            here, there = (split_image(one)[0] for one in (self.image, self.compiler))
+            if here != there:
+                raise ValueError(f"mirrors are of one repository, and not of {here} and {there}")
+        return self
+
+    def addresses(self, image: str) -> tuple[str, ...]:
+        """Where one of the images is, in the order in which they are tried."""
+        tag = split_image(image)[1]
+        return (image, *(f"{repository}{tag}" for repository in self.mirrors))
 
 
 class Built(Part):
@@ -343,8 +362,8 @@ class Recipe(Part):
                 raise ValueError(f"{what} names {wanted}, which is not there")
         if self.python.built and self.cuda is None:
             raise ValueError("python.built needs cuda.architectures to compile for")
-        for image in (self.base.image, self.base.compiler):
-            self.address(image or "")
+        for image in self.images:
+            self.addresses(image)
         return self
 
     def _lacking_for_triton(self) -> list[str]:
@@ -394,9 +413,18 @@ class Recipe(Part):
         """Where the image's Python packages are."""
         return self.python.site.replace("{version}", self.python.version)
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The images that a build starts from, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.base.image, self.base.compiler))))
+
     def address(self, image: str) -> str:
         """An image's address with the parameters put in; `ValueError` for one that is none."""
         return put_in(image, self.parameters)
+
+    def addresses(self, image: str) -> tuple[str, ...]:
+        """All addresses of an image likewise, in the order in which they are tried."""
+        return tuple(self.address(one) for one in self.base.addresses(image))
 
     def packages(self) -> list[str]:
         """All requirements that the image's Python must satisfy, Triton's own among them."""

@@ -19,6 +19,7 @@ REQUIREMENT = rf"^{PROJECT}{EXTRAS}=={VERSION}$"
 BOUND = rf"^{PROJECT}(=={VERSION})?$"
 NEED = rf"^{PROJECT}{EXTRAS}([<>=!~]=?{VERSION}(,[<>=!~]=?{VERSION})*)?$"
 IMAGE_REFERENCE = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?(:[A-Za-z0-9{}._-]+)?$"
+REPOSITORY = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?$"
 GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
 PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
 
@@ -47,3 +48,10 @@ def normalize(requirement: str) -> str:
     """The name of a Python package or requirement as indexes write it (PEP 503)."""
     name = re.split(r"[\[<>=!~;@ ]", requirement, maxsplit=1)[0]
     return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def split_image(image: str) -> tuple[str, str]:
+    """An image's repository, and its tag with the colon before it; no tag for one without."""
+    above, slash, last = image.rpartition("/")
+    name, colon, tag = last.partition(":")
+    return f"{above}{slash}{name}", f"{colon}{tag}"

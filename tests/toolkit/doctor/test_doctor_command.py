@@ -17,7 +17,7 @@ pytestmark = pytest.mark.processes
 
 
 def test_by_command_line() -> None:
-    done = sqshforge("doctor")
+    done = sqshforge("doctor", env={"HTTPS_PROXY": "http://127.0.0.1:9"})  # asks no registry
     assert done.code == 0, done.out + done.err
     assert done.out.splitlines()[-1] == "next: make quickstart"
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,11 @@ def test_requirements_are_what_pip_reads(root: Path) -> None:
 
 
 class Small(Programs):
-    """The real programs, with the registry's answer given by the test."""
+    """The real programs, with the manifest that the registry gives said by the test."""
 
-    def __init__(self, digest: str) -> None:
-        self.digest = digest
+    def __init__(self, manifest: str) -> None:
+        self.manifest = manifest
+        self.digest = f"sha256:{sha256(manifest.encode()).hexdigest()}"
 
     def which(self, program: str) -> Path | None:
         return Path("/usr/bin/skopeo") if program == "skopeo" else super().which(program)
@@ -127,7 +129,7 @@ class Small(Programs):
         timeout: float | None = None,
     ) -> Result:
         if str(argv[0]) == "skopeo":
-            return Result(tuple(map(str, argv)), 0, f"{self.digest}\n", "")
+            return Result(tuple(map(str, argv)), 0, self.manifest, "")
         return super().attempt(argv, stdin=stdin, env=env, cwd=cwd, timeout=timeout)
 
 
@@ -142,7 +144,7 @@ def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
 
 @pytest.mark.processes
 def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Path) -> None:
-    programs = Small("sha256:" + "a" * 64)
+    programs = Small("a")
     what = one_package(root, tmp_path, "filelock==3.20.0")
     locked = lock.resolve(what, asking(tmp_path, network.pip(programs), programs=programs))
     assert [package.name for package in locked.python.packages] == ["filelock"]
@@ -295,7 +297,7 @@ def test_an_image_keeps_its_digest_while_its_registry_is_silent_and_its_tag_the_
     index: Index, tmp_path: Path
 ) -> None:
     base = {"image": "127.0.0.1:1/base:1", "compiler": "127.0.0.1:1/base:devel"}
-    before = resolved(tmp_path, index, None, Small("sha256:" + "a" * 64), base=base)
+    before = resolved(tmp_path, index, None, Small("a"), base=base)
     assert before.unlocked == ()
     kept = resolved(tmp_path, index, before, base=base)
     assert lock.changes(before, kept) == []

@@ -1,0 +1,46 @@
+"""Whether the base images of all recipes are where the recipes say."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from sqshforge.doctor.finding import Finding, Host
+from sqshforge.errors import SqshforgeError
+
+TAKES = ("pydantic", "yaml")  # what reading recipes takes; on a bare machine it comes later
+PATIENCE = 10.0  # seconds that a registry may take to answer
+WHAT = "base images in their registries"
+
+
+def findings(host: Host) -> Iterator[Finding]:
+    """A line for each image that is gone or kept back, and one for all that nobody tells of.
+
+    None of them is needed: each is a matter of its own targets.
+    """
+    if not all(importlib.util.find_spec(name) for name in TAKES):
+        return
+    if host.programs.which("skopeo") is None:
+        yield Finding(WHAT, False, "not asked without skopeo", host.install("skopeo"), needed=False)
+        return
+    try:
+        yield from _asked(host)
+    except SqshforgeError as error:  # of a recipe or of mirrors.yaml
+        yield Finding(WHAT, False, error.what.partition("\n")[0], error.fix, needed=False)
+
+
+def _asked(host: Host) -> Iterator[Finding]:
+    from sqshforge import lock, recipe
+    from sqshforge.host.mirrors import read_mirrors
+    from sqshforge.host.registries import Registries
+    from sqshforge.lock import bases
+
+    folder = host.project.recipes
+    recipes = [recipe.find(name, folder) for name in recipe.targets(folder)]
+    images = bases.wanted((one, lock.earlier(one.target, folder)) for one in recipes)
+    mirrors = read_mirrors(host.project.root)
+    remarks = bases.look(images, mirrors, Registries(), host.programs, PATIENCE)
+    if not remarks:
+        yield Finding(WHAT, True, f"all {len(images)} answer")
+    for one in remarks:
+        yield Finding(f"base image {one.image}", False, one.what, one.fix, needed=False)

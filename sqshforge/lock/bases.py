@@ -1,0 +1,149 @@
+"""Whether the base images of recipes are still where the recipes say, by their registries.
+
+A maker may delete a tag, and what it named some time later; a digest in the lock does not keep it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from sqshforge.host.mirrors import Mirrors
+from sqshforge.host.programs import Programs
+from sqshforge.host.registries import PATIENCE, Answer, Registries, State, pinned
+from sqshforge.lock.model import Lock
+from sqshforge.recipe import Recipe
+
+AT_ONCE = 8  # registries that are asked at the same time: most of the time they are waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remark:
+    """What is to be said of an image that is not as it should be; `lost`: no build gets it."""
+
+    image: str
+    what: str
+    fix: str
+    lost: bool = False
+
+    def lines(self) -> list[str]:
+        return [f"{self.image}: {self.what}", f"  fix:   {self.fix}"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """An image that targets start from, its digest in their locks, and whether all do without."""
+
+    addresses: tuple[str, ...]
+    digest: str | None
+    targets: tuple[str, ...]
+    is_made_elsewise: bool
+
+
+def wanted(found: Iterable[tuple[Recipe, Lock | None]]) -> list[Wanted]:
+    """The images of recipes and their locks, each once."""
+    whole: dict[tuple[tuple[str, ...], str | None], Wanted] = {}
+    for recipe, lock in found:
+        locked = [one for one in (lock.base, lock.compiler) if one] if lock else []
+        for image in recipe.images:
+            key = (
+                recipe.addresses(image),
+                next((one.digest for one in locked if one.image == image), None),
+            )
+            made = image == recipe.base.image and recipe.base.bootstrap is not None
+            known = whole.get(key)
+            whole[key] = Wanted(
+                addresses=key[0],
+                digest=key[1],
+                targets=(*(known.targets if known else ()), recipe.target),
+                is_made_elsewise=made and (known is None or known.is_made_elsewise),
+            )
+    return list(whole.values())
+
+
+def look(
+    images: Sequence[Wanted],
+    mirrors: Mirrors,
+    registries: Registries,
+    programs: Programs,
+    patience: float = PATIENCE,
+) -> list[Remark]:
+    """Ask for each image at all of its addresses: what is to be said of those that are not there.
+
+    Where nobody answers at all, that is one remark for all such images, and none of them is lost.
+    """
+
+    def ask(one: Wanted) -> list[Answer]:
+        names = [mirrors.image(address) for address in one.addresses]
+        return [_asked(name, one.digest, registries, programs, patience) for name in names]
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = list(zip(images, pool.map(ask, images), strict=True))
+    silent = [
+        (one.addresses[0], answers[0].said)
+        for one, answers in asked
+        if all(answer.state is State.SILENT for answer in answers)
+    ]
+    remarks = [_remark(one, answers) for one, answers in asked]
+    return [*filter(None, remarks), *_unasked(silent)]
+
+
+def _asked(
+    name: str, digest: str | None, registries: Registries, programs: Programs, patience: float
+) -> Answer:
+    """What a build would find at an address: what the lock has, and else what the tag names."""
+    said = registries.ask(name, programs, patience)
+    if digest in (None, said.digest) or said.state not in (State.THERE, State.ABSENT):
+        return said
+    return registries.ask(pinned(name, digest), programs, patience)
+
+
+def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
+    """What to say of an image; nothing of one that is there, or of which nobody tells."""
+    image, recipe = one.addresses[0], f"recipes/{one.targets[0]}.yaml"
+    gone = [answer for answer in answers if answer.state is State.ABSENT]
+    kept = [answer for answer in answers if answer.state is State.CLOSED]
+    there = [answer for answer in answers if answer.state is State.THERE]
+    has_moved = "@" in answers[0].name and bool(there) and answers[0] is there[0]
+    if not (gone or kept or has_moved) or (there and not gone and not has_moved):
+        return None
+    told = [f"is gone{_at(answer, image)} ({answer.said})" for answer in gone]
+    told += [f"cannot be seen{_at(answer, image)} ({answer.said})" for answer in kept]
+    if has_moved:
+        told.append("has lost its tag, or the tag names another image now")
+    if there:
+        told.append(f"is still at {there[0].name}")
+    elif one.is_made_elsewise:
+        told.append("is made from its packages instead")
+    fix = f"name an address that has it in base.mirrors of {recipe} (docs/recipes.md)"
+    if kept and not there and not gone:
+        fix = f"skopeo login {kept[0].name.partition('/')[0]}, or {fix}"
+    return Remark(
+        image=image,
+        what="; ".join(told),
+        fix=fix,
+        lost=len(gone) == len(answers) and not one.is_made_elsewise,
+    )
+
+
+def _at(answer: Answer, image: str) -> str:
+    """Where that is, if it does not go without saying."""
+    name, at, _ = answer.name.partition("@")
+    place = "" if image.startswith(name) else f" at {name}"
+    return f"{place} by the digest of the lock too" if at else place
+
+
+def _unasked(silent: Sequence[tuple[str, str]]) -> list[Remark]:
+    """One remark for all images that nobody tells of."""
+    if not silent:
+        return []
+    image, reason = silent[0]
+    others = f" and {len(silent) - 1} others" if len(silent) > 1 else ""
+    return [
+        Remark(
+            image=f"{image}{others}",
+            what=f"no registry answers, so whether anything is gone is not known ({reason})",
+            fix="check the network and the proxy, or name a mirror (docs/offline.md)",
+        )
+    ]
