@@ -163,9 +163,9 @@ def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]
             break
     digest = digest or _digest(asked.before, image)
     if digest is None:
-        tried = ", ".join(recipe.addresses(image))
         lacking = all(one.state is State.ABSENT for one in answers)
-        open_.append(f"{what} {tried}: no registry {'has it' if lacking else 'answered'}")
+        said = "no registry has it" if lacking else "no registry answered"
+        open_.append(f"{what} {recipe.address(image)}: {said}")
     return LockedImage(image=image, digest=digest)
 
 

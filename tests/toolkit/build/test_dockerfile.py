@@ -23,6 +23,7 @@ TARGETS = [
     "composer-mamba",
     "cpu-mamba",
     "cuda-mamba",
+    "cuda-mamba-ubuntu",
     "cuda13-mamba",
     "llama-fsdp",
     "neuron-mamba2",

@@ -1,0 +1,363 @@
+# Mamba pre-training on CUDA 12.1 with FSDP, for EFA clusters, on plain Ubuntu
+#
+# Rendered by `sqshforge render cuda-mamba-ubuntu` from images/cuda.Dockerfile.j2,
+# recipes/cuda-mamba-ubuntu.yaml and its lock. Change those, not this file.
+#
+# Stages:
+#
+#   base ──> system ──> packages ───────────────> image
+#                          ┊ looked at              ↑ wheels, libraries, licenses
+#   compiled-on ──> compiler ──┬─> triton ──────────┤
+#                              ├─> causal-conv1d ───┤
+#                              ├─> mamba-ssm ───────┤
+#                              ├─> nccl ────────────┤
+#                              └─> aws-ofi-nccl ────┤  links against system's libfabric
+#   system ──> licenses ────────────────────────────┘
+#
+# system    what apt and the EFA installer bring
+# packages  locked Python packages
+# compiler  the same base and CUDA's compiler from NVIDIA's archives; nothing of it stays but what is copied
+# image     what the other stages made + launchers + training code
+
+ARG BASE=ubuntu:22.04
+ARG COMPILER=ubuntu:22.04
+
+FROM ${BASE} AS base
+FROM ${COMPILER} AS compiled-on
+
+FROM base AS system
+LABEL io.sqshforge.target=cuda-mamba-ubuntu
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/system.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        ca-certificates \
+        environment-modules \
+        gcc \
+        libc6-dev \
+        libgomp1 \
+        libhwloc15 \
+        libnl-3-200 \
+        libnl-3-dev \
+        libnl-route-3-200 \
+        libnl-route-3-dev \
+        pciutils \
+        procps \
+        python3 \
+        python3-dev \
+        tcl \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+# The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
+# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+ARG ARCHIVE_EFA
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    { test "$(sha256sum </run/archives/aws-efa-installer-1.30.0.tar.gz)" = "${ARCHIVE_EFA}  -" || { echo "wrong checksum: /run/archives/aws-efa-installer-1.30.0.tar.gz" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
+    && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
+    && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
+        --skip-kmod --no-verify --skip-limit-conf \
+    && apt-get clean \
+    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && ldconfig
+
+FROM system AS packages
+# Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
+# own wheel and stays out of the image.
+# The byte code says that it need not be compared with its source: the image never changes, and it
+# starts faster. What this Python itself imports from there is not to be written the other way
+# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
+# code 1).
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    { test "$(sha256sum </run/requirements/packages.txt)" = "833bcff52277c29dfeb9738ba9c5f63383b31c241934dcf6408a1fbd93b54c09  -" || { echo "wrong checksum: /run/requirements/packages.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/packages.txt \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
+
+FROM compiled-on AS compiler
+LABEL io.sqshforge.target=cuda-mamba-ubuntu
+ARG DEBIAN_FRONTEND=noninteractive
+# Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
+# build without a network finds both lists and packages in apt/compiler.
+# hadolint ignore=DL3008
+RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
+    --mount=type=bind,source=apt,target=/run/apt \
+    if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
+    && if [ -d /run/apt/compiler ]; then cp -r /run/apt/compiler/. /var/; else apt-get update -qq; fi \
+    && apt-get install -y -qq --no-install-recommends \
+        autoconf \
+        automake \
+        ca-certificates \
+        cmake \
+        g++ \
+        git \
+        libhwloc-dev \
+        libtool \
+        make \
+        patch \
+        python3 \
+        python3-dev \
+        xz-utils \
+        zlib1g-dev \
+    && apt-get clean \
+    && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+RUN --mount=type=bind,source=requirements,target=/run/requirements \
+    --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=secret,id=pip --mount=type=secret,id=ca \
+    { test "$(sha256sum </run/requirements/builders.txt)" = "7c5c086af1e37275c8403c0e3228e087f6a246f8341318dd911f4962706c73e6  -" || { echo "wrong checksum: /run/requirements/builders.txt" >&2; exit 1; }; } \
+    && if [ -s /run/secrets/pip ]; then export PIP_CONFIG_FILE=/run/secrets/pip; fi \
+    && if [ -s /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --require-hashes --target /opt/builders \
+        --root-user-action=ignore --disable-pip-version-check \
+        --find-links /run/wheels --requirement /run/requirements/builders.txt
+ENV PATH=/opt/builders/bin:$PATH \
+    PYTHONPATH=/opt/builders
+ARG ARCHIVE_CUDA_CCCL
+ARG ARCHIVE_CUDA_CUDART
+ARG ARCHIVE_CUDA_NVCC
+RUN --mount=type=bind,source=archives,target=/run/archives \
+    mkdir /usr/local/cuda \
+    && { test "$(sha256sum </run/archives/cuda_cccl-linux-x86_64-12.1.109-archive.tar.xz)" = "${ARCHIVE_CUDA_CCCL}  -" || { echo "wrong checksum: /run/archives/cuda_cccl-linux-x86_64-12.1.109-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /usr/local/cuda \
+        --file /run/archives/cuda_cccl-linux-x86_64-12.1.109-archive.tar.xz \
+    && { test "$(sha256sum </run/archives/cuda_cudart-linux-x86_64-12.1.105-archive.tar.xz)" = "${ARCHIVE_CUDA_CUDART}  -" || { echo "wrong checksum: /run/archives/cuda_cudart-linux-x86_64-12.1.105-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /usr/local/cuda \
+        --file /run/archives/cuda_cudart-linux-x86_64-12.1.105-archive.tar.xz \
+    && { test "$(sha256sum </run/archives/cuda_nvcc-linux-x86_64-12.1.105-archive.tar.xz)" = "${ARCHIVE_CUDA_NVCC}  -" || { echo "wrong checksum: /run/archives/cuda_nvcc-linux-x86_64-12.1.105-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /usr/local/cuda \
+        --file /run/archives/cuda_nvcc-linux-x86_64-12.1.105-archive.tar.xz \
+    && ln -s lib /usr/local/cuda/lib64 \
+    && ls /usr/local/cuda/include/nv/target /usr/local/cuda/lib64/libcudart_static.a >/dev/null \
+    && /usr/local/cuda/bin/nvcc --version
+# The headers of cuBLAS, cuSPARSE and cuSOLVER, which torch's own include, come with torch.
+ENV CUDA_HOME=/usr/local/cuda \
+    PATH=/usr/local/cuda/bin:$PATH \
+    CPATH=/usr/local/lib/python3.10/dist-packages/nvidia/cublas/include:/usr/local/lib/python3.10/dist-packages/nvidia/cusolver/include:/usr/local/lib/python3.10/dist-packages/nvidia/cusparse/include
+
+FROM compiler AS triton
+ARG MAX_JOBS=2
+ARG SOURCE_GOOGLETEST
+ARG SOURCE_TRITON
+ARG ARCHIVE_CUOBJDUMP
+ARG ARCHIVE_LLVM
+ARG ARCHIVE_NVDISASM
+ARG ARCHIVE_PTXAS
+# Its setup.py downloads LLVM, pybind11 and NVIDIA's programs, and its CMakeLists.txt clones
+# googletest, where they do not find them. All of them are put where they are looked for, and the
+# network is off. cmake is called by setup.py, which hands no flag on to it in this version.
+# The patches are in before anything is compiled, so that what is installed cannot be another copy.
+# What printf writes is a script of its own.
+# hadolint ignore=SC2016
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=archives,target=/run/archives \
+    --mount=type=bind,source=patches,target=/run/patches \
+    --mount=type=cache,id=triton-300a69dd1c50,target=/build \
+    mkdir -p /wheels /tmp/cmake /tmp/cuda /tmp/googletest /tmp/llvm /build/python/triton/third_party/cuda/bin \
+    && { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
+    && tar --extract --directory /build --file /run/sources/triton.tar \
+    && { test "$(sha256sum </run/sources/googletest.tar)" = "${SOURCE_GOOGLETEST}  -" || { echo "wrong checksum: /run/sources/googletest.tar" >&2; exit 1; }; } \
+    && tar --extract --directory /tmp/googletest --file /run/sources/googletest.tar \
+    && { test "$(sha256sum </run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz)" = "${ARCHIVE_LLVM}  -" || { echo "wrong checksum: /run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz" >&2; exit 1; }; } \
+    && tar --extract --gzip --strip-components 1 --directory /tmp/llvm \
+        --file /run/archives/llvm-5e5a22ca-ubuntu-x64.tar.gz \
+    && { test "$(sha256sum </run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_CUOBJDUMP}  -" || { echo "wrong checksum: /run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_cuobjdump-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/cuobjdump /build/python/triton/third_party/cuda/bin/ \
+    && { test "$(sha256sum </run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_NVDISASM}  -" || { echo "wrong checksum: /run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_nvdisasm-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/nvdisasm /build/python/triton/third_party/cuda/bin/ \
+    && { test "$(sha256sum </run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz)" = "${ARCHIVE_PTXAS}  -" || { echo "wrong checksum: /run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz" >&2; exit 1; }; } \
+    && tar --extract --xz --strip-components 1 --directory /tmp/cuda \
+        --file /run/archives/cuda_nvcc-linux-x86_64-12.3.52-archive.tar.xz \
+    && cp /tmp/cuda/bin/ptxas /build/python/triton/third_party/cuda/bin/ \
+    && { test "$(sha256sum </run/patches/triton-2.2.0/cache-private.patch)" = "0c4873de4babea122e40834e15768d606b8bdecc566c36a923251e41fbbf8e6c  -" || { echo "wrong checksum: /run/patches/triton-2.2.0/cache-private.patch" >&2; exit 1; }; } \
+    && patch --directory /build --strip 1 --forward --input /run/patches/triton-2.2.0/cache-private.patch \
+    && { test "$(sha256sum </build/python/triton/runtime/cache.py)" = "e7de539507bfe7c95ffcb995761fd2a64de2de0c1b4b9edbee7d4aa8c69e337b  -" || { echo "wrong checksum: /build/python/triton/runtime/cache.py" >&2; exit 1; }; } \
+    && printf '%s\n' '#!/bin/sh' \
+        'case "$1" in -*) exec /usr/bin/cmake "$@" ;; esac' \
+        'exec /usr/bin/cmake -DGOOGLETEST_DIR=/tmp/googletest -DFETCHCONTENT_FULLY_DISCONNECTED=ON "$@"' \
+        >/tmp/cmake/cmake \
+    && chmod +x /tmp/cmake/cmake \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
+    && PATH="/tmp/cmake:$PATH" LLVM_SYSPATH=/tmp/llvm PYBIND11_SYSPATH=/opt/builders/pybind11 \
+        HOME=/build/home MAX_JOBS="${MAX_JOBS}" env --chdir /build/python \
+        python3.10 setup.py bdist_wheel --dist-dir /wheels \
+    && rm -rf /tmp/cmake /tmp/cuda /tmp/googletest /tmp/llvm
+
+
+FROM compiler AS causal-conv1d
+ARG MAX_JOBS=2
+ARG SOURCE_CAUSAL_CONV1D
+# /build stays between builds: one that was stopped goes on where it was. The packages that it is
+# compiled against are those of the image, and are only looked at.
+RUN --mount=type=bind,source=sources,target=/run/source \
+    --mount=type=bind,source=patches,target=/run/patches \
+    --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
+    --mount=type=cache,id=causal-conv1d-04f8a7ecb3d5,target=/build \
+    { test "$(sha256sum </run/source/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" || { echo "wrong checksum: /run/source/causal-conv1d.tar" >&2; exit 1; }; } \
+    && tar --extract --strip-components 0 --directory /build \
+        --file /run/source/causal-conv1d.tar \
+    && { test "$(sha256sum </run/patches/causal-conv1d-1.2.0.post1/architectures.patch)" = "1a363177ea92d62f669a51f3e1b475ef459473a3fc0cc095f9be4a7c8ca78f8c  -" || { echo "wrong checksum: /run/patches/causal-conv1d-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
+    && patch --directory /build --strip 1 --forward --input /run/patches/causal-conv1d-1.2.0.post1/architectures.patch \
+    && { test "$(sha256sum </build/setup.py)" = "e3381f109f95203d12480c307129528cc6dc36b20a3e9a97058c89617144f9ba  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
+        CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
+    && mkdir /wheels \
+    && env --chdir /build python3.10 setup.py bdist_wheel --dist-dir /wheels
+
+FROM compiler AS mamba-ssm
+ARG MAX_JOBS=2
+ARG SOURCE_MAMBA
+# /build stays between builds: one that was stopped goes on where it was. The packages that it is
+# compiled against are those of the image, and are only looked at.
+RUN --mount=type=bind,source=sources,target=/run/source \
+    --mount=type=bind,source=patches,target=/run/patches \
+    --mount=type=bind,from=packages,source=/usr/local/lib/python3.10/dist-packages,target=/usr/local/lib/python3.10/dist-packages \
+    --mount=type=cache,id=mamba-ssm-ad934d5780df,target=/build \
+    { test "$(sha256sum </run/source/mamba.tar)" = "${SOURCE_MAMBA}  -" || { echo "wrong checksum: /run/source/mamba.tar" >&2; exit 1; }; } \
+    && tar --extract --strip-components 0 --directory /build \
+        --file /run/source/mamba.tar \
+    && { test "$(sha256sum </run/patches/mamba-ssm-1.2.0.post1/architectures.patch)" = "2a4818d93046af69d50962e4c16736638ed4a45d58ed3b3df95c9357762e8b1e  -" || { echo "wrong checksum: /run/patches/mamba-ssm-1.2.0.post1/architectures.patch" >&2; exit 1; }; } \
+    && patch --directory /build --strip 1 --forward --input /run/patches/mamba-ssm-1.2.0.post1/architectures.patch \
+    && { test "$(sha256sum </build/setup.py)" = "6e93269adf8323489f554e9727f1113d8a7760d04c0bf43e95f84a4d1567d51b  -" || { echo "wrong checksum: /build/setup.py" >&2; exit 1; }; } \
+    && export CUDA_ARCHITECTURES="80 86 90" MAX_JOBS="${MAX_JOBS}" \
+        CAUSAL_CONV1D_FORCE_BUILD=TRUE MAMBA_FORCE_BUILD=TRUE \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
+    && mkdir /wheels \
+    && env --chdir /build python3.10 setup.py bdist_wheel --dist-dir /wheels
+
+FROM compiler AS nccl
+ARG MAX_JOBS=2
+ARG SOURCE_NCCL
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=cache,id=nccl-80-86-90,target=/build \
+    { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
+    && mkdir -p "/build/${SOURCE_NCCL}" \
+    && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
+    && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
+        NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
+    && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl \
+    && rm -f /opt/nccl/lib/*.a
+
+FROM compiler AS aws-ofi-nccl
+ARG MAX_JOBS=2
+ARG SOURCE_AWS_OFI_NCCL
+# libfabric is what the EFA installer brought to the image; it is only linked against here, and
+# what it needs in turn is not in this stage.
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,from=system,source=/opt/amazon,target=/opt/amazon \
+    { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
+    && mkdir /tmp/plugin \
+    && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
+    && env --chdir /tmp/plugin ./autogen.sh \
+    && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
+        --disable-tests --with-libfabric=/opt/amazon/efa --with-cuda=/usr/local/cuda \
+    && make --directory /tmp/plugin --jobs "${MAX_JOBS}" install \
+    && rm -rf /tmp/plugin
+
+FROM system AS licenses
+ARG SOURCE_AWS_OFI_NCCL
+ARG SOURCE_CAUSAL_CONV1D
+ARG SOURCE_GOOGLETEST
+ARG SOURCE_MAMBA
+ARG SOURCE_NCCL
+ARG SOURCE_TRITON
+RUN --mount=type=bind,source=sources,target=/run/sources \
+    --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/licenses.py)" = "e8a11035f3797d9bb6623df6e2349dc1cb4bfb42ea1bd024b9f4f23f1a366e83  -" || { echo "wrong checksum: /run/inside/licenses.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/causal-conv1d.tar)" = "${SOURCE_CAUSAL_CONV1D}  -" || { echo "wrong checksum: /run/sources/causal-conv1d.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/googletest.tar)" = "${SOURCE_GOOGLETEST}  -" || { echo "wrong checksum: /run/sources/googletest.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/mamba.tar)" = "${SOURCE_MAMBA}  -" || { echo "wrong checksum: /run/sources/mamba.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/sources/triton.tar)" = "${SOURCE_TRITON}  -" || { echo "wrong checksum: /run/sources/triton.tar" >&2; exit 1; }; } \
+    && python3.10 -B /run/inside/licenses.py --into /licenses \
+        /run/sources/aws-ofi-nccl.tar \
+        /run/sources/causal-conv1d.tar \
+        /run/sources/googletest.tar \
+        /run/sources/mamba.tar \
+        /run/sources/nccl.tar \
+        /run/sources/triton.tar
+
+
+FROM packages AS image
+# Only what comes now is compiled to byte code: all else has it already.
+RUN --mount=type=bind,source=wheels,target=/run/wheels \
+    --mount=type=bind,from=triton,source=/wheels,target=/run/built/triton \
+    --mount=type=bind,from=causal-conv1d,source=/wheels,target=/run/built/causal-conv1d \
+    --mount=type=bind,from=mamba-ssm,source=/wheels,target=/run/built/mamba-ssm \
+    touch /tmp/before \
+    && python3.10 /run/wheels/pip-25.3-py3-none-any.whl/pip install \
+        --no-cache-dir --no-compile --no-deps --no-index --ignore-installed \
+        --break-system-packages --root-user-action=ignore --disable-pip-version-check \
+        /run/built/*/*.whl \
+    && find /usr/local/lib/python3.10/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
+    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+        -i /tmp/added || [ "$?" -eq 1 ]; } \
+    && rm /tmp/before /tmp/added
+COPY --from=nccl /opt/nccl/lib/ /opt/nccl/lib/
+# torch brings an NCCL of its own; this one, and not that, is loaded.
+ENV LD_PRELOAD=/opt/nccl/lib/libnccl.so.2
+# With its share/, where it tells NCCL to find the topology of an instance.
+COPY --from=aws-ofi-nccl /opt/aws-ofi-nccl/ /opt/aws-ofi-nccl/
+ENV PATH=/opt/amazon/openmpi/bin:/opt/amazon/efa/bin:$PATH \
+    LD_LIBRARY_PATH=/opt/aws-ofi-nccl/lib:/opt/amazon/openmpi/lib:/opt/amazon/efa/lib
+# Beside those of Debian's packages, which the EFA installer's are too.
+COPY --from=licenses /licenses/ /usr/share/doc/
+# Debian and Ubuntu have no `python`, which many a command line and script calls.
+RUN command -v python || ln -s "$(command -v python3.10)" /usr/local/bin/python
+# By the last two, enroot's and docker's hooks bring the driver in; not every base has them.
+ENV PYTHONPATH=/sqshforge \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    OMPI_MCA_btl="tcp,self" \
+    OMPI_MCA_btl_tcp_if_exclude="lo,docker0" \
+    OMPI_MCA_pml="^cm,ucx" \
+    OPAL_PREFIX="/opt/amazon/openmpi" \
+    PMIX_MCA_gds="hash" \
+    PYTORCH_VERSION="2.2.2"
+LABEL org.opencontainers.image.title="sqshforge cuda-mamba-ubuntu" \
+    org.opencontainers.image.description="Mamba pre-training on CUDA 12.1 with FSDP, for EFA clusters, on plain Ubuntu" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.base.name="ubuntu:22.04"
+WORKDIR /sqshforge
+# A vendor's entry point would print its banner before everything that runs.
+ENTRYPOINT []
+CMD ["/bin/bash"]
+COPY meta/recipe.yaml meta/lock.json /sqshforge/meta/
+ARG SOURCE_DATE_EPOCH=
+RUN --mount=type=bind,source=inside,target=/run/inside \
+    { test "$(sha256sum </run/inside/inventory.py)" = "729d2d0361bb144a63d1c058b316b86d211287109bbafbacca5d824882d68cef  -" || { echo "wrong checksum: /run/inside/inventory.py" >&2; exit 1; }; } \
+    && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
+    && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.10 -B /run/inside/sbom.py --meta /sqshforge/meta
+# Kernels that Triton has compiled before, from warm/cuda-mamba-ubuntu/; mostly none.
+COPY triton-cache/ /sqshforge/triton-cache/
+# Our own code comes last and in one step, as an edit of it makes all that follows anew.
+COPY payload/ /sqshforge/
