@@ -5,13 +5,13 @@ SET ?=
 PLATFORM ?=
 # What the commands read themselves.
 export ENGINE OFFLINE MAX_JOBS
-# What the tests of fresh systems read.
-export SYSTEMS USERS
+# What the tests of fresh systems and of images read.
+export SYSTEMS USERS IMAGES
 settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -51,12 +51,16 @@ test-composer:  ## run the tests of training.mamba_composer on Composer and its 
 	@./setup.sh composer
 	.venvcomposer/bin/python -m pytest -n 2 --dist loadfile tests/composer
 
+test-composer-image:  ## run the same on the versions that the composer-mamba image has, in .venvcomposer-image
+	@./setup.sh composer-image
+	.venvcomposer-image/bin/python -m pytest -n 2 --dist loadfile tests/composer
+
 test-xla:  ## run the Neuron backend on the device that torch-xla makes of the CPU, in .venvxla
 	@./setup.sh xla
 	.venvxla/bin/python -m pytest -n 2 tests/xla
 
-test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
-	.venv/bin/pytest tests/images
+test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases (IMAGES="llama-fsdp cuda13-mamba")
+	.venv/bin/pytest tests/images$(if $(IMAGES),/test_targets.py)
 
 test-arm: setup-test  ## as root: build, pack and try cpu-mamba for Arm, which qemu-user-static emulates
 	.venv/bin/pytest -s tests/arm

@@ -1,12 +1,14 @@
 #!/bin/sh
 # Set up this machine: packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test|torch22|composer|xla|doctor
+# usage: ./setup.sh quickstart|test|torch22|composer|composer-image|xla|doctor
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch
 # torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
 # composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
-# xla         that, and .venvxla: torch-xla beside that torch (Composer changes where it finds it)
+# composer-image  the same in .venvcomposer-image, with the versions that composer-mamba has
+# xla         what composer makes, and .venvxla: torch-xla beside that torch (Composer changes where
+#             it finds it)
 # doctor      nothing: it tells what is missing, and needs only a Python
 #
 # Packages are installed by apt-get, as root or by sudo, which is used for nothing else. Without
@@ -21,9 +23,9 @@ fail() { # what, how to fix
 }
 
 case "${1:-}" in
-quickstart | test | torch22 | composer | xla | doctor) goal=$1 ;;
+quickstart | test | torch22 | composer | composer-image | xla | doctor) goal=$1 ;;
 *)
-    echo "usage: ./setup.sh quickstart|test|torch22|composer|xla|doctor" >&2
+    echo "usage: ./setup.sh quickstart|test|torch22|composer|composer-image|xla|doctor" >&2
     exit 2
     ;;
 esac
@@ -78,7 +80,7 @@ fi
 case $goal in
 test) venv=.venv extra="[test]" ;;
 torch22) venv=.venv22 extra="[torch22]" ;;
-composer) venv=.venvcomposer extra="[composer]" ;;
+composer | composer-image) venv=.venv$goal extra="[$goal]" ;;
 xla) venv=.venvxla extra="[xla]" ;;
 *) venv=.venv extra="" ;;
 esac

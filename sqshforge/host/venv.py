@@ -12,17 +12,20 @@ package for each Python, wherever it runs, without the address of any index.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sqshforge.host import files, network
+from sqshforge.host import files, network, temporary
 from sqshforge.host.programs import Programs, Result, failed
 
 OLDEST_PYTHON = "3.10"
 # Goals of setup.sh and their extras in pyproject.toml.
 GOALS = {"quickstart": "", "test": "test", "torch22": "torch22", "composer": "composer"}
+GOALS |= {"composer-image": "composer-image"}
+OF_IMAGES = {"composer-image": "composer-mamba"}  # goals with the versions of an image
 # torch names each of its own, exactly; and a build of it for CPUs has none of them.
 OF_TORCH = ("cuda-", "nvidia-", "torch==", "triton==")
 
@@ -42,15 +45,30 @@ def lock(root: Path, programs: Programs) -> None:
     """
     pip = replace(network.pip(programs).without_local_indexes(), find_links=())
     for goal, extra in GOALS.items():
+        text = _resolved(root, goal, extra, pip, programs)
+        files.publish(text.encode(), root / "constraints" / f"{goal}.txt")
+
+
+def _resolved(root: Path, goal: str, extra: str, pip: network.Pip, programs: Programs) -> str:
+    """One goal's file; where it is that of an image, with all of the image's versions that fit."""
+    with temporary.folder("constraints") as folder:
+        given = folder / "constraints.txt"
+        given.write_text(_locked(root, OF_IMAGES[goal]) if goal in OF_IMAGES else "")
         words = ["compile", "--universal", "--python-version", OLDEST_PYTHON, "--upgrade"]
         words += ["--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"]
-        words += ["--extra", extra] if extra else []
+        words += ["--constraint", str(given), *(["--extra", extra] if extra else [])]
         done = _uv([*words, str(root / "pyproject.toml")], pip, programs)
-        if done.code != 0:
-            raise failed(done.argv, done.code, done.err.splitlines())
-        lines = [one for one in done.out.splitlines() if not one.startswith(OF_TORCH)]
-        text = "".join(f"{one}\n" for one in lines)
-        files.publish(text.encode(), root / "constraints" / f"{goal}.txt")
+    if done.code != 0:
+        raise failed(done.argv, done.code, done.err.splitlines())
+    lines = [one for one in done.out.splitlines() if not one.startswith(OF_TORCH)]
+    return "".join(f"{one}\n" for one in lines)
+
+
+def _locked(root: Path, target: str) -> str:
+    """The versions of an image's packages, as its lock has them."""
+    lock = json.loads((root / "recipes" / "locks" / f"{target}.lock").read_text())
+    packages = [*lock["python"]["packages"], *lock["python"]["built"]]
+    return "".join(f"{one['name']}=={one['version']}\n" for one in packages)
 
 
 def _uv(words: Sequence[str], pip: network.Pip, programs: Programs) -> Result:

@@ -9,15 +9,17 @@ from pathlib import Path
 import pytest
 
 from sqshforge.project import cache_home
-from tests.distros import report
 from tests.distros.systems import SYSTEMS
+from tests.support.page_tables import PageTable
 
 KEPT = cache_home() / "systems"  # before the tests are given a cache of their own
+USERS = ("root", "user")
+COLUMNS = ("Python", "builder", "make quickstart", "again", "make test's set-up")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Try what SYSTEMS and USERS name, such as SYSTEMS="debian-13 ubuntu-22.04"; all by default."""
-    for name, all_of_them in (("system", SYSTEMS), ("user", ("root", "user"))):
+    for name, all_of_them in (("system", SYSTEMS), ("user", USERS)):
         if name in metafunc.fixturenames:
             asked = os.environ.get(f"{name.upper()}S", "").split()
             unknown = set(asked) - set(all_of_them)
@@ -32,8 +34,9 @@ def kept() -> Path:
 
 
 @pytest.fixture(scope="session")
-def results(root: Path) -> Iterator[report.Results]:
+def results(root: Path) -> Iterator[PageTable]:
     """What was run where; the table in docs/machines.md has it at the end."""
-    found = report.Results({})
+    rows = [(system.title, user) for system in SYSTEMS.values() for user in USERS]
+    found = PageTable("test-distros", ("system", "user"), COLUMNS, rows)
     yield found
-    report.write(found, root / "docs" / "machines.md")
+    found.write(root / "docs" / "machines.md")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.distros.machine import CLONE, USER, Machine, Ran, machine
-from tests.distros.report import Results
 from tests.distros.systems import SYSTEMS
+from tests.support.page_tables import PageTable
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -30,7 +30,7 @@ SOME_TESTS = " ".join(
 )
 
 
-def test_quickstart(system: str, user: str, kept: Path, results: Results) -> None:
+def test_quickstart(system: str, user: str, kept: Path, results: PageTable) -> None:
     """From nothing to a proven image, by the command that README begins with; then once more."""
     with machine(SYSTEMS[system], kept) as fresh:
         begin(fresh, user)
@@ -50,7 +50,7 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
         assert after.code == 0, after.output
         version, python = fresh.run(BUILDER, user=user).output.split()
         results.note(
-            system,
+            SYSTEMS[system].title,
             user,
             Python=python,
             builder=f"buildah {version}",
@@ -59,7 +59,7 @@ def test_quickstart(system: str, user: str, kept: Path, results: Results) -> Non
         )
 
 
-def test_set_up_for_the_tests(system: str, kept: Path, results: Results) -> None:
+def test_set_up_for_the_tests(system: str, kept: Path, results: PageTable) -> None:
     """What `make test` sets up, and a small part of the tests, as an ordinary user."""
     with machine(SYSTEMS[system], kept) as fresh:
         begin(fresh, USER)
@@ -72,7 +72,7 @@ def test_set_up_for_the_tests(system: str, kept: Path, results: Results) -> None
         passed = re.search(r"(\d+) passed", done.output)
         assert passed is not None
         words = f"{done.seconds:.0f} s, with {passed[1]} tests"
-        results.note(system, USER, **{"make test's set-up": words})
+        results.note(SYSTEMS[system].title, USER, **{"make test's set-up": words})
 
 
 def test_quickstart_goes_on_wherever_it_was_interrupted(kept: Path) -> None:

@@ -22,7 +22,6 @@ import yaml
 from sqshforge import recipe as recipes
 from tests.images.test_efa_stages import installer, run
 from tests.support import checkouts, engines
-from tests.toolkit.build.test_triton_source import repository
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
@@ -80,6 +79,19 @@ print(json.dumps({
 """
 
 
+def repository(place: Path, files: Mapping[str, str]) -> str:
+    """A git repository with these files, which may be run, and the commit of its branch main."""
+    place.mkdir()
+    for name, text in files.items():
+        (place / name).write_text(text)
+        (place / name).chmod(0o755)
+    git = ["git", "-C", str(place), "-c", "user.name=x", "-c", "user.email=x@example.com"]
+    for words in (["init", "--quiet", "-b", "main"], ["add", "."], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *words], check=True)
+    argv = [*git, "rev-parse", "HEAD"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def archives(folder: Path) -> Mapping[str, Mapping[str, str]]:
     """Archives with the layout of NVIDIA's; their addresses."""
     made = folder / "libcudart.so"
@@ -123,10 +135,6 @@ def sources(folder: Path) -> Mapping[str, Mapping[str, str]]:
     }
     found = {}
     for name, files in trees.items():
-        for script in ("autogen.sh", "configure"):
-            (folder / name).mkdir(exist_ok=True)
-            if script in files:
-                (folder / name / script).touch(mode=0o755)
         commit = repository(folder / name, files)
         found[name] = {"git": (folder / name).as_uri(), "ref": "main", "commit": commit}
     return found

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import yaml
 
+from sqshforge import recipe
 from sqshforge.build import build
 from sqshforge.host.programs import Programs
 
@@ -43,6 +44,17 @@ RECIPES: Mapping[str, Mapping[str, object]] = {
     # Its base has Python and torch: the stand-in of cuda-mamba takes its place.
     "smp-llama": {"smoke": {"train": {"dataset": "text:/usr/lib/python{python}/**/*.py"}}},
 }
+# What an image here is without, of what the target's own has.
+NETWORK = "NVIDIA's base, EFA, NCCL and its plugin"
+LACKING: Mapping[str, str] = {
+    "cuda-mamba": f"{NETWORK}, the compiled kernels and Triton from source",
+    "composer-mamba": f"{NETWORK}, the compiled kernels and Triton from source",
+    "llama-fsdp": f"{NETWORK}, Triton from source",
+    "smp-llama": "its base: that of cuda-mamba here",
+    "neuron-mamba2": "Neuron's packages and EFA, but with CUDA's libraries",
+    "neuron29-mamba2": "Neuron's packages and EFA, but with CUDA's libraries",
+    "cuda13-mamba": "EFA and GDRCopy; compiled for 90 alone",
+}
 MIRRORS = {
     "nvidia/cuda:12.1.1-base-ubuntu22.04": IMAGE,
     "nvidia/cuda:12.1.1-devel-ubuntu22.04": IMAGE,
@@ -69,15 +81,31 @@ def prepare(root: Path) -> None:
             "disk_gb": 20.0,
             **changes,
         }
-        (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(data, sort_keys=False))
-        locks = root / "recipes" / "locks"
-        (locks / f"{name}.lock").write_bytes((locks / f"{target}.lock").read_bytes())
+        _put(root, target, data)
+    _put(root, "cuda13-mamba", _for_hopper(root))
     images = {
         **MIRRORS,
         f"{SMP}:{SMP_TAG}": build.name_of(name_of("cuda-mamba"), root),
         f"{SMP}:{SMP_OTHER['tag']}": build.name_of("cpu-mamba", root),
     }
     (root / "mirrors.yaml").write_text(yaml.safe_dump({"images": images}))
+
+
+def _put(root: Path, target: str, data: Mapping[str, object]) -> None:
+    """The recipe of a stand-in, with its target's lock to start from."""
+    name = name_of(target)
+    (root / "recipes" / f"{name}.yaml").write_text(yaml.safe_dump(dict(data), sort_keys=False))
+    locks = root / "recipes" / "locks"
+    (locks / f"{name}.lock").write_bytes((locks / f"{target}.lock").read_bytes())
+
+
+def _for_hopper(root: Path) -> dict[str, object]:
+    """cuda13-mamba for one architecture; an extending recipe could only add to its list."""
+    target = "cuda13-mamba"
+    whole: dict[str, object] = yaml.safe_load(recipe.whole(root / "recipes" / f"{target}.yaml"))
+    dropped = {key: whole[key] for key in whole if key not in ("sources", "archives")}
+    changes = {"target": name_of(target), "template": target, "cuda": {"architectures": ["90"]}}
+    return {**dropped, **changes}
 
 
 def base(cache: Path) -> None:

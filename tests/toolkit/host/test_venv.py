@@ -13,8 +13,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from sqshforge import lock
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.venv import GOALS
+from sqshforge.host.venv import GOALS, OF_IMAGES
 from tests.support.web_servers import Index, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
@@ -129,3 +130,18 @@ def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: P
             for one in declared:
                 if one.name != "torch" and (one.marker is None or one.marker.evaluate(where)):
                     assert one.specifier.contains(here[canonicalize_name(one.name)]), (goal, one)
+
+
+def test_an_environment_of_an_image_s_versions_has_those_of_its_lock(root: Path) -> None:
+    """All that both have, and torch by the extra: constraints/ leave torch's build to the index."""
+    declared = [Requirement(one) for one in requires("sqshforge") or ()]
+    for goal, target in OF_IMAGES.items():
+        python = lock.read(target, root / "recipes").python
+        image = {one.name: one.version for one in (*python.packages, *python.built)}
+        lines = (root / "constraints" / f"{goal}.txt").read_text().splitlines()
+        pins = [Requirement(one) for one in lines]
+        pins += [one for one in declared if one.marker and one.marker.evaluate({"extra": goal})]
+        shared = [one for one in pins if canonicalize_name(one.name) in image]
+        assert {"torch", "mosaicml", "torchvision", "numpy"} <= {one.name for one in shared}
+        for one in shared:
+            assert one.specifier.contains(image[canonicalize_name(one.name)]), (goal, one)
