@@ -73,6 +73,13 @@ def pinned(name: str, digest: str) -> str:
     return f"{above}{slash}{last.partition(':')[0]}@{digest}"
 
 
+def host_of(name: str) -> str:
+    """The registry that an image's name is asked of: Docker's where it names none."""
+    first, slash, _ = name.partition("/")
+    names_one = bool(slash) and (first == "localhost" or "." in first or ":" in first)
+    return first if names_one else "docker.io"
+
+
 def reason(said: str) -> str:
     """What skopeo says is wrong, without the frame of its log."""
     found = re.search(r'msg="((?:[^"\\]|\\.)*)"', said)

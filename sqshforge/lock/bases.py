@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
-from sqshforge.host.registries import PATIENCE, Answer, Registries, State, pinned
+from sqshforge.host.registries import PATIENCE, Answer, Registries, State, host_of, pinned
 from sqshforge.lock.model import Lock
 from sqshforge.recipe import Recipe
 
@@ -33,12 +33,12 @@ class Remark:
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """An image that targets start from, its digest in their locks, and whether all do without."""
+    """An image that targets start from, its digest in their locks, and whether all make it too."""
 
     addresses: tuple[str, ...]
     digest: str | None
     targets: tuple[str, ...]
-    is_made_elsewise: bool
+    has_bootstrap: bool
 
 
 def wanted(found: Iterable[tuple[Recipe, Lock | None]]) -> list[Wanted]:
@@ -57,7 +57,7 @@ def wanted(found: Iterable[tuple[Recipe, Lock | None]]) -> list[Wanted]:
                 addresses=key[0],
                 digest=key[1],
                 targets=(*(known.targets if known else ()), recipe.target),
-                is_made_elsewise=made and (known is None or known.is_made_elsewise),
+                has_bootstrap=made and (known is None or known.has_bootstrap),
             )
     return list(whole.values())
 
@@ -114,16 +114,16 @@ def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
         told.append("has lost its tag, or the tag names another image now")
     if there:
         told.append(f"is still at {there[0].name}")
-    elif one.is_made_elsewise:
+    elif one.has_bootstrap:
         told.append("is made from its packages instead")
     fix = f"name an address that has it in base.mirrors of {recipe} (docs/recipes.md)"
     if kept and not there and not gone:
-        fix = f"skopeo login {kept[0].name.partition('/')[0]}, or {fix}"
+        fix = f"skopeo login {host_of(kept[0].name)}, or {fix}"
     return Remark(
         image=image,
         what="; ".join(told),
         fix=fix,
-        lost=len(gone) == len(answers) and not one.is_made_elsewise,
+        lost=len(gone) == len(answers) and not one.has_bootstrap,
     )
 
 
@@ -139,7 +139,7 @@ def _unasked(silent: Sequence[tuple[str, str]]) -> list[Remark]:
     if not silent:
         return []
     image, reason = silent[0]
-    others = f" and {len(silent) - 1} others" if len(silent) > 1 else ""
+    others = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
     return [
         Remark(
             image=f"{image}{others}",

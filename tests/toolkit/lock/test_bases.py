@@ -133,10 +133,29 @@ def test_a_base_that_is_made_from_packages_is_not_lost(
 def test_without_a_network_nothing_is_said_to_be_gone(tmp_path: Path) -> None:
     (one,) = looked(tmp_path, f"{NOWHERE}:1", compiler=f"{NOWHERE}:2", mirrors=["127.0.0.1:2/x"])
     assert not one.lost
-    assert one.image == f"{NOWHERE}:1 and 1 others"
+    assert one.image == f"{NOWHERE}:1 and 1 more"
     assert "no registry answers" in one.what and "connection refused" in one.what
     assert "gone" not in one.what.partition(",")[0]
     assert "check the network" in one.fix
+
+
+def test_an_image_that_takes_a_login_names_the_registry(tmp_path: Path) -> None:
+    """What skopeo says of repositories that are closed, or that docker.io does not have."""
+
+    class Closed(Programs):
+        def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
+            said = "reading manifest 1: requested access to the resource is denied"
+            return Result(tuple(map(str, argv)), 1, "", f'level=fatal msg="{said}"\n')
+
+    for image, host in (("nvidia/cuda:1", "docker.io"), ("host.test:5000/x:1", "host.test:5000")):
+        wanted = bases.wanted([(small_recipe(tmp_path, ["a==1"], base={"image": image}), None)])
+        (one,) = bases.look(wanted, Mirrors(), Registries(), Closed())
+        assert not one.lost
+        assert (
+            one.what
+            == "cannot be seen (reading manifest 1: requested access to the resource is denied)"
+        )
+        assert one.fix == f"skopeo login {host}, or {FIX}"
 
 
 def test_the_lock_has_the_digest_of_the_first_address_that_has_one(
