@@ -102,9 +102,7 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
         )
         bootstrapped = f"{REPOSITORY}:{_short(*made_of)}"
         mirrored = [provider.mirrors.image(one) for one in base_references(what, lock.base)]
-        pulled_before = any(
-            engine.image(_name(one, what.platform)) is not None for one in mirrored
-        )
+        pulled_before = any(engine.image(_name(one, what.platform)) is not None for one in mirrored)
         if not pulled_before and engine.image(bootstrapped) is not None:
             return bootstrapped
     try:
@@ -136,7 +134,9 @@ def _pulled(kind: str, what: Recipe, image: LockedImage, provider: BaseImageProv
         held = _held(reference, address, what.platform, provider.engine)
         if held is not None:
             return held
-    name, failed = first_given(mirrored, lambda one: _pull(one, what.platform, provider), SqshforgeError)
+    name, failed = first_given(
+        mirrored, lambda one: _pull(one, what.platform, provider), SqshforgeError
+    )
     if name is not None:
         return name
     if len(failed) == 1 and not isinstance(failed[0], NowhereError):

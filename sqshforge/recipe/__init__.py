@@ -1,7 +1,8 @@
 """Recipes: what goes into an image, read from YAML and checked before anything is done."""
 
 from sqshforge.recipe.load import ancestors, find, load, platforms_of, schema, targets, whole
-from sqshforge.recipe.schema import Base, Bootstrap, Python, Recipe, Source, Triton
+from sqshforge.recipe.parts import Base, Bootstrap, Python, Source, Triton
+from sqshforge.recipe.schema import Recipe
 from sqshforge.recipe.words import normalize
 
 __all__ = [

@@ -1,0 +1,276 @@
+"""The parts of a recipe, frozen: each key is checked, and unknown ones are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from sqshforge.recipe.words import (
+    BOUND,
+    GIT_ADDRESS,
+    IMAGE_REFERENCE,
+    NEED,
+    PINNED_PACKAGE,
+    REPOSITORY,
+    VERSION,
+    Address,
+    Architecture,
+    Name,
+    Package,
+    Requirement,
+    normalize,
+    split_image,
+)
+
+
+class Part(BaseModel):
+    """A piece of a recipe: immutable, and a key that it does not know is a fault."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class Bootstrap(Part):
+    """How the base is made with mmdebstrap where no image registry answers."""
+
+    suite: str = Field(pattern=r"^[a-z]+$", description="Debian or Ubuntu code name")
+    packages: tuple[Package, ...] = Field(
+        default=(), description="packages beyond the minimal system"
+    )
+    mirror: str | None = Field(
+        default=None,
+        pattern=r"^(https?|file|copy)://\S+$",
+        description="archive to take packages from; default: the machine's own for this suite",
+    )
+    components: tuple[Annotated[str, Field(pattern=r"^[a-z-]+$")], ...] = Field(
+        default=("main",), min_length=1, description="parts of mirror; default: main alone"
+    )
+    pockets: tuple[Annotated[str, Field(pattern=r"^[a-z]+(-[a-z]+)*$")], ...] = Field(
+        default=(), description="suites of mirror, with updates; default: suite alone"
+    )
+    snapshot: str | None = Field(
+        default=None,
+        pattern=r"^[0-9]{8}T[0-9]{6}Z$",
+        description="moment of the archive, put in place of {snapshot} in mirror",
+    )
+
+    @model_validator(mode="after")
+    def _goes_with_its_mirror(self) -> Bootstrap:
+        if (self.snapshot is not None) != ("{snapshot}" in (self.mirror or "")):
+            raise ValueError(
+                "snapshot and mirror go together: a snapshot needs a mirror with {snapshot} in it"
+            )
+        if self.mirror is None and (self.pockets or self.components != ("main",)):
+            raise ValueError("components and pockets are those of a mirror, which is not named")
+        return self
+
+
+class Base(Part):
+    """What the image starts from: a registry's image, or a system made from packages."""
+
+    image: str = Field(
+        pattern=IMAGE_REFERENCE, description="NAME:TAG in a registry, {parameters} in it replaced"
+    )
+    compiler: str | None = Field(
+        default=None,
+        pattern=IMAGE_REFERENCE,
+        description="image of the same family that compiles; default: the base itself",
+    )
+    mirrors: tuple[Annotated[str, Field(pattern=REPOSITORY)], ...] = Field(
+        default=(),
+        description="further names of their repository, without a tag, where it does not answer",
+    )
+    bootstrap: Bootstrap | None = Field(default=None, description="the way without a registry")
+
+    @model_validator(mode="after")
+    def _mirrors_are_of_one_repository(self) -> Base:
+        if self.mirrors and self.compiler is not None:
+            here, there = (split_image(one)[0] for one in (self.image, self.compiler))
+            if here != there:
+                raise ValueError(f"mirrors are of one repository, and not of {here} and {there}")
+        return self
+
+    def addresses(self, image: str) -> tuple[str, ...]:
+        """Where one of the images is, in the order in which they are tried."""
+        tag = split_image(image)[1]
+        return (image, *(f"{repository}{tag}" for repository in self.mirrors))
+
+
+class Built(Part):
+    """A Python package that is compiled from its source distribution, in a stage of its own."""
+
+    package: Requirement = Field(description="NAME==VERSION")
+    needs: tuple[Annotated[str, Field(pattern=NEED)], ...] = Field(
+        default=(), description="what it needs to run; its own metadata cannot be asked"
+    )
+    source: Name | None = Field(
+        default=None,
+        description="a name in sources, where its source distribution lacks the code to compile",
+    )
+
+
+class Index(Part):
+    """A package index that alone may give the packages that are bound to it."""
+
+    url: Address
+    packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
+        description="NAME==VERSION, or NAME for what others need in turn"
+    )
+    named_only: bool = Field(
+        default=False,
+        description="nothing but these is taken from it; default: it is asked for all names first",
+    )
+
+    def pins(self) -> tuple[str, ...]:
+        """Those that are asked for; the others come where these need them."""
+        return tuple(one for one in self.packages if "==" in one)
+
+
+class Python(Part):
+    """The Python packages, each pinned to one version; the lock adds their hashes."""
+
+    version: str = Field(
+        pattern=r"^(3\.[0-9]+|\{\w+\})$",
+        description="minor version, such as '3.11', or {PARAMETER}",
+    )
+    installer: str = Field(pattern=r"^pip==[0-9.]+$", description="runs in the build only")
+    packages: tuple[Requirement, ...] = Field(
+        description="NAME==VERSION; what they need in turn is in the lock"
+    )
+    built: tuple[Built, ...] = Field(
+        default=(), description="compiled from their source distributions, for the accelerator"
+    )
+    builders: tuple[Requirement, ...] = Field(
+        default=(), description="what compiling takes; stays out of the image"
+    )
+    indexes: Mapping[Name, Index] = Field(
+        default_factory=dict, description="indexes beyond those that pip is configured with"
+    )
+    site: str = Field(
+        default="/usr/local/lib/python{version}/dist-packages",
+        pattern=r"^/\S+$",
+        description="where packages are; default: that of Debian's Python",
+    )
+
+    @field_validator("packages", "builders")
+    @classmethod
+    def _each_once(cls, packages: tuple[str, ...]) -> tuple[str, ...]:
+        names = [normalize(package) for package in packages]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"named twice: {', '.join(twice)}")
+        return packages
+
+    @model_validator(mode="after")
+    def _bound_packages_have_one_home(self) -> Python:
+        elsewhere = {normalize(one) for one in (*self.packages, *self.builders)}
+        both = sorted(elsewhere & self.bound())
+        if both:
+            raise ValueError(f"bound to an index and also in packages: {', '.join(both)}")
+        return self
+
+    def bound(self) -> set[str]:
+        """Normalized names of all packages that one index alone may give."""
+        return {normalize(one) for index in self.indexes.values() for one in index.packages}
+
+
+class AptSource(Part):
+    """A vendor's archive of Debian packages, with its key, and what is taken from it."""
+
+    url: str = Field(pattern=r"^https?://\S+$")
+    suite: str = Field(pattern=r"^[a-z]+$")
+    component: str = Field(default="main", pattern=r"^[a-z-]+$")
+    key: Name = Field(description="a name in archives: the key that its packages are signed with")
+    packages: tuple[Annotated[str, Field(pattern=PINNED_PACKAGE)], ...]
+
+
+class Source(Part):
+    """A git repository at a tag or branch; the lock adds the commit."""
+
+    git: str = Field(pattern=GIT_ADDRESS)
+    ref: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", description="tag or branch")
+    commit: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{40}$", description="where it is known; else the lock asks"
+    )
+    license: str | None = Field(
+        default=None,
+        pattern=r"^[A-Za-z0-9.+() -]+$",
+        description="SPDX expression of what its licence files say; for the bill of materials",
+    )
+
+
+class Archive(Part):
+    """A file to download; the lock adds its sum."""
+
+    url: Address
+    mirrors: tuple[Address, ...] = Field(
+        default=(), description="further addresses of the same file, where url does not answer"
+    )
+    sha256: str | None = Field(
+        default=None, pattern=r"^[0-9a-f]{64}$", description="where it is known; else the lock asks"
+    )
+
+    @property
+    def file(self) -> str:
+        """The name of the file itself."""
+        return self.url.rpartition("/")[2]
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Where the file is, in the order in which they are tried."""
+        return (self.url, *self.mirrors)
+
+
+class Triton(Part):
+    """Triton with our patches: compiled from source, or its wheel with the same patches.
+
+    Its build from source takes `SOURCES` and `ARCHIVES` of the recipe and `BUILDER`, which its own
+    setup.py would download. Its wheel takes none of them.
+    """
+
+    SOURCES: ClassVar[tuple[str, ...]] = ("googletest", "triton")
+    ARCHIVES: ClassVar[tuple[str, ...]] = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
+    BUILDER: ClassVar[str] = "pybind11"
+
+    version: str = Field(pattern=rf"^{VERSION}$")
+    origin: Literal["source", "wheel"] = Field(
+        alias="from", description="source: compiled from sources.triton; wheel: the official one"
+    )
+
+
+class Cuda(Part):
+    """What CUDA code is compiled for."""
+
+    architectures: tuple[Architecture, ...] = Field(
+        min_length=1, description="compute capability times ten: 90 is Hopper"
+    )
+    ptx: bool = Field(
+        default=False,
+        description="the last one's intermediate code too: later GPUs compile it for themselves",
+    )
+
+    @property
+    def codes(self) -> tuple[str, ...]:
+        """The architectures as CUDA_ARCHITECTURES of our patches names them: 120+PTX."""
+        *others, last = self.architectures
+        return (*others, f"{last}+PTX" if self.ptx else last)
+
+
+class SmokeTrain(Part):
+    """The short training that proves an image: real text, and a loss that falls."""
+
+    model_name: str = Field(description="a preset of the training package")
+    dataset: str = Field(pattern=r"^text:/", description="text:GLOB inside the image")
+    steps: int = Field(ge=60, description="optimizer steps")
+    loss_ratio: float = Field(gt=0, lt=1, description="last loss / first loss must be below")
+
+
+class Smoke(Part):
+    """What the smoke test looks at inside the image."""
+
+    imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = ()
+    gpu_imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
+        default=(), description="modules that load only where an accelerator is"
+    )
+    train: SmokeTrain | None = None
