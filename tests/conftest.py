@@ -56,10 +56,11 @@ def overlays() -> None:
 @pytest.fixture(scope="session")
 def packed_image() -> Iterator[Path]:
     """build/cpu-mamba.sqsh of this very checkout, built and packed once by buildah."""
-    from sqshforge import engine, recipe
+    from sqshforge import engine, project, recipe
     from sqshforge import lock as locks
     from sqshforge.build import build
     from sqshforge.host import rootless
+    from sqshforge.hot import HotList
     from sqshforge.image import address
     from sqshforge.squash import pack
 
@@ -72,7 +73,9 @@ def packed_image() -> Iterator[Path]:
         locked = locks.load(what, ROOT / "recipes")
         chosen = engine.choose("buildah", programs)
         built = build.build(what, locked, chosen, ROOT, programs, reporter)
-        image, options = address.parse(built.source, programs), pack.Options.of("shared")
+        image = address.parse(built.source, programs)
+        hot = HotList.read(project.Project(ROOT).hot_list("cpu-mamba"))
+        options = pack.Options.of("shared", hot=hot)  # as make sqsh has it
         rootless.call_as_root(
             lambda: pack.pack(image, path, options, programs, reporter), built.source, programs
         )

@@ -33,8 +33,9 @@ from sqshforge.errors import RequestError
     "--hot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Put the files first that trace has listed: recipes/hot/TARGET.txt.",
+    help="The list of the files that come first [default: recipes/hot/TARGET.txt, if there].",
 )
+@click.option("--no-hot", is_flag=True, help="No files first: all in the order of a walk.")
 @set_option
 @platform_option
 @engine_option
@@ -48,6 +49,7 @@ def pack(
     devices: bool,
     no_cache: bool,
     hot: Path | None,
+    no_hot: bool,
     settings: tuple[str, ...],
     platform: str | None,
     engine: str | None,
@@ -58,6 +60,8 @@ def pack(
     oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG], rootfs:DIR or
     docker://HOST/NAME[:TAG] (a registry, read through skopeo).
     """
+    from dataclasses import replace
+
     from sqshforge.cli import workflow as steps
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
@@ -67,9 +71,10 @@ def pack(
     from sqshforge.squash import pack as squash
     from sqshforge.squash.cache import Cache
 
-    if hot is not None and xattrs:
+    if hot is not None and (xattrs or no_hot):
+        other = "--xattrs" if xattrs else "--no-hot"
         raise RequestError(
-            "--hot does not go with --xattrs, which packs files in the order of their names",
+            f"--hot does not go with {other}, which packs files in the order of their names",
             fix="leave one of the two out",
         )
     options = squash.Options.of(
@@ -89,6 +94,8 @@ def pack(
     else:
         ours = steps_of(engine, settings, platform)
         place = output or ours.sqsh(source)
+        if hot is None and not (no_hot or xattrs):
+            options = replace(options, hot=ours.hot(source))
         packed = ours.pack(ours.build(source), place, options, cache)
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     show_lines(
@@ -138,7 +145,7 @@ def smoke_test(
     else:
         steps = steps_of(engine, settings, platform)
         place = steps.sqsh(subject)
-        options = squash.Options.of("shared")
+        options = squash.Options.of("shared", hot=steps.hot(subject))
         image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
     outcome = smoke.run(image, Programs(), Reporter())
     if as_json:

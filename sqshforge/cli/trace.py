@@ -56,13 +56,14 @@ def trace(
 
     if check and command:
         raise RequestError("--check starts nothing", fix="leave the command out, or --check")
-    target = None
+    target = default = None
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
     else:
         target, steps = subject, steps_of(engine, platform=platform)
-        place = place or steps.project.hot_list(steps.name(target))
-        options = squash.Options.of("shared")
+        default = steps.project.hot_list(steps.name(target))
+        place = place or default
+        options = squash.Options.of("shared", hot=steps.hot(target))
         output = steps.sqsh(target)
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
     if check:
@@ -83,10 +84,13 @@ def trace(
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_bytes(text)
     show_lines(f"{place}: {len(hot.lines)} lines, {human(found.size)} read")
-    next_command = (
-        ("pack", target, "--hot", place) if target else ("trace", image, "--list", place, "--check")
-    )
-    show_lines(f"next: {suggest.sqshforge(*next_command)}")
+    if target is None:
+        following = suggest.sqshforge("trace", image, "--list", place, "--check")
+    else:
+        other = [] if place == default else ["--hot", place]
+        other += ["--platform", platform] if platform else []
+        following = suggest.sqshforge("pack", target, *other)
+    show_lines(f"next: {following}")
 
 
 def _check(hot: HotList, place: Path, image: Path, subject: str) -> None:

@@ -19,6 +19,7 @@ from sqshforge.errors import SqshforgeError
 from sqshforge.host import rootless, suggest
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration, human
+from sqshforge.hot import NONE, HotList
 from sqshforge.image import address as source
 from sqshforge.project import Project, find
 from sqshforge.run import smoke_test
@@ -64,6 +65,11 @@ class Steps:
         what, locked = self.wanted(target)
         chosen = engine.choose(self.engine_name, self.programs)
         return vendor.gather(what, locked, chosen, self.project, self.programs, self.reporter)
+
+    def hot(self, target: str) -> HotList:
+        """The files of a target that come first: those of its list, where it has one."""
+        place = self.project.hot_list(self.name(target))
+        return HotList.read(place) if place.is_file() else NONE
 
     def pack(
         self,
@@ -162,7 +168,8 @@ def quickstart(steps: Steps, target: str, since: float | None) -> Report:
     rows.append(
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))
     )
-    packed = steps.pack(built, steps.sqsh(target), squash.Options.of("shared"), Cache.of_user())
+    options = squash.Options.of("shared", hot=steps.hot(target))
+    packed = steps.pack(built, steps.sqsh(target), options, Cache.of_user())
     rows.append(
         Row("sqsh", str(packed.path), _took(packed.seconds, packed.up_to_date), human(packed.size))
     )

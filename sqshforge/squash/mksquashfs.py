@@ -22,7 +22,6 @@ from sqshforge.host.syscalls import begin_writing
 from sqshforge.host.terminal import Tracker
 from sqshforge.hot import NONE, HotList
 from sqshforge.image.address import Stream
-from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import folder_tar
 from sqshforge.squashfs.superblock import set_duplicates
 
@@ -35,6 +34,11 @@ ALLOCATION = {
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
+# Where mksquashfs reads a folder. Blocks of zeros are blocks like others: left out, a file would
+# have an inode that depends on how many blocks it takes on this disk. Not for a tar, where that is
+# not so, and where mksquashfs (seen in 4.5.1; 4.5 to 4.7 have the same lines) with -no-sparse ends
+# or worse over empty files: a buffer of theirs goes back to a cache that it was not entered in.
+FOLDER = ("-no-sparse",)
 # zstd level and block size; docs/performance.md has the figures behind the choice.
 PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
 
@@ -109,24 +113,25 @@ class Squasher:
     programs: Programs
     tracker: Tracker
 
-    def folder(self, root: Path, target: Path, epoch: int, *, split: bool) -> None:
-        """Squash a folder in place; without /sqshforge where it is `split` off.
+    def folder(self, root: Path, target: Path, epoch: int) -> None:
+        """Squash a folder in place, which keeps extended attributes.
 
         What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
         """
-        argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend", *self.arguments()]
-        argv += self._actions()
-        argv += ["-wildcards", "-e", *LEFT_OUT, *([CARRIED] if split else [])]
+        argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend"]
+        argv += [*self.arguments(), *FOLDER, *self._actions()]
+        argv += ["-wildcards", "-e", *LEFT_OUT]
         with self._running(argv, epoch, cwd=root, env=ALLOCATION) as process:
             self._follow(process, target)
 
-    def sorted_folder(
+    def folder_as_tar(
         self, root: Path, target: Path, epoch: int, hot: HotList, *, split: bool
     ) -> list[bytes]:
-        """The same with the files in the list `hot` first; gives those.
+        """Squash a folder, the files of the list `hot` first, which are given back.
 
-        It goes as a tar through a pipe: by its own -sort, mksquashfs before 4.7 lays the inodes out
-        in another order than those of a tar, and a mounted image and an archive would differ.
+        It goes as a tar through a pipe, and so becomes the very bytes that an archive of the same
+        image does. By its own -sort, mksquashfs before 4.7 lays the inodes out in another order.
+        Where /sqshforge is `split` off it is left out.
         """
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
@@ -186,8 +191,7 @@ class Squasher:
         """
         argv: list[str | Path] = ["mksquashfs", payload.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
-        argv += self.arguments()
-        argv += self._actions()
+        argv += [*self.arguments(), *FOLDER, *self._actions()]
         set_duplicates(target, False)
         with self._running(argv, epoch, cwd=payload.parent) as process:
             process.wait()
@@ -197,12 +201,9 @@ class Squasher:
         """The words that every call has.
 
         A tar's files have their tail ends packed together whatever is said, so a folder's have too.
-        Blocks of zeros are blocks like others: left out, a folder's file would have an inode that
-        depends on how many blocks it takes on this disk, and a tar's another one.
         """
         options = self.options
         words = ["-all-root", "-exports", "-exit-on-error", "-no-progress", "-always-use-fragments"]
-        words += ["-no-sparse"]
         words += ["-xattrs" if options.xattrs else "-no-xattrs"]
         words += ["-comp", "zstd", "-Xcompression-level", str(options.level), "-b", options.block]
         words += ["-processors", str(options.jobs), "-root-mode", "755"]

@@ -1,7 +1,7 @@
 """Write an image as a squash file: flat, with enroot's files, atomic, and only once.
 
-Two ways lead to the same tree: folders are squashed where they are mounted, a tar stream goes
-into the squash tool. Neither puts a root file system on the disk.
+A mounted image and an archive go into the squash tool as the same tar. Neither way puts a root file
+system on the disk.
 
 A file is written in two steps: all but /sqshforge, then /sqshforge. The first step takes the
 time. What it gives depends on nothing in /sqshforge, and the cache of bases has it for the next
@@ -77,10 +77,10 @@ def pack_whole(
     if image.stack is not None:
         enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
         merged = image.stack.merge()
-        if request.hot.lines:
-            files = squasher.sorted_folder(merged, target, epoch, request.hot, split=split)
+        if request.options.xattrs:
+            squasher.folder(merged, target, epoch)
         else:
-            squasher.folder(merged, target, epoch, split=split)
+            files = squasher.folder_as_tar(merged, target, epoch, request.hot, split=split)
         image.stack.unmerge()
     else:
         assert not isinstance(image.content, Folder)

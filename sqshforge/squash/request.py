@@ -19,7 +19,7 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
 from sqshforge.squashfs.hot_note import HotRange
 
-FORMAT = 7  # part of every key: raised when equal inputs come to give other bytes
+FORMAT = 8  # part of every key: raised when equal inputs come to give other bytes
 # Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
 ARMOR = b"-----BEGIN SSH SIGNATURE-----"
 SIGNATURE_LIMIT = 1 << 16  # bytes that we read

@@ -9,13 +9,21 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sqshforge.cli.squash import pack
+from sqshforge.cli.workflow import Steps
 from sqshforge.host.programs import Programs
+from sqshforge.hot import HotList
+from sqshforge.project import Project
+from sqshforge.squash import request
+from sqshforge.squash.pack import Options
 from tests.conftest import ROOT
 from tests.support import checkouts
 from tests.support.command_line import sqshforge
 from tests.toolkit.build.test_dockerfile import TARGETS
 
+LISTED = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt").lines
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker")]
 
 
@@ -57,6 +65,11 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (
             ["pack", "rootfs:x", "-o", "x.sqsh", "--hot", "x.txt", "--xattrs"],
             "--hot does not go with --xattrs",
+            "leave one of the two out",
+        ),
+        (
+            ["pack", "cpu-mamba", "--hot", "x.txt", "--no-hot"],
+            "--hot does not go with --no-hot",
             "leave one of the two out",
         ),
         (
@@ -140,10 +153,51 @@ def test_the_whole_path_by_command_line(packed_image: Path) -> None:
     packed = sqshforge("pack", "cpu-mamba", env=engine)
     assert packed.code == 0, packed.err
     assert f"{packed_image}: up to date" in packed.out
+    facts = request.read_record(packed_image)
+    assert facts is not None and facts["settings"]["hot"] == HotList(LISTED).digest
+    assert facts["hot"]["length"] > 0
     ran = sqshforge(
         "run", packed_image, "--", "python3", "-c", "import torch; print(torch.ones(2))"
     )
     assert (ran.code, ran.out) == (0, "tensor([1., 1.])\n")
+
+
+class AskedError(Exception):
+    """The options that a pack was asked for."""
+
+
+@pytest.mark.parametrize(
+    ("target", "words", "lines"),
+    [
+        ("cpu-mamba", [], LISTED),
+        ("cpu-mamba", ["--profile=fast"], LISTED),
+        ("cpu-mamba", ["--no-hot"], ()),
+        ("cpu-mamba", ["--xattrs"], ()),
+        ("cpu-mamba", ["--hot=own.txt"], ("etc/passwd",)),
+        ("smp-llama", [], ()),
+    ],
+)
+def test_a_target_is_packed_by_its_list(
+    target: str,
+    words: list[str],
+    lines: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it has one, and nothing else is said."""
+
+    def asked(_steps: object, _built: object, _place: Path, options: Options, _: object) -> None:
+        raise AskedError(options)
+
+    monkeypatch.setattr(Steps, "build", lambda *_: None)
+    monkeypatch.setattr(Steps, "pack", asked)
+    monkeypatch.setattr(Project, "require_writable", lambda _: None)
+    monkeypatch.chdir(tmp_path)
+    Path("own.txt").write_text("etc/passwd\n")
+    done = CliRunner().invoke(pack, [target, *words])
+    assert isinstance(done.exception, AskedError), done.output
+    (options,) = done.exception.args
+    assert options.hot.lines == lines
 
 
 def test_the_list_of_hot_files_still_names_those_of_the_image(packed_image: Path) -> None:
