@@ -148,6 +148,7 @@ def _download(
     )
     folder = project.build / what.target / "vendor"
     archives = {one.place: one.path for one in supplies if one.place.startswith("archives/")}
+    sums = {k: v for k, v in inputs.arguments(supplies).items() if f"ARG {k}\n" in text}
     Context(files={"Dockerfile": text.encode()}, large=archives).write(folder)
     name = f"localhost/sqshforge-vendor:{what.target}-{stage}-{build.tag_of(project.root)}"
     secrets = project.build / what.target / "vendor-secrets"
@@ -155,9 +156,8 @@ def _download(
         build.secrets_of(environment.pip, False, secrets, {}) as given,
         environment.reporter.track(f"Debian packages of {stage}") as tracker,
     ):
-        request = Build(
-            context=folder, name=name, args={"BASE": image, **network.proxies()}, secrets=given
-        )
+        args = {"BASE": image, **sums, **network.proxies()}
+        request = Build(context=folder, name=name, args=args, secrets=given)
         engine.build(request, tracker.note)
     partial = place.with_name(f".{stage}.part")
     shutil.rmtree(partial, ignore_errors=True)

@@ -238,6 +238,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
     && mkdir -p "/build/${SOURCE_NCCL}" \
     && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
         NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
     && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl \
@@ -253,6 +256,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
     && mkdir /tmp/plugin \
     && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && env --chdir /tmp/plugin ./autogen.sh \
     && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
         --disable-tests --with-libfabric=/opt/amazon/efa --with-cuda=/usr/local/cuda \

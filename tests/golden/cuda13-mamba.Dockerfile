@@ -168,6 +168,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/gdrcopy.tar)" = "${SOURCE_GDRCOPY}  -" || { echo "wrong checksum: /run/sources/gdrcopy.tar" >&2; exit 1; }; } \
     && mkdir /tmp/gdrcopy \
     && tar --extract --directory /tmp/gdrcopy --file /run/sources/gdrcopy.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && make --directory /tmp/gdrcopy lib_install prefix=/opt/gdrcopy \
     && rm -rf /tmp/gdrcopy
 

@@ -58,8 +58,10 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 # The vendor's archive and its key; only packages that are signed with it are taken from there.
+ARG ARCHIVE_NEURON_KEY
 RUN --mount=type=bind,source=archives,target=/run/archives \
-    install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
+    { test "$(sha256sum </run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB)" = "${ARCHIVE_NEURON_KEY}  -" || { echo "wrong checksum: /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB" >&2; exit 1; }; } \
+    && install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
     && echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com jammy main" \
         > /etc/apt/sources.list.d/neuron.list
 # Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A
