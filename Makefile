@@ -9,7 +9,7 @@ export SYSTEMS USERS
 settings = $(foreach one,$(SET),--set $(one))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-xla test-images test-stages image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -55,6 +55,9 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases
 	.venv/bin/pytest tests/images
+
+test-stages: setup-test  ## as root: run each step that takes a vendor's host, with made-up parts in place
+	.venv/bin/python -m pytest tests/stages
 
 image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE")
 	@$(SQSHFORGE) build $(TARGET) $(settings)
