@@ -37,9 +37,9 @@ wanted = json.loads(sys.argv[1])
 for name in wanted["libraries"]:
     ctypes.CDLL(name)
 
-def architectures(place):
+def codes(place):
     text = Path(place).read_bytes().decode("latin1")
-    return sorted(set(re.findall(r"code=sm_([0-9a-f]+)", text)))
+    return sorted(set(re.findall(r"code=((?:sm|compute)_[0-9a-f]+)", text)))
 
 def has_any(place):
     return any(Path(place).iterdir())
@@ -48,7 +48,7 @@ modules = {name: importlib.util.find_spec(name).origin for name in wanted["modul
 places = {**modules, **{place: place for place in wanted["compiled"]}}
 software = look_at_software(Path("/"), os.environ)
 print(json.dumps({
-    "architectures": {name: architectures(place) for name, place in places.items()},
+    "codes": {name: codes(place) for name, place in places.items()},
     "files": [place for place in wanted["files"] if os.path.exists(place)],
     "programs": [name for name in wanted["programs"] if shutil.which(name)],
     "licenses": [name for name in wanted["licenses"] if has_any(f"/usr/share/doc/{name}")],
@@ -179,9 +179,11 @@ def test_what_the_stages_made_is_where_the_image_uses_it(made: Made) -> None:
     wanted = {**vars(expected), "licenses": sorted(what.sources)}
     found = json.loads(made.says("python", "-c", LOOK, json.dumps(wanted)).splitlines()[-1])
     compiled = (*expected.modules, *expected.compiled)
-    asked = list(what.cuda.architectures) if what.cuda else []
+    asked = [f"sm_{one}" for one in what.cuda.architectures] if what.cuda else []
+    if what.cuda and what.cuda.ptx:
+        asked.append(f"compute_{what.cuda.architectures[-1]}")
     assert found == {
-        "architectures": dict.fromkeys(compiled, asked),
+        "codes": dict.fromkeys(compiled, sorted(asked)),
         "files": list(expected.files),
         "programs": list(expected.programs),
         "licenses": wanted["licenses"],
