@@ -25,6 +25,7 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && apt-get install -y -qq --no-install-recommends \
+        adduser \
         ca-certificates \
         environment-modules \
         gcc \
