@@ -11,7 +11,7 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -61,6 +61,9 @@ test-xla:  ## run the Neuron backend on the device that torch-xla makes of the C
 
 test-images: setup-test  ## build, pack and try the heavy targets on stand-ins for vendors' bases (IMAGES="llama-fsdp cuda13-mamba")
 	.venv/bin/pytest tests/images$(if $(IMAGES),/test_targets.py)
+
+test-stages: setup-test  ## as root: run each step that takes a vendor's host, with made-up parts in place
+	.venv/bin/python -m pytest tests/stages
 
 test-arm: setup-test  ## as root: build, pack and try cpu-mamba for Arm, which qemu-user-static emulates
 	.venv/bin/pytest -s tests/arm

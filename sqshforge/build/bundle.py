@@ -148,6 +148,7 @@ def _download(
     )
     folder = project.build / what.name / "vendor"
     archives = {one.place: one.path for one in supplies if one.place.startswith("archives/")}
+    sums = {k: v for k, v in inputs.arguments(supplies).items() if f"ARG {k}\n" in text}
     Context(files={"Dockerfile": text.encode()}, large=archives).write(folder)
     name = f"localhost/sqshforge-vendor:{what.name}-{stage}-{build.tag_of(project.root)}"
     secrets = project.build / what.name / "vendor-secrets"
@@ -159,7 +160,7 @@ def _download(
             context=folder,
             name=name,
             platform=what.platform,
-            args={"BASE": image, **network.proxies()},
+            args={"BASE": image, **sums, **network.proxies()},
             secrets=given,
         )
         engine.build(request, tracker.note)

@@ -87,7 +87,7 @@ def trace(
     if target is None:
         following = suggest.sqshforge("trace", image, "--list", place, "--check")
     else:
-        other = [] if place == default else ["--hot", place]
+        other: list[str | Path] = [] if place == default else ["--hot", place]
         other += ["--platform", platform] if platform else []
         following = suggest.sqshforge("pack", target, *other)
     show_lines(f"next: {following}")

@@ -36,14 +36,17 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         libnl-route-3-dev \
         libxml2 \
         pciutils \
+        perl \
         procps \
         python3 \
         python3-dev \
         tcl \
+        udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 # The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
+# asks for nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -52,14 +55,17 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
+    && echo 'APT::Install-Recommends "false";' >/etc/apt/apt.conf.d/99efa-installer \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
         --skip-kmod --no-verify --skip-limit-conf \
     && apt-get clean \
-    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && rm -rf /etc/apt/apt.conf.d/99efa-installer /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 # The vendor's archive and its key; only packages that are signed with it are taken from there.
+ARG ARCHIVE_NEURON_KEY
 RUN --mount=type=bind,source=archives,target=/run/archives \
-    install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
+    { test "$(sha256sum </run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB)" = "${ARCHIVE_NEURON_KEY}  -" || { echo "wrong checksum: /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB" >&2; exit 1; }; } \
+    && install -D -m 644 /run/archives/GPG-PUB-KEY-AMAZON-AWS-NEURON.PUB /etc/apt/keyrings/neuron.asc \
     && echo "deb [signed-by=/etc/apt/keyrings/neuron.asc] https://apt.repos.neuron.amazonaws.com jammy main" \
         > /etc/apt/sources.list.d/neuron.list
 # Versions follow from the pinned suite (or snapshot) of the base, not from a pin per package. A

@@ -173,6 +173,26 @@ def test_the_licenses_of_all_sources_are_in_the_image(root: Path, target: str) -
     assert "payload/LICENSE" in dockerfile.context(what, locked, root, {}).files
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_network_is_off_wherever_something_is_compiled(root: Path, target: str) -> None:
+    text = dockerfile.dockerfile(*loaded(root, target), root / "images")
+    for stage in re.findall(r"^FROM compiler AS .*?(?=^FROM )", text, re.MULTILINE | re.DOTALL):
+        before, off, after = stage.partition("GIT_ALLOW_PROTOCOL=file")
+        compiling = r"\bmake |setup\.py bdist|\./configure|\./autogen"
+        assert off and not re.search(compiling, before), stage
+        assert re.search(compiling, after), stage
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_file_that_a_step_is_given_has_its_sum(root: Path, target: str) -> None:
+    """Else buildah would not see that another one is another step. Wheels have theirs for pip."""
+    text = dockerfile.dockerfile(*loaded(root, target), root / "images")
+    for step in re.findall(r"^RUN .*?(?=^[A-Z#])", text, re.MULTILINE | re.DOTALL):
+        given = set(re.findall(r"/run/(?!secrets|wheels|built|apt)\w+/[\w./-]+\w", step))
+        summed = set(re.findall(r"sha256sum <(\S+)\)", step))
+        assert given <= summed, step
+
+
 @pytest.mark.processes
 def test_an_edit_that_keeps_the_length_reaches_the_image(docker: str, tmp_path: Path) -> None:
     """BuildKit asks for a file again only where its size or its time has changed."""

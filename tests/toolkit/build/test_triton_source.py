@@ -7,11 +7,8 @@ do, and try to get something from the network.
 
 from __future__ import annotations
 
-import io
 import os
-import subprocess
-import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,7 @@ from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
 from sqshforge.host.files import sha256
 from sqshforge.lock.model import LockedArchive, LockedSource
-from tests.support import checkouts
+from tests.support import checkouts, vendor_parts
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture
 from tests.support.engines import storage_fixture as storage_fixture
@@ -51,109 +48,18 @@ COPY --from=triton /wheels/ /wheels/
 COPY meta/ /sqshforge/meta/
 COPY payload/ /sqshforge/
 """
-SETUP = """import os, pathlib, subprocess, sys, urllib.request
-
-def refused(*argv):
-    assert subprocess.run(argv, capture_output=True).returncode != 0, argv
-
-for program in ("ptxas", "cuobjdump", "nvdisasm"):
-    said = subprocess.check_output([f"triton/third_party/cuda/bin/{program}", "--version"])
-    assert said == b"V12.3.52\\n", said
-llvm, pybind11 = (pathlib.Path(os.environ[f"{one}_SYSPATH"]) for one in ("LLVM", "PYBIND11"))
-assert (llvm / "include/llvm/Config.h").is_file()
-assert (llvm / "lib/cmake/mlir/MLIRConfig.cmake").is_file()
-assert (pybind11 / "include/pybind11/pybind11.h").is_file()
-assert os.environ["HOME"] == "/build/home" and int(os.environ["MAX_JOBS"]) > 0
-
-for address in ("WEB/by-urllib", "https://127.0.0.1/by-urllib"):
-    assert urllib.request.getproxies()[address.split(":")[0]] == "http://127.0.0.1:9"
-    assert not urllib.request.proxy_bypass("127.0.0.1")
-try:
-    urllib.request.urlopen("WEB/by-urllib")
-except OSError:
-    pass
-else:
-    sys.exit("urllib reaches the network")
-refused("curl", "--fail", "WEB/by-curl")
-refused("git", "ls-remote", "WEB/by-git")
-refused("git", "-c", "protocol.allow=always", "ls-remote", "WEB/by-git")
-
-work = pathlib.Path("build/cmake")
-work.mkdir(parents=True, exist_ok=True)
-assert b"cmake version" in subprocess.check_output(["cmake", "--version"])
-subprocess.check_call(
-    ["cmake", os.path.abspath(".."), "-G", "Unix Makefiles", "-DCMAKE_MAKE_PROGRAM=/bin/true"],
-    cwd=work,
-)
-subprocess.check_call(["cmake", "--build", ".", "-j1"], cwd=work)
-assert (work / "googletest.txt").read_text() == "/tmp/googletest"
-assert sys.argv[1:3] == ["bdist_wheel", "--dist-dir"]
-pathlib.Path(sys.argv[3], "triton-2.2.0-py3-none-any.whl").write_text("a wheel")
-"""
-CMAKE = """cmake_minimum_required(VERSION 3.18)
-project(triton NONE)
-include(FetchContent)
-set(GOOGLETEST_DIR "" CACHE STRING "a folder with googletest")
-if(GOOGLETEST_DIR)
-  set(FETCHCONTENT_SOURCE_DIR_GOOGLETEST ${GOOGLETEST_DIR} CACHE STRING "")
-endif()
-FetchContent_Declare(googletest GIT_REPOSITORY WEB/by-cmake.git GIT_TAG release)
-FetchContent_MakeAvailable(googletest)
-file(WRITE ${CMAKE_BINARY_DIR}/googletest.txt ${googletest_SOURCE_DIR})
-"""
-PROGRAM = "#!/bin/sh\necho V12.3.52\n"
-
-
-def packed(path: Path, files: Mapping[str, str]) -> str:
-    """A tar with these files, all to be run, and its address."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    kind = "xz" if path.suffix == ".xz" else "gz"
-    with tarfile.open(path, f"w:{kind}") as archive:  # type: ignore[call-overload]
-        for name, text in files.items():
-            member = tarfile.TarInfo(name)
-            member.size, member.mode = len(text.encode()), 0o755
-            archive.addfile(member, io.BytesIO(text.encode()))
-    return path.as_uri()
-
-
-def repository(place: Path, files: Mapping[str, str]) -> str:
-    """A git repository with one commit of these files, on a branch, and that commit."""
-    for name, text in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_text(text)
-    who = ["-c", "user.name=test", "-c", "user.email=test@example.org"]
-    git = ["git", "-C", str(place), *who]
-    for words in (
-        ["init", "--quiet", "-b", "main"],
-        ["add", "."],
-        ["commit", "--quiet", "-m", "x"],
-    ):
-        subprocess.run([*git, *words], check=True)
-    argv = [*git, "rev-parse", "HEAD"]
-    return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def rehearsal(root: Path, upstream: Path, web: Web) -> Path:
     """A checkout whose target compiles the made-up Triton; its lock knows every sum."""
-    files = {name: text.replace("WEB", web.url) for name, text in (("S", SETUP), ("C", CMAKE))}
     commits = {
-        "triton": repository(
-            upstream / "triton", {"python/setup.py": files["S"], "CMakeLists.txt": files["C"]}
-        ),
-        "googletest": repository(
-            upstream / "googletest", {"CMakeLists.txt": "project(googletest NONE)\n"}
-        ),
+        one: vendor_parts.repository(upstream / one, vendor_parts.part(one, web.url))
+        for one in ("triton", "googletest")
     }
-    tars = {one: f"{one}.tar.xz" for one in ("cuobjdump", "nvdisasm", "ptxas")}
-    addresses = {
-        one: packed(upstream / file, {f"cuda-1/bin/{one}": PROGRAM, "cuda-1/LICENSE": ""})
-        for one, file in tars.items()
-    }
-    inside = {"include/llvm/Config.h": "", "lib/cmake/mlir/MLIRConfig.cmake": ""}
+    tars = {one: f"{one}.tar.xz" for one in vendor_parts.CUDA_PROGRAMS}
+    addresses = {one: vendor_parts.cuda_program(upstream / file, one) for one, file in tars.items()}
     tars["llvm"] = "llvm.tar.gz"
-    addresses["llvm"] = packed(
-        upstream / tars["llvm"], {f"llvm-1/{k}": v for k, v in inside.items()}
-    )
+    addresses["llvm"] = vendor_parts.llvm(upstream / tars["llvm"])
     checkouts.copy(root)
     (root / "build" / "vendor").unlink()
     template = root / "images" / f"{TARGET}.Dockerfile.j2"
@@ -219,7 +125,7 @@ def checkout(tmp_path: Path, web: Web, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_all_is_where_the_build_looks_for_it_and_nothing_answers_it(
     engine: Engine, checkout: Path, web: Web, tmp_path: Path
 ) -> None:
-    """With docker, and from a bundle: tests/images/test_triton_stage.py."""
+    """With docker, and from a bundle: tests/stages/test_triton.py."""
     rehearse(engine, checkout, web, tmp_path)
 
 
