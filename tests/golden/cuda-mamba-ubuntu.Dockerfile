@@ -47,14 +47,17 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         libnl-route-3-200 \
         libnl-route-3-dev \
         pciutils \
+        perl \
         procps \
         python3 \
         python3-dev \
         tcl \
+        udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 # The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
+# asks for nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -63,10 +66,11 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.30.0.tar.gz \
+    && echo 'APT::Install-Recommends "false";' >/etc/apt/apt.conf.d/99efa-installer \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
         --skip-kmod --no-verify --skip-limit-conf \
     && apt-get clean \
-    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && rm -rf /etc/apt/apt.conf.d/99efa-installer /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 
 FROM system AS packages
@@ -259,6 +263,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/nccl.tar)" = "${SOURCE_NCCL}  -" || { echo "wrong checksum: /run/sources/nccl.tar" >&2; exit 1; }; } \
     && mkdir -p "/build/${SOURCE_NCCL}" \
     && tar --extract --directory "/build/${SOURCE_NCCL}" --file /run/sources/nccl.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && make --directory "/build/${SOURCE_NCCL}" --jobs "${MAX_JOBS}" src.build \
         NVCC_GENCODE="-gencode=arch=compute_80,code=sm_80 -gencode=arch=compute_86,code=sm_86 -gencode=arch=compute_90,code=sm_90" \
     && make --directory "/build/${SOURCE_NCCL}" install PREFIX=/opt/nccl \
@@ -274,6 +281,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/aws-ofi-nccl.tar)" = "${SOURCE_AWS_OFI_NCCL}  -" || { echo "wrong checksum: /run/sources/aws-ofi-nccl.tar" >&2; exit 1; }; } \
     && mkdir /tmp/plugin \
     && tar --extract --directory /tmp/plugin --file /run/sources/aws-ofi-nccl.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && env --chdir /tmp/plugin ./autogen.sh \
     && env --chdir /tmp/plugin LDFLAGS=-Wl,--allow-shlib-undefined ./configure --prefix=/opt/aws-ofi-nccl --enable-platform-aws \
         --disable-tests --with-libfabric=/opt/amazon/efa --with-cuda=/usr/local/cuda \

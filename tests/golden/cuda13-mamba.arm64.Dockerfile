@@ -43,14 +43,17 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         libnl-route-3-200 \
         libnl-route-3-dev \
         pciutils \
+        perl \
         procps \
         python3 \
         python3-dev \
         tcl \
+        udev \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 # The --skip flags and --no-verify are for images alone, where no card and no kernel is. What its
-# packages need of Debian's is in the recipe, so that it asks for nothing that is not there.
+# packages need of Debian's is in the recipe, and what they only recommend is left out, so that it
+# asks for nothing that a build without a network does not have.
 ARG ARCHIVE_EFA
 RUN --mount=type=bind,source=archives,target=/run/archives \
     --mount=type=secret,id=apt --mount=type=secret,id=ca \
@@ -59,10 +62,11 @@ RUN --mount=type=bind,source=archives,target=/run/archives \
     && if [ -s /run/secrets/apt ]; then export APT_CONFIG=/run/secrets/apt; fi \
     && if [ -d /run/apt/system ]; then cp -r /run/apt/system/. /var/; else apt-get update -qq; fi \
     && tar --extract --gzip --directory /tmp --file /run/archives/aws-efa-installer-1.48.0.tar.gz \
+    && echo 'APT::Install-Recommends "false";' >/etc/apt/apt.conf.d/99efa-installer \
     && env --chdir /tmp/aws-efa-installer ./efa_installer.sh -y -g \
         --skip-kmod --no-verify --skip-limit-conf \
     && apt-get clean \
-    && rm -rf /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
+    && rm -rf /etc/apt/apt.conf.d/99efa-installer /tmp/aws-efa-installer /var/lib/apt/lists/* /var/log/* \
     && ldconfig
 
 FROM system AS packages
@@ -168,6 +172,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
     { test "$(sha256sum </run/sources/gdrcopy.tar)" = "${SOURCE_GDRCOPY}  -" || { echo "wrong checksum: /run/sources/gdrcopy.tar" >&2; exit 1; }; } \
     && mkdir /tmp/gdrcopy \
     && tar --extract --directory /tmp/gdrcopy --file /run/sources/gdrcopy.tar \
+    && for name in http_proxy https_proxy ftp_proxy all_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY; do \
+        export "$name=http://127.0.0.1:9"; done \
+    && unset no_proxy NO_PROXY && export GIT_ALLOW_PROTOCOL=file PIP_NO_INDEX=1 \
     && make --directory /tmp/gdrcopy lib_install prefix=/opt/gdrcopy \
     && rm -rf /tmp/gdrcopy
 
