@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import pytest
 import yaml
 
 from sqshforge import recipe as recipes
+from tests.images.test_efa_stages import installer, run
 from tests.support import checkouts, engines
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
@@ -31,17 +31,6 @@ ORIGINAL = "cuda-mamba-ubuntu"
 NVCC = """#!/bin/sh
 test "$1" != --version || { echo "Cuda compilation tools, release 12.1, V12.1.105"; exit 0; }
 exec gcc -I/usr/local/cuda/include "$@"
-"""
-INSTALLER = """\
-#!/bin/bash
-# What EFA's installer 1.48.0 leaves on Debian, as far as an image looks at it.
-set -e
-test "$*" = "-y -g --skip-kmod --no-verify --skip-limit-conf"
-apt-cache show tcl >/dev/null
-mkdir -p /opt/amazon/efa/{bin,lib} /opt/amazon/openmpi/{bin,lib} /opt/amazon/ofi-nccl/lib
-echo "# EFA installer version: 1.48.0" >/opt/amazon/efa_installed_packages
-echo "NET/OFI Initializing aws-ofi-nccl 1.19.0" >/opt/amazon/ofi-nccl/lib/libnccl-net.so
-echo /opt/amazon/ofi-nccl/lib >/etc/ld.so.conf.d/100_ofinccl.conf
 """
 SETUP = """import os, shutil, subprocess
 from setuptools import setup
@@ -88,31 +77,6 @@ print(json.dumps({
     "gpus": os.environ["NVIDIA_VISIBLE_DEVICES"],
 }))
 """
-
-
-def installer(folder: Path) -> str:
-    """An archive in the place of EFA's installer; its address."""
-    source, place = folder / "aws-efa-installer", folder / "aws-efa-installer-1.48.0.tar.gz"
-    source.mkdir()
-    (source / "efa_installer.sh").write_text(INSTALLER)
-    (source / "efa_installer.sh").chmod(0o755)
-    with tarfile.open(place, "w:gz") as made:
-        made.add(source, source.name)
-    return f"file://{place}"
-
-
-def run(root: Path, *words: str | Path) -> str:
-    done = subprocess.run(
-        words,
-        cwd=root,
-        env={**os.environ, "ENGINE": "buildah"},
-        capture_output=True,
-        text=True,
-        timeout=1200,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def repository(place: Path, files: Mapping[str, str]) -> str:

@@ -99,6 +99,7 @@ EXPECTED: Mapping[str, Expected] = {
     ),
     "neuron29-mamba2": Expected(
         installer=(1, 48, 0),
+        plugin=(1, 19, 0),
         programs=("aws-neuronx-collectives", "aws-neuronx-runtime-lib", "aws-neuronx-tools"),
     ),
 }
