@@ -1,7 +1,7 @@
 """Programs of Arm on this machine: a user namespace that has an emulator of its own.
 
 From Linux 6.7 on, what is registered in a user namespace (binfmt_misc) holds there alone, so that
-this machine stays as it is. The namespace has all ids, as container engines need them.
+this machine stays as it is. The namespace has the ids of a whole system, as engines need them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ MOUNT = """\
 mount -t tmpfs tmpfs /dev/shm && mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc &&
     printf %s "$RULE" > /proc/sys/fs/binfmt_misc/register && exec "$@"
 """
-IDS = "0 0 4294967295\n"
+# Not of all ids: by that buildah knows a user namespace, and leaves out device nodes, which nobody
+# can make there.
+IDS = "0 0 65536\n"
 PATIENCE = 30.0  # seconds until the namespace is there
 
 
