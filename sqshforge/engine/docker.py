@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 import subprocess
+import tarfile
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,9 +14,10 @@ from functools import cached_property
 from pathlib import Path
 
 from sqshforge.engine.daemon import Daemon
-from sqshforge.engine.types import Build, Image, on, other
+from sqshforge.engine.types import Build, Image, other
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
-from sqshforge.host import emulation, suggest
+from sqshforge.host import emulation, suggest, temporary
+from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs, failed
 from sqshforge.platforms import Platform
 
@@ -139,10 +143,13 @@ class Docker:
         epoch: int | None = None,
     ) -> None:
         # An import is made now and cannot be told otherwise: `epoch` is for other engines.
-        if other(platform):  # which the SDK cannot say
-            self.programs.capture([self.client, "import", *on(platform), tar, name])
-        else:
+        told = other(platform)
+        if told is None:
             self.daemon.import_tar(tar, name)
+            return
+        # Docker 20.10 takes each import for its own machine's, whatever it is told.
+        with temporary.folder("import") as folder:
+            self.daemon.load(archived(tar, name, told, folder / "image.tar"))
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         argv: list[str | Path] = [
@@ -167,6 +174,25 @@ class Docker:
 
     def source(self, name: str) -> str:
         return f"dockerd://{name}"
+
+
+def archived(root: Path, name: str, platform: Platform, place: Path) -> Path:
+    """Write an image of one layer, a root file system's tar, as an archive that docker loads."""
+    config = {
+        "architecture": platform.architecture,
+        "os": "linux",
+        "config": {},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{sha256(root)}"]},
+    }
+    manifest = [{"Config": "config.json", "RepoTags": [name], "Layers": ["layer.tar"]}]
+    with tarfile.open(place, "w") as archive:
+        archive.add(root, "layer.tar")
+        for member, facts in (("config.json", config), ("manifest.json", manifest)):
+            content = json.dumps(facts).encode()
+            entry = tarfile.TarInfo(member)
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+    return place
 
 
 def client_with_buildkit(programs: Programs) -> Path | None:
