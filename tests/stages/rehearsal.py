@@ -32,7 +32,7 @@ from tests.support.web_servers import Index, Web, wheel
 AMD64 = platforms.ALL["linux/amd64"]
 TARGETS = ("cuda-mamba", "llama-fsdp", "cuda13-mamba", "neuron-mamba2", "neuron29-mamba2")
 # Those whose steps are, byte for byte, those of the rehearsed ones, and those built for real.
-OTHERS = ("composer-mamba", "cpu-mamba", "smp-llama")
+OTHERS = ("composer-mamba", "cpu-mamba", "cuda-mamba-ubuntu", "smp-llama")
 
 CUDA = "localhost/sqshforge-standin:cuda"
 CUDA_COMPILER = "localhost/sqshforge-standin:cuda-devel"

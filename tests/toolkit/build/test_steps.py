@@ -10,29 +10,36 @@ import pytest
 from tests.stages import rehearsal
 
 # make test-images and make quickstart build these from their own Dockerfiles.
-BUILT = ("cpu-mamba", "smp-llama")
+BUILT = ("cpu-mamba", "cuda-mamba-ubuntu", "smp-llama")
+GOLDEN = Path(__file__).parents[2] / "golden"
+NAMES = sorted(path.name.removesuffix(".Dockerfile") for path in GOLDEN.glob("*.Dockerfile"))
 
 
-def dockerfile(root: Path, target: str) -> str:
-    return (root / "tests" / "golden" / f"{target}.Dockerfile").read_text()
+def dockerfile(name: str) -> str:
+    return (GOLDEN / f"{name}.Dockerfile").read_text()
 
 
-def steps(root: Path, target: str) -> set[str]:
-    """The steps of an image, without what differs from target to target: its name, and sums."""
-    text = dockerfile(root, target)
+def steps(name: str) -> set[str]:
+    """The steps of an image without its name, sums, and the platform in the names of caches.
+
+    `name` is a target's, with that of its platform where it is for several.
+    """
+    text = re.sub(r"(?:\.arm64)?-[0-9a-f]{12},target=/build", "-*,target=/build", dockerfile(name))
     found = re.findall(r"^(?:RUN|COPY) .*?[^\\]$", text, re.MULTILINE | re.DOTALL)
+    target = name.partition(".")[0]
     return {re.sub(rf"\b[0-9a-f]{{64}}\b|\b{target}\b", "*", one) for one in found}
 
 
-@pytest.mark.parametrize("target", [*rehearsal.TARGETS, *rehearsal.OTHERS])
-def test_every_step_of_an_image_is_run(root: Path, target: str) -> None:
-    run = set[str]().union(*(steps(root, one) for one in (*rehearsal.TARGETS, *BUILT)))
-    assert steps(root, target) - run == set()
+@pytest.mark.parametrize("name", NAMES)
+def test_every_step_of_an_image_is_run(name: str) -> None:
+    """For one platform at least: the steps of another one are the same."""
+    run = set[str]().union(*(steps(one) for one in (*rehearsal.TARGETS, *BUILT)))
+    assert steps(name) - run == set()
 
 
-def test_every_target_is_looked_at(root: Path) -> None:
-    golden = {path.stem for path in (root / "tests" / "golden").glob("*.Dockerfile")}
-    assert golden == {*rehearsal.TARGETS, *rehearsal.OTHERS}
+def test_every_target_is_looked_at() -> None:
+    targets = {name.partition(".")[0] for name in NAMES}
+    assert targets == {*rehearsal.TARGETS, *rehearsal.OTHERS}
 
 
 def test_the_page_says_of_each_stage_how_it_is_run(root: Path) -> None:
@@ -43,6 +50,6 @@ def test_the_page_says_of_each_stage_how_it_is_run(root: Path) -> None:
     stages = {
         stage
         for target in (*rehearsal.TARGETS, *rehearsal.OTHERS)
-        for stage in re.findall(r"^FROM .* AS (\S+)$", dockerfile(root, target), re.MULTILINE)
+        for stage in re.findall(r"^FROM .* AS (\S+)$", dockerfile(target), re.MULTILINE)
     }
     assert stages == told
