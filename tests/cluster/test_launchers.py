@@ -283,10 +283,11 @@ def image() -> Iterator[Path]:
         yield path
 
 
-@pytest.mark.parametrize(("wanted", "share"), [("1", 1.0), ("0", 0.0)])
+@pytest.mark.parametrize(("wanted", "least", "most"), [("1", 0.6, 1.0), ("0", 0.0, 0.4)])
 def test_under_pyxis_a_step_reads_the_image(
-    desk: Desk, image: Path, wanted: str, share: float
+    desk: Desk, image: Path, wanted: str, least: float, most: float
 ) -> None:
+    """Such a step ends with its job, which here may end before all is read."""
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "python": PYTHON}.items():
         program = desk.folder / "bin" / name
         text = text.replace("FOLDER", str(desk.folder))
@@ -299,4 +300,4 @@ def test_under_pyxis_a_step_reads_the_image(
     assert desk.slurm.wait(job) == "COMPLETED", desk.slurm.output(job)
     assert "by pyxis on n[1-2]" in desk.slurm.output(job)
     begin, length = 1 << 20, 22 << 20  # without the ends, which are read to see what it is
-    assert page_cache.share(image, begin, length) == pytest.approx(share, abs=0.4 * (not share))
+    assert least <= page_cache.share(image, begin, length) <= most
