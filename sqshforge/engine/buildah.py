@@ -142,8 +142,8 @@ class Buildah:
     ) -> None:
         with self._working_container("scratch") as container:
             self.programs.capture([self.program, "add", "--quiet", container, tar, "/"])
-            if (told := other(platform)) is not None:
-                kind = ["--arch", told.architecture]
+            if (foreign := other(platform)) is not None:
+                kind = ["--arch", foreign.architecture]
                 self.programs.capture([self.program, "config", *kind, container])
             argv: list[str | Path] = [self.program, "commit", "--quiet", "--format", "docker"]
             self.programs.capture([*argv, *_timestamp(epoch), container, name])

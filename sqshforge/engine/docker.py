@@ -100,8 +100,8 @@ class Docker:
 
     def pull(self, reference: str, name: str, platform: Platform | None = None) -> str | None:
         try:
-            told = other(platform)
-            self.daemon.pull(reference, told.name if told else None)
+            foreign = other(platform)
+            self.daemon.pull(reference, foreign.name if foreign else None)
         except WorkError as error:
             return error.what
         self.tag(reference, name)
@@ -142,14 +142,14 @@ class Docker:
         platform: Platform | None = None,
         epoch: int | None = None,
     ) -> None:
-        # An import is made now and cannot be told otherwise: `epoch` is for other engines.
-        told = other(platform)
-        if told is None:
+        # An import is made now and cannot be dated: `epoch` is for other engines.
+        foreign = other(platform)
+        if foreign is None:
             self.daemon.import_tar(tar, name)
             return
-        # Docker 20.10 takes each import for its own machine's, whatever it is told.
+        # Docker 20.10 takes each import for its own machine's, whatever is asked.
         with temporary.folder("import") as folder:
-            self.daemon.load(archived(tar, name, told, folder / "image.tar"))
+            self.daemon.load(archived(tar, name, foreign, folder / "image.tar"))
 
     def build(self, build: Build, on_line: Callable[[str], None]) -> None:
         argv: list[str | Path] = [

@@ -48,11 +48,11 @@ class Build:
 
 
 def other(platform: Platform | None) -> Platform | None:
-    """A platform that has to be told to an engine: all but this machine's own."""
+    """A platform that an engine has to be asked for: all but this machine's own."""
     return None if platform is None or platform.is_own else platform
 
 
 def on(platform: Platform | None) -> list[str]:
     """The words by which docker and buildah take an image for a platform."""
-    told = other(platform)
-    return ["--platform", told.name] if told else []
+    foreign = other(platform)
+    return ["--platform", foreign.name] if foreign else []

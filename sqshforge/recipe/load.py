@@ -165,12 +165,12 @@ def whole(path: Path, values: Mapping[str, str] | None = None, platform: str | N
     differs = name in data.get("per_platform", {})
     if recipe.extends is None and not recipe.parameters and not differs:
         return path.read_text()
-    told = [f"laid over what it extends: {recipe.extends}"] if recipe.extends else []
-    told += ["with its parameters"] if recipe.parameters else []
-    told += [f"for {name}"] if differs else []
+    changes = [f"laid over what it extends: {recipe.extends}"] if recipe.extends else []
+    changes += ["with its parameters"] if recipe.parameters else []
+    changes += [f"for {name}"] if differs else []
     data = {key: value for key, value in data.items() if key != "extends"}
     data = filled(on_platform(data, name), values or {})
-    opening = f"# {path.name}, {', '.join(told)}\n"
+    opening = f"# {path.name}, {', '.join(changes)}\n"
     return opening + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
 
 
@@ -210,8 +210,8 @@ def _load(
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
         data = extended({**inherited, "template": template}, data)
-    recipe, told = _checked(data, node, values or {})
-    faults += told
+    recipe, wrong = _checked(data, node, values or {})
+    faults += wrong
     found: dict[str, Recipe | None] = {}
     if recipe is not None:
         if recipe.target != path.stem:
@@ -219,8 +219,8 @@ def _load(
         other = _below(node, "per_platform")
         for name in recipe.platforms:
             laid = on_platform(data, name)
-            found[name], told = _checked(laid, _below(other, name), values or {})
-            faults += [f"per_platform.{name}.{one}" for one in told]
+            found[name], wrong = _checked(laid, _below(other, name), values or {})
+            faults += [f"per_platform.{name}.{one}" for one in wrong]
     if faults or recipe is None:
         count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
         raise RequestError(
@@ -246,7 +246,7 @@ def _checked(
     try:
         return Recipe.model_validate(filled(data, values)), []
     except ValidationError as error:
-        return None, [_told(fault, node, data) for fault in error.errors()]
+        return None, [_described(fault, node, data) for fault in error.errors()]
     except ValueError as error:
         return None, [str(error)]
 
@@ -305,7 +305,7 @@ def _repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
     return faults
 
 
-def _told(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, Any]) -> str:
+def _described(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, Any]) -> str:
     """One fault in words: its path and line, what is wrong, what is allowed.
 
     `data` is what was checked: the file's own, laid over what it extends.
