@@ -81,7 +81,7 @@ lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
 	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET)) $(platform)
 
 constraints: setup  ## resolve anew what .venv and its like hold, one version of each package
-	@.venv/bin/python -m sqshforge.host.venv lock
+	@.venv/bin/python -m sqshforge.venv lock
 
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)

@@ -267,7 +267,7 @@ fi
 : "${log:=$(mktemp)}"
 by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
     [ "$goal" != quickstart ] && [ "$goal" != xla ] &&
-        .venv/bin/python -m sqshforge.host.venv install "$venv" ".$extra" "$@"
+        .venv/bin/python -m sqshforge.venv install "$venv" ".$extra" "$@"
 }
 by_pip() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".$extra"

@@ -25,7 +25,8 @@ from pathlib import Path
 
 from training import cli
 from training.errors import RequestError, TrainingError, writing
-from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache, ulimits
+from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache
+from training.job.machine import ulimits
 from training.job.node import HERE, look_at_node, require_port
 from training.job.plan import Job, Plan, make_plan, read_job
 from training.job.types import GIVEN

@@ -18,11 +18,11 @@ from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, SqshforgeError
 from sqshforge.host import temporary
 from sqshforge.host.files import exclusive, partial, remove_leftovers
-from sqshforge.host.mirrors import Mirrors, first_given
-from sqshforge.host.network import apt_sources
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock, LockedImage
+from sqshforge.network.access import apt_sources
+from sqshforge.network.mirrors import Mirrors, first_given
 from sqshforge.platforms import Platform
 from sqshforge.project import Project, source_date_epoch
 from sqshforge.recipe import Bootstrap, Recipe

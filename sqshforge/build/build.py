@@ -21,13 +21,13 @@ from sqshforge.build import base_image, dockerfile, inputs, wheels
 from sqshforge.build.inputs import BuildEnvironment, BuildInput
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
-from sqshforge.host import network
 from sqshforge.host.files import exclusive, sha256
-from sqshforge.host.mirrors import Mirrors, read_mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
+from sqshforge.network import access
+from sqshforge.network.mirrors import Mirrors, read_mirrors
 from sqshforge.project import EPOCH_VARIABLE, Project, source_date_epoch
 from sqshforge.recipe import Recipe
 
@@ -115,7 +115,7 @@ class Machine:
 
     revision: Future[str]
     deb_lines: Future[list[str]]
-    pip: Future[network.Pip]
+    pip: Future[access.Pip]
 
     @classmethod
     def ask(
@@ -130,7 +130,7 @@ class Machine:
         return cls(
             side.submit(_revision, project.root, programs, reporter),
             side.submit(base_image.deb_lines, what.base.bootstrap, programs),
-            side.submit(network.pip, programs),
+            side.submit(access.pip, programs),
         )
 
 
@@ -164,7 +164,7 @@ def _build(
             ]
         supplies += [
             BuildInput(place=f"wheels/{path.name}", path=path, sha256=total)
-            for path, total in network.local_wheels(pip, locked.sums())
+            for path, total in access.local_wheels(pip, locked.sums())
         ]
         provider = base_image.BaseImageProvider.of(project, engine, environment)
         started_from = base_image.prepare(what, locked, provider, machine.deb_lines.result())
@@ -195,7 +195,7 @@ def _build(
             args={
                 **started_from,
                 **inputs.arguments(supplies),
-                **({} if offline else network.proxies()),
+                **({} if offline else access.proxies()),
                 **jobs(what),
                 **({} if made_at is None else {EPOCH_VARIABLE: str(made_at)}),
             },
@@ -316,14 +316,14 @@ def installer(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Buil
 
 @contextlib.contextmanager
 def secrets_of(
-    pip: network.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
+    pip: access.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
 ) -> Iterator[Mapping[str, Path]]:
     """The machine's own settings as files that a build sees and an image never keeps.
 
     They lie in a private folder that is gone afterwards; if a build was killed, the next one
     removes them.
     """
-    ca = network.ca_bundle(pip)
+    ca = access.ca_bundle(pip)
     contents = {
         "pip": b"[global]\nno-index = true\n" if offline else pip.remote().encode(),
         "apt": b'Acquire::https::CaInfo "/run/secrets/ca";\n' if ca else b"",

@@ -16,12 +16,12 @@ from sqshforge.build import base_image, build, inputs, wheels
 from sqshforge.build.context import Context
 from sqshforge.build.inputs import BuildEnvironment, BuildInput, Bundle
 from sqshforge.engine import Build, Engine
-from sqshforge.host import network
 from sqshforge.host.files import sha256
-from sqshforge.host.mirrors import read_mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
+from sqshforge.network import access
+from sqshforge.network.mirrors import read_mirrors
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
 
@@ -41,7 +41,7 @@ def gather(
     folder = project.bundle(what.name)
     environment = BuildEnvironment(
         bundle=folder,
-        pip=network.pip(programs),
+        pip=access.pip(programs),
         mirrors=read_mirrors(project.root),
         programs=programs,
         reporter=reporter,
@@ -69,7 +69,7 @@ def _wheels(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Iterat
     every = [*python.packages, *python.builders]
     found = wheels.files(every, version, what.platform, environment.pip, programs)
     for index in python.bound:
-        alone = network.Pip(index=environment.mirrors.index(index.url), cert=environment.pip.cert)
+        alone = access.Pip(index=environment.mirrors.index(index.url), cert=environment.pip.cert)
         found += wheels.files(index.packages, version, what.platform, alone, programs)
     for number, file in enumerate(found, 1):
         environment.reporter.say(f"package {number} of {len(found)}: {file.name}")
@@ -160,7 +160,7 @@ def _download(
             context=folder,
             name=name,
             platform=what.platform,
-            args={"BASE": image, **sums, **network.proxies()},
+            args={"BASE": image, **sums, **access.proxies()},
             secrets=given,
         )
         engine.build(request, tracker.note)

@@ -16,14 +16,14 @@ from sqshforge.build import wheels as listing
 from sqshforge.build.dockerfile import argument
 from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.download import download, download_from
 from sqshforge.host.files import exclusive, sha256
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.lock.git import snapshot
+from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.download import download, download_from
+from sqshforge.network.mirrors import Mirrors
 from sqshforge.recipe import Recipe, Triton, normalize
 
 VARIABLE = "OFFLINE"

@@ -14,11 +14,11 @@ from packaging.utils import parse_wheel_filename
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import temporary
-from sqshforge.host.mirrors import bare
-from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedPackage
 from sqshforge.lock.python import NEWEST_GLIBC, uv_platform
+from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.mirrors import bare
 from sqshforge.platforms import Platform
 
 if sys.version_info >= (3, 11):

@@ -104,9 +104,9 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
     from sqshforge import project, recipe
     from sqshforge.host import mirrors, network, suggest
     from sqshforge.host.programs import Programs
-    from sqshforge.host.registries import Registries
     from sqshforge.host.terminal import Reporter
     from sqshforge.lock import bases
+    from sqshforge.network.registries import Registries
 
     home = project.find()
     programs, registries = Programs(), Registries()

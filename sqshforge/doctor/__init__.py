@@ -15,8 +15,9 @@ from pathlib import Path
 from sqshforge.doctor import bases, engines, leftovers, mksquashfs, user
 from sqshforge.doctor.finding import Finding, Host, tool
 from sqshforge.errors import MissingError
-from sqshforge.host import network, suggest
+from sqshforge.host import suggest
 from sqshforge.host.terminal import human
+from sqshforge.network import access
 from sqshforge.project import Project, in_the_way, owner
 
 __all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]
@@ -143,8 +144,8 @@ def _room(folder: Path) -> Finding:
 
 def _certificates(host: Host) -> Finding:
     has_pip = importlib.util.find_spec("pip") is not None
-    settings = network.pip(host.programs) if has_pip else network.Pip()
-    bundle = network.ca_bundle(settings)
+    settings = access.pip(host.programs) if has_pip else access.Pip()
+    bundle = access.ca_bundle(settings)
     return Finding(
         "CA certificates",
         bundle is not None,

@@ -31,9 +31,9 @@ def findings(host: Host) -> Iterator[Finding]:
 
 def _asked(host: Host) -> Iterator[Finding]:
     from sqshforge import lock, recipe
-    from sqshforge.host.mirrors import read_mirrors
-    from sqshforge.host.registries import Registries
     from sqshforge.lock import bases
+    from sqshforge.network.mirrors import read_mirrors
+    from sqshforge.network.registries import Registries
 
     folder = host.project.recipes
     recipes = [recipe.find(name, folder) for name in recipe.targets(folder)]

@@ -16,9 +16,10 @@ from typing import Any
 
 from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
-from sqshforge.host import emulation, network, temporary
+from sqshforge.host import emulation, temporary
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
+from sqshforge.network import access
 from sqshforge.platforms import Platform
 
 FIRST_WITH_BIND = (1, 24)
@@ -68,7 +69,7 @@ class Buildah:
     def find(cls, programs: Programs) -> Buildah:
         program = programs.require("buildah", "it builds images without a daemon")
         storage.choose_buildah_storage(program, programs)
-        network.choose_login_file()
+        access.choose_login_file()
         return cls(program, programs)
 
     def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
-from sqshforge.host import network, registries
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
@@ -21,6 +20,7 @@ from sqshforge.image.archive.source import Archived
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Content
+from sqshforge.network import access, registries
 from sqshforge.project import cache_home
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Registry:
     def _ask(self, *words: str) -> str:
         """What skopeo says of an image; an error that tells what is wrong with the name."""
         program = self.programs.require("skopeo", "it reads registries")
-        network.choose_login_file()
+        access.choose_login_file()
         asked = self.programs.attempt([program, "inspect", *words])
         if asked.code != 0:
             raise self._fault(asked.err)

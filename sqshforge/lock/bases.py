@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
-from sqshforge.host.registries import PATIENCE, Answer, Registries, State, host_of, pinned
 from sqshforge.lock.model import Lock
+from sqshforge.network.mirrors import Mirrors
+from sqshforge.network.registries import PATIENCE, Answer, Registries, State, host_of, pinned
 from sqshforge.recipe import Recipe
 
 AT_ONCE = 8  # registries that are asked at the same time: most of the time they are waited for

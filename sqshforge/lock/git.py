@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host.mirrors import bare
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedSource
+from sqshforge.network.mirrors import bare
 
 PATIENCE = 60.0  # seconds that a host may take to list its references
 # Nobody is there to type a password, and a host that sends nothing for a minute is given up.

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import temporary
-from sqshforge.host.mirrors import Mirrors, bare
-from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
+from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.mirrors import Mirrors, bare
 from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe, normalize
 

@@ -10,12 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError
-from sqshforge.host import network, temporary
-from sqshforge.host.download import download_from
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip, apt_sources
+from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
-from sqshforge.host.registries import Answer, Registries, State
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock.git import commit_of
 from sqshforge.lock.model import (
@@ -30,6 +26,11 @@ from sqshforge.lock.model import (
     inputs,
 )
 from sqshforge.lock.python import Resolver, uv_platform
+from sqshforge.network import access
+from sqshforge.network.access import Pip, apt_sources
+from sqshforge.network.download import download_from
+from sqshforge.network.mirrors import Mirrors
+from sqshforge.network.registries import Answer, Registries, State
 from sqshforge.platforms import Platform
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, Source, normalize
@@ -223,7 +224,7 @@ def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locked
     commit = source.commit or _commit(asked.parent, name, source)
     if commit is None:
         url = asked.mirrors.source(source.git)
-        commit = commit_of(url, source.ref, asked.programs, network.ca_bundle(asked.pip))
+        commit = commit_of(url, source.ref, asked.programs, access.ca_bundle(asked.pip))
     commit = commit or _commit(asked.before, name, source)
     if commit is None:
         open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqshforge.host import temporary
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs, Result
 from sqshforge.host.terminal import Tracker
 from sqshforge.lock.python import (
@@ -23,6 +21,8 @@ from sqshforge.lock.python import (
     uv_question,
     vendor_indexes,
 )
+from sqshforge.network.access import Pip
+from sqshforge.network.mirrors import Mirrors
 from sqshforge.outdated.names import Comments, Offer, parse_offers, reason
 from sqshforge.outdated.pins import Pin, candidate, is_other_build, judged
 from sqshforge.recipe import Recipe, normalize

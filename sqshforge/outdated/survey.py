@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from sqshforge import recipe as recipes
-from sqshforge.host import network
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.registries import PATIENCE, Registries
 from sqshforge.lock import Asked, Lock
 from sqshforge.lock.git import references
 from sqshforge.lock.resolve import apt_of, debian_versions
+from sqshforge.network import access
+from sqshforge.network.registries import PATIENCE, Registries
 from sqshforge.outdated.names import Comments, comments, newest
 from sqshforge.outdated.packages import Packages
 from sqshforge.outdated.pins import Pin
@@ -73,7 +73,7 @@ def survey(recipe: Recipe, asked: Asked, hosts: Hosts) -> list[Pin]:
     does not answer: its pins say so.
     """
     said = _comments(recipe, asked)
-    network.choose_login_file()
+    access.choose_login_file()
     with asked.reporter.track(f"{recipe.target}: asking") as tracker:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             images = [
@@ -153,7 +153,7 @@ def _source(recipe: Recipe, name: str, asked: Asked, hosts: Hosts, said: Comment
     )
     if asked.programs.which("git") is None:
         return replace(pin, silent="repositories are asked through git, which is not installed")
-    names = hosts.references(asked.mirrors.source(source.git), network.ca_bundle(asked.pip))
+    names = hosts.references(asked.mirrors.source(source.git), access.ca_bundle(asked.pip))
     if names is None:
         return replace(pin, silent="its host does not answer")
     kind = next((one for one in ("tags", "heads") if f"{one}/{source.ref}" in names), None)

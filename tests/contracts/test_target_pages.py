@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sqshforge import recipe as recipes
-from training.job.instances import TYPES
-from training.job.software import Version, parse_version
+from training.job.machine.instances import TYPES
+from training.job.machine.software import Version, parse_version
 
 FOLDER = Path(__file__).parents[2]
 RECIPES = FOLDER / "recipes"

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.host import network as host
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
+from sqshforge.network import settings as host
 from tests.conftest import ROOT
 from tests.distros.systems import System, tar_of
 

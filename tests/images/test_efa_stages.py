@@ -46,7 +46,7 @@ lib_install:
 LOOK = """
 import ctypes, json, os
 from pathlib import Path
-from training.job.software import look_at_software
+from training.job.machine.software import look_at_software
 for name in ("libcudart.so", "libgdrapi.so"):
     ctypes.CDLL(name)
 found = look_at_software(Path("/"), os.environ)

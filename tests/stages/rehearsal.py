@@ -19,12 +19,12 @@ from sqshforge import engine, lock, platforms, recipe
 from sqshforge.build import base_image, inputs, wheels
 from sqshforge.build.base_image import BaseImageProvider
 from sqshforge.build.inputs import BuildEnvironment
-from sqshforge.host import network
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
 from sqshforge.lock.model import LockedIndex, LockedPackage
+from sqshforge.network import access
+from sqshforge.network.mirrors import Mirrors
 from sqshforge.recipe import Recipe, normalize
 from tests.support import vendor_bases, vendor_parts
 from tests.support.web_servers import Index, Web, wheel
@@ -210,7 +210,7 @@ def _fetched(package: LockedPackage, locked: Lock, folder: Path) -> Path:
     programs = Programs()
     environment = BuildEnvironment(
         bundle=folder / "packages",
-        pip=network.pip(programs),
+        pip=access.pip(programs),
         mirrors=Mirrors(),
         programs=programs,
         reporter=Reporter(quiet=True),

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(3000)]
 LOOK = """
 import ctypes, importlib.util, json, os, re, shutil, sys
 from pathlib import Path
-from training.job.software import look_at_software
+from training.job.machine.software import look_at_software
 
 wanted = json.loads(sys.argv[1])
 for name in wanted["libraries"]:

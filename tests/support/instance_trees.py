@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from training import launch
-from training.job import ulimits
-from training.job.instances import TYPES, Instance
-from training.job.ulimits import INFINITE, KINDS, Limit
+from training.job.machine import ulimits
+from training.job.machine.instances import TYPES, Instance
+from training.job.machine.ulimits import INFINITE, KINDS, Limit
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "launch"
 PROCESSORS = {  # threads, of two in a core

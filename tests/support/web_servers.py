@@ -24,11 +24,11 @@ import pytest
 import yaml
 
 from sqshforge import recipe
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Asked, Lock, LockedPackage
+from sqshforge.network.access import Pip
+from sqshforge.network.mirrors import Mirrors
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe, normalize
 

@@ -77,7 +77,7 @@ Gather = Callable[[Any], list[Any]]
 class BatchPart:
     """Rows of a batch, (r, l).
 
-    lanes: where each lane of a stream stands after them (see training.data.stream). spent: all
+    lanes: where each lane of a stream stands after them (see training.data.stream.feed). spent: all
     passes over the data have ended, so that nothing in the step of this batch counts.
     """
 

@@ -22,7 +22,7 @@ from training.data.mixture import Mixture, Source
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
 from training.data.splits import how_to_read
-from training.data.stream import open_stream
+from training.data.stream.feed import open_stream
 from training.errors import RequestError, TrainingError
 
 BYTE_VOCABULARY = 256

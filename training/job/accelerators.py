@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job.devices import parse_cores
+from training.job.machine.devices import parse_cores
 from training.job.node import Node
 from training.job.types import GIVEN, Decision, count
 

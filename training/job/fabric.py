@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from training.job.instances import Instance
-from training.job.software import Software, format_version, is_older
+from training.job.machine.instances import Instance
+from training.job.machine.software import Software, format_version, is_older
 from training.job.types import Decision
 from training.parallel.neuron.environment import CACHE, DEFAULTS
 

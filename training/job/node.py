@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from training.errors import TrainingError
-from training.job import devices, instances, software, ulimits
-from training.job.instances import Instance
-from training.job.software import Software
+from training.job.machine import devices, instances, software, ulimits
+from training.job.machine.instances import Instance
+from training.job.machine.software import Software
+from training.job.machine.ulimits import Limit
 from training.job.types import file_text
-from training.job.ulimits import Limit
 
 HERE = Path("/")
 NEURON_TOOLS = "/opt/aws/neuron/bin"

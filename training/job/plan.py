@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job import fabric, ulimits
+from training.job import fabric
 from training.job.accelerators import (
     VISIBLE_CORES,
     Usable,
@@ -16,12 +16,13 @@ from training.job.accelerators import (
     count_efa_cards,
     describe_machine,
 )
-from training.job.devices import format_cores
+from training.job.machine import ulimits
+from training.job.machine.devices import format_cores
+from training.job.machine.ulimits import Limit
 from training.job.node import Job, Node
 from training.job.nsys import Nsys
 from training.job.rank import CORES, NSYS
 from training.job.types import GIVEN, Decision, count
-from training.job.ulimits import Limit
 from training.parallel.neuron.environment import COMPILER
 
 PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections

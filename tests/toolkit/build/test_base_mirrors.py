@@ -12,11 +12,11 @@ import pytest
 from sqshforge.build.base_image import BaseImageProvider, prepare
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
-from sqshforge.host.registries import Registries
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock, LockedImage
+from sqshforge.network.mirrors import Mirrors
+from sqshforge.network.registries import Registries
 from tests.support.archives import Image, file, layer, write
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import engine_fixture as engine_fixture

@@ -17,9 +17,9 @@ import pytest
 from sqshforge import engine as engines_of
 from sqshforge.build import build as building
 from sqshforge.engine import Engine
-from sqshforge.host import network
 from sqshforge.host.programs import Programs
 from sqshforge.image import address
+from sqshforge.network import access
 from tests.support import checkouts
 from tests.support.engines import BOTH, CLIENT
 from tests.support.engines import docker_host_fixture as docker_host_fixture
@@ -74,10 +74,10 @@ def case(
 
 def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
     """Settings of this machine that do the same as before, and carry a mark."""
-    bundle = network.ca_bundle(network.pip(PROGRAMS))
+    bundle = access.ca_bundle(access.pip(PROGRAMS))
     marked = folder / "ca.crt"
     marked.write_bytes((bundle.read_bytes() if bundle else b"") + f"# {mark}\n".encode())
-    for name in (*network.CA_VARIABLES, "PIP_CERT"):
+    for name in (*access.CA_VARIABLES, "PIP_CERT"):
         patch.setenv(name, str(marked))
     lines = ["[global]"]
     for line in PROGRAMS.capture([sys.executable, "-m", "pip", "config", "list"]).splitlines():
@@ -160,9 +160,9 @@ def test_the_secrets_are_gone(case: Case) -> None:
 
 def test_the_settings_of_this_machine_reached_the_build(case: Case) -> None:
     """Else the test above would prove nothing."""
-    assert case.mark in network.pip(PROGRAMS).remote()
-    assert network.proxies()["no_proxy"].endswith(case.mark)
-    bundle = network.ca_bundle(network.pip(PROGRAMS))
+    assert case.mark in access.pip(PROGRAMS).remote()
+    assert access.proxies()["no_proxy"].endswith(case.mark)
+    bundle = access.ca_bundle(access.pip(PROGRAMS))
     assert bundle is not None and case.mark in bundle.read_text()
 
 

@@ -17,9 +17,9 @@ from sqshforge.build import base_image
 from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
+from sqshforge.network.mirrors import Mirrors
 from tests.support import checkouts, containers, processes
 from tests.support.engines import CLIENT
 from tests.support.engines import docker_host_fixture as docker_host_fixture

@@ -11,7 +11,7 @@ import pytest
 
 from sqshforge import lock, recipe
 from sqshforge.build import dockerfile
-from sqshforge.host.mirrors import Mirrors
+from sqshforge.network.mirrors import Mirrors
 from tests.support.web_servers import Index, asking, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture

@@ -10,11 +10,11 @@ import pytest
 
 from sqshforge.build import wheels as files
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host.download import download
-from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Tracker
 from sqshforge.lock import LockedPackage
+from sqshforge.network.access import Pip
+from sqshforge.network.download import download
 from sqshforge.platforms import ARM, DEFAULT, Platform
 from tests.support.web_servers import HTML, JSON, Distribution, Index, Web, sdist, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture

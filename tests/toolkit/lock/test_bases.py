@@ -13,10 +13,10 @@ import pytest
 from sqshforge import lock
 from sqshforge.doctor import bases as doctor
 from sqshforge.doctor.finding import Finding, Host
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.registries import Registries
 from sqshforge.lock import Lock, LockedImage, bases
+from sqshforge.network.mirrors import Mirrors
+from sqshforge.network.registries import Registries
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
 from tests.support import checkouts

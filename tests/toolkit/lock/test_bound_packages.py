@@ -12,10 +12,10 @@ import pytest
 from sqshforge import lock, recipe
 from sqshforge.build import dockerfile
 from sqshforge.errors import WorkError
-from sqshforge.host.mirrors import Mirrors
-from sqshforge.host.network import Pip
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
+from sqshforge.network.access import Pip
+from sqshforge.network.mirrors import Mirrors
 from tests.support.web_servers import Distribution, Index, asking, small_recipe, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture

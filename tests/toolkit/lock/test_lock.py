@@ -14,10 +14,10 @@ import pytest
 
 from sqshforge import lock, recipe
 from sqshforge.errors import RequestError, WorkError
-from sqshforge.host import network
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock
+from sqshforge.network import access
+from sqshforge.network.mirrors import Mirrors
 from tests.support import checkouts
 from tests.support.command_line import sqshforge
 from tests.support.web_servers import Index, Web, asking, small_recipe, wheel
@@ -146,7 +146,7 @@ def one_package(root: Path, tmp_path: Path, requirement: str) -> recipe.Recipe:
 def test_resolving_asks_the_real_index_and_the_registry(root: Path, tmp_path: Path) -> None:
     programs = Small("a")
     what = one_package(root, tmp_path, "filelock==3.20.0")
-    locked = lock.resolve(what, asking(tmp_path, network.pip(programs), programs=programs))
+    locked = lock.resolve(what, asking(tmp_path, access.pip(programs), programs=programs))
     assert [package.name for package in locked.python.packages] == ["filelock"]
     assert locked.python.packages[0].hashes
     assert locked.python.installer.name == "pip"
@@ -159,7 +159,7 @@ def test_a_version_that_is_not_there_is_a_clear_error(root: Path, tmp_path: Path
     programs = Programs()
     what = one_package(root, tmp_path, "filelock==999.0.0")
     with pytest.raises(WorkError, match=r"filelock==999\.0\.0") as caught:
-        lock.resolve(what, asking(tmp_path, network.pip(programs), programs=programs))
+        lock.resolve(what, asking(tmp_path, access.pip(programs), programs=programs))
     assert "python.packages" in caught.value.where
 
 

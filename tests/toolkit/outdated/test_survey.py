@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from sqshforge.host.mirrors import Mirrors
 from sqshforge.host.programs import Programs
 from sqshforge.lock import Lock, resolve
+from sqshforge.network.mirrors import Mirrors
 from sqshforge.outdated import Hosts, Pin, survey
 from tests.support.archives import Image, file, folder, layer, write
 from tests.support.registries import push

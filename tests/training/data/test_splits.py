@@ -21,7 +21,7 @@ from training.config.config import Config, DataConfig, ModelConfig, RunConfig
 from training.data.libraries import IMAGES
 from training.data.sources import open_evaluation, open_feed
 from training.data.splits import find
-from training.data.stream_shards import Shards
+from training.data.stream.shards import Shards
 from training.data.tokenize.__main__ import tokenize
 from training.errors import RequestError
 from training.llama_fsdp import configure

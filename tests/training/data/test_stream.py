@@ -12,9 +12,9 @@ import pytest
 from tests.support.web_servers import serving
 from tests.training.support.runs import TINY, kill_tree, run, started, steps, train, wait_for
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
-from training.data import stream_shards
 from training.data.base import DataFeed
 from training.data.sources import open_evaluation, open_feed
+from training.data.stream import shards
 from training.errors import RequestError, TrainingError
 from training.models import preset
 
@@ -182,7 +182,7 @@ def test_evaluations_read_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_shards.Backoff, "first_wait", 0.0)
+    monkeypatch.setattr(shards.Backoff, "first_wait", 0.0)
 
 
 def test_a_broken_connection_is_taken_up_again(tmp_path: Path, quick: None) -> None:

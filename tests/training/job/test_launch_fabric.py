@@ -10,7 +10,7 @@ import pytest
 
 from tests.support import instance_trees
 from tests.support.instance_trees import CURRENT, SLURM
-from training.job.instances import TYPES, Instance
+from training.job.machine.instances import TYPES, Instance
 
 NCCL = {"LD_PRELOAD": "/opt/nccl/lib/libnccl.so.2"}
 NETWORK = re.compile(r"^  ((?:NCCL|FI)_\w+) +(\S+) ", re.MULTILINE)

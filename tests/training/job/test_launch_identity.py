@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import instance_trees
-from training.job.instances import instance_type
+from training.job.machine.instances import instance_type
 
 TOKEN = "a-token"
 

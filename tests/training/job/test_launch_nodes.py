@@ -17,8 +17,8 @@ import pytest
 from tests.support import instance_trees
 from tests.support.instance_trees import SLURM
 from training.errors import RequestError
-from training.job.instances import TYPES, instance_type
-from training.job.ulimits import Limit
+from training.job.machine.instances import TYPES, instance_type
+from training.job.machine.ulimits import Limit
 
 P5 = TYPES["p5.48xlarge"]
 TRN1, TRN2 = TYPES["trn1.32xlarge"], TYPES["trn2.48xlarge"]

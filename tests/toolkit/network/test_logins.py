@@ -13,9 +13,9 @@ pytestmark = pytest.mark.processes
 
 ASK = """
 import subprocess, sys
-from sqshforge.host import network
+from sqshforge.network import access
 if sys.argv[1] == "chosen":
-    network.choose_login_file()
+    access.choose_login_file()
 words = ["skopeo", "inspect", "--tls-verify=false", "docker://127.0.0.1:9/none"]
 print(subprocess.run(words, capture_output=True, text=True).stderr)
 """

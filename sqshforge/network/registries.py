@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
 
-from sqshforge.host import network
 from sqshforge.host.programs import Programs
+from sqshforge.network import access
 
 PATIENCE = 60.0  # seconds that a registry may take to answer
 ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
@@ -58,7 +58,7 @@ class Registries:
 def _ask(name: str, programs: Programs, patience: float) -> Answer:
     if programs.which("skopeo") is None:
         return Answer(name, State.SILENT, said="skopeo is not installed")
-    network.choose_login_file()
+    access.choose_login_file()
     # Without --raw it lists the repository's tags too, and fails where all of them are gone.
     said = programs.attempt(["skopeo", "inspect", "--raw", f"docker://{name}"], timeout=patience)
     if said.code == 0:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host import network
 from sqshforge.host.programs import Programs
+from sqshforge.network import access
 
 
 @pytest.mark.processes
@@ -25,7 +25,7 @@ def test_pip_is_asked_so_that_files_and_environment_count(
     monkeypatch.setenv("PIP_CONFIG_FILE", str(config))
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://one.test/a file:///srv/wheels")
     monkeypatch.setenv("PIP_FIND_LINKS", f"{tmp_path} https://two.test/links")
-    found = network.pip(Programs())
+    found = access.pip(Programs())
     assert found.index == "https://user:secret@example.test/simple"
     assert found.extra_indexes == ("https://one.test/a", "file:///srv/wheels")
     assert found.find_links == (str(tmp_path), "https://two.test/links")
@@ -52,13 +52,13 @@ def test_local_wheels_are_found_by_their_sums_in_folders_and_local_indexes(tmp_p
     linked.write_bytes(b"linked")
     page = index / "simple" / "some-thing" / "index.html"
     page.write_text(f'<a href="../../files/{linked.name}#sha256=0">{linked.name}</a>')
-    settings = network.Pip(find_links=(str(links),), extra_indexes=((index / "simple").as_uri(),))
+    settings = access.Pip(find_links=(str(links),), extra_indexes=((index / "simple").as_uri(),))
     wanted = {
         "torch": frozenset({hashlib.sha256(b"right").hexdigest()}),
         "some-thing": frozenset({hashlib.sha256(b"linked").hexdigest()}),
         "absent": frozenset({"0" * 64}),
     }
-    assert list(network.local_wheels(settings, wanted)) == [
+    assert list(access.local_wheels(settings, wanted)) == [
         (path, *wanted[name]) for path, name in ((linked, "some-thing"), (right, "torch"))
     ]
 
@@ -68,12 +68,12 @@ def test_the_ca_bundle_is_pips_own_first_then_the_variables(tmp_path: Path) -> N
     own.write_text("own")
     variable.write_text("variable")
     environment = {"SSL_CERT_FILE": str(variable)}
-    assert network.ca_bundle(network.Pip(cert=own), environment) == own
-    assert network.ca_bundle(network.Pip(cert=tmp_path / "gone"), environment) == variable
+    assert access.ca_bundle(access.Pip(cert=own), environment) == own
+    assert access.ca_bundle(access.Pip(cert=tmp_path / "gone"), environment) == variable
 
 
 def test_proxies_are_given_in_both_spellings() -> None:
-    assert network.proxies({"HTTPS_PROXY": "http://p:1", "no_proxy": "x"}) == {
+    assert access.proxies({"HTTPS_PROXY": "http://p:1", "no_proxy": "x"}) == {
         "https_proxy": "http://p:1",
         "HTTPS_PROXY": "http://p:1",
         "no_proxy": "x",
@@ -83,16 +83,16 @@ def test_proxies_are_given_in_both_spellings() -> None:
 
 @pytest.mark.processes
 def test_apt_lines_are_of_the_suite_and_its_updates_only() -> None:
-    for line in network.apt_sources("bookworm", Programs()):
+    for line in access.apt_sources("bookworm", Programs()):
         assert line.startswith("deb ")
         assert line.split()[2] in ("bookworm", "bookworm-updates", "bookworm-security")
-    assert network.apt_sources("nosuchsuite", Programs()) == []
+    assert access.apt_sources("nosuchsuite", Programs()) == []
 
 
 def test_a_lock_does_not_depend_on_the_indexes_that_are_folders_here() -> None:
-    configured = network.Pip(
+    configured = access.Pip(
         extra_indexes=("https://one.test/a", "file:///srv/simple"), find_links=("/srv/wheels",)
     )
-    assert configured.without_local_indexes() == network.Pip(
+    assert configured.without_local_indexes() == access.Pip(
         extra_indexes=("https://one.test/a",), find_links=("/srv/wheels",)
     )

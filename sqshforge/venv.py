@@ -1,7 +1,7 @@
 """Virtual environments of a checkout, by uv: what setup.sh fills them with, and its versions.
 
-usage: python -m sqshforge.host.venv install FOLDER REQUIREMENT [OPTION ...]
-       python -m sqshforge.host.venv lock
+usage: python -m sqshforge.venv install FOLDER REQUIREMENT [OPTION ...]
+       python -m sqshforge.venv lock
 
 uv links what it has unpacked before into the environment, so one of gigabytes is made again in
 seconds; pip would get and unpack all of it. The exit code is uv's, and so is what it says.
@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from sqshforge.host import files, network, temporary
+from sqshforge.host import files, temporary
 from sqshforge.host.programs import Programs, Result, failed
+from sqshforge.network import access
 
 OLDEST_PYTHON = "3.10"
 # Goals of setup.sh and their extras in pyproject.toml.
@@ -35,7 +36,7 @@ def install(
 ) -> Result:
     """Install an editable requirement, such as `.[test]`, from where pip would get it."""
     words = ["--python", str(folder / "bin" / "python"), *options, "--editable", requirement]
-    return _uv(["install", *words], network.pip(programs), programs)
+    return _uv(["install", *words], access.pip(programs), programs)
 
 
 def lock(root: Path, programs: Programs) -> None:
@@ -43,13 +44,13 @@ def lock(root: Path, programs: Programs) -> None:
 
     Raises `WorkError` with uv's words where an index lacks a package.
     """
-    pip = replace(network.pip(programs).without_local_indexes(), find_links=())
+    pip = replace(access.pip(programs).without_local_indexes(), find_links=())
     for goal, extra in GOALS.items():
         text = _resolved(root, goal, extra, pip, programs)
         files.publish(text.encode(), root / "constraints" / f"{goal}.txt")
 
 
-def _resolved(root: Path, goal: str, extra: str, pip: network.Pip, programs: Programs) -> str:
+def _resolved(root: Path, goal: str, extra: str, pip: access.Pip, programs: Programs) -> str:
     """One goal's file; where it is that of an image, with all of the image's versions that fit."""
     with temporary.folder("constraints") as folder:
         given = folder / "constraints.txt"
@@ -71,8 +72,8 @@ def _locked(root: Path, target: str) -> str:
     return "".join(f"{one['name']}=={one['version']}\n" for one in packages)
 
 
-def _uv(words: Sequence[str], pip: network.Pip, programs: Programs) -> Result:
-    ca = network.ca_bundle(pip)
+def _uv(words: Sequence[str], pip: access.Pip, programs: Programs) -> Result:
+    ca = access.ca_bundle(pip)
     argv = [sys.executable, "-m", "uv", "pip", *words[:1], "--quiet", *pip.for_uv(), *words[1:]]
     return programs.attempt(argv, env={"SSL_CERT_FILE": str(ca)} if ca else {})
 

@@ -31,7 +31,7 @@ from training.config.sections import STREAM
 from training.data.base import BatchPart, Gather, Sample, stacked
 from training.data.sampler import OTHER_DATA, shuffled
 from training.data.splits import NoSplit
-from training.data.stream_shards import Shards, find_local
+from training.data.stream.shards import Shards, find_local
 from training.data.tokenize.tokenizer import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError, TrainingError
 from training.ops.loss import IGNORED

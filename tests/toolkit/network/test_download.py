@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, WorkError
-from sqshforge.host import download
-from sqshforge.host.network import Pip
 from sqshforge.host.terminal import Tracker
+from sqshforge.network import download
+from sqshforge.network.access import Pip
 from tests.support.web_servers import Web
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import web_fixture as web_fixture

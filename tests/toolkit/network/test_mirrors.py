@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import RequestError
-from sqshforge.host import mirrors
+from sqshforge.network import mirrors
 from tests.support.command_line import sqshforge
 
 EXAMPLE = """\

@@ -15,9 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.files import sha256
-from sqshforge.host.mirrors import bare, first_given
-from sqshforge.host.network import Pip, ca_bundle
 from sqshforge.host.terminal import Tracker
+from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.mirrors import bare, first_given
 
 TRIES = 4
 PAUSE = 2.0  # seconds before a try, times the tries before it

@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from sqshforge import lock
 from sqshforge.host.programs import Programs, Result
-from sqshforge.host.venv import GOALS, OF_IMAGES
+from sqshforge.venv import GOALS, OF_IMAGES
 from tests.support.web_servers import Index, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
@@ -53,7 +53,7 @@ def checkout_fixture(
 def filled(checkout: Path, requirement: str) -> Result:
     """Make an environment and fill it, by command line."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", checkout / "env"], check=True)
-    argv = [sys.executable, "-m", "sqshforge.host.venv", "install", "env", requirement]
+    argv = [sys.executable, "-m", "sqshforge.venv", "install", "env", requirement]
     return Programs().attempt(argv, cwd=checkout)
 
 
@@ -113,7 +113,7 @@ def test_the_version_that_was_tested_is_installed_where_the_index_has_it(
 
 
 def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: Path) -> None:
-    """What `python -m sqshforge.host.venv lock` has written, for all that is declared."""
+    """What `python -m sqshforge.venv lock` has written, for all that is declared."""
     declared = [Requirement(one) for one in requires("sqshforge") or ()]
     for goal, extra in GOALS.items():
         lines = (root / "constraints" / f"{goal}.txt").read_text().splitlines()

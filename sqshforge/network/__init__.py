@@ -1,0 +1,1 @@
+"""How this machine reaches the outside: settings, mirrors, registries, downloads."""

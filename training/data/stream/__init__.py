@@ -1,0 +1,1 @@
+"""A stream of documents, local or remote, as what one rank reads."""

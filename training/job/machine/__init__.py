@@ -1,0 +1,1 @@
+"""What this machine is: its devices, its instance type, its software, its limits."""
