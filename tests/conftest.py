@@ -44,9 +44,10 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def overlays() -> None:
     """Buildah and skopeo keep and find what is an ordinary user's where sqshforge looks for it."""
-    from sqshforge.host import network, rootless
+    from sqshforge.host import rootless
+    from sqshforge.network import access
 
-    network.choose_login_file()
+    access.choose_login_file()
     programs = Programs()
     buildah = programs.which("buildah")
     if buildah is not None:

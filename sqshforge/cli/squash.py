@@ -62,7 +62,6 @@ def pack(
     """
     from dataclasses import replace
 
-    from sqshforge.cli import workflow as steps
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, duration, human, show_lines
@@ -90,7 +89,7 @@ def pack(
         if output is None:
             raise RequestError("pack needs an output for this source", fix="add -o FILE.sqsh")
         _refuse_settings(settings, platform, source)
-        packed = steps.pack(source, output, options, Programs(), Reporter(), cache)
+        packed = squash.pack_address(source, output, options, Programs(), Reporter(), cache)
     else:
         ours = steps_of(engine, settings, platform)
         place = output or ours.sqsh(source)

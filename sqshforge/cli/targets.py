@@ -102,10 +102,11 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
     """
     from sqshforge import lock as locks
     from sqshforge import project, recipe
-    from sqshforge.host import mirrors, network, suggest
+    from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter
     from sqshforge.lock import bases
+    from sqshforge.network import access, mirrors
     from sqshforge.network.registries import Registries
 
     home = project.find()
@@ -129,7 +130,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
         before = locks.earlier(name, home.recipes)
         asked = locks.Asked(
             project=home,
-            pip=network.pip(programs),
+            pip=access.pip(programs),
             mirrors=mirrors.read_mirrors(home.root),
             programs=programs,
             reporter=Reporter(),
@@ -187,9 +188,10 @@ def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
     from sqshforge import lock as locks
     from sqshforge import outdated as pins
     from sqshforge import project, recipe
-    from sqshforge.host import mirrors, network, suggest
+    from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, show_lines, show_table
+    from sqshforge.network import access, mirrors
 
     home = project.find()
     programs = Programs()
@@ -199,7 +201,7 @@ def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
     for what in [recipe.find(name, home.recipes, platform=platform) for name in names]:
         asked = locks.Asked(
             project=home,
-            pip=network.pip(programs),
+            pip=access.pip(programs),
             mirrors=mirrors.read_mirrors(home.root),
             programs=programs,
             reporter=Reporter(),

@@ -16,11 +16,10 @@ from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
 from sqshforge.engine.buildah import OURS
 from sqshforge.errors import SqshforgeError
-from sqshforge.host import rootless, suggest
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration, human
 from sqshforge.hot import NONE, HotList
-from sqshforge.image import address as source
 from sqshforge.project import Project, find
 from sqshforge.run import smoke_test
 from sqshforge.run.smoke_test import Outcome
@@ -79,7 +78,9 @@ class Steps:
         cache: Cache | None,
     ) -> squash.Packed:
         """Pack a target's image."""
-        return pack(built.source, output, options, self.programs, self.reporter, cache)
+        return squash.pack_address(
+            built.source, output, options, self.programs, self.reporter, cache
+        )
 
     def prove(self, packed: squash.Packed) -> smoke_test.Outcome:
         """The smoke test's outcome for a sqsh: remembered where it passed, else run now."""
@@ -105,26 +106,6 @@ def wanted(
         return what, locked
     other = recipe.find(target, recipes, parameters, platform)
     return other, lock.set_by_hand(locked, what, other)
-
-
-def pack(
-    address: str,
-    output: Path,
-    options: squash.Options,
-    programs: Programs,
-    reporter: Reporter,
-    cache: Cache | None,
-) -> squash.Packed:
-    """Pack the image at an address, as root or as an ordinary user.
-
-    Raises what `squash.pack` and `rootless.call_as_root` raise.
-    """
-
-    def work() -> squash.Packed:
-        image = source.parse(address, programs, reporter)
-        return squash.pack(image, output, options, programs, reporter, cache)
-
-    return rootless.call_as_root(work, address, programs)
 
 
 @dataclass(frozen=True)

@@ -13,31 +13,28 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from sqshforge.errors import RequestError, WorkError
+from sqshforge.host import rootless
 from sqshforge.host.files import (
-    PIECE,
     exclusive,
     partial,
-    piece_digests,
-    piece_digests_at,
     remove_leftovers,
     sync,
 )
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
-from sqshforge.image import enroot
-from sqshforge.image.address import Content, Folder, Remote, Source
+from sqshforge.image import address, enroot
+from sqshforge.image.address import Content, Remote, Source
 from sqshforge.image.enroot import CARRIED
-from sqshforge.squash import enroot_layer, mksquashfs, payload
-from sqshforge.squash.cache import Base, Cache
+from sqshforge.squash import mksquashfs, payload
+from sqshforge.squash.cache import Cache
 from sqshforge.squash.content import Opened, base_layers, open_content
 from sqshforge.squash.mksquashfs import Options, Squasher
 from sqshforge.squash.request import (
@@ -47,106 +44,9 @@ from sqshforge.squash.request import (
     stale_signature,
     write_record,
 )
-from sqshforge.squashfs.hot_note import HotRange
-from sqshforge.squashfs.hot_range import locate, note
-from sqshforge.squashfs.superblock import Tables
+from sqshforge.squash.write import Written, pack_edited, pack_whole
 
-Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Written:
-    """A file that was written, and the tables of its base where that is new.
-
-    When `settled` is done the file is on the disk, and these are the digests of its pieces: the
-    source can be let go meanwhile.
-    """
-
-    settled: Future[list[str]]
-    base: Tables | None = None
-    hot: HotRange | None = None  # where its hot files lie
-
-
-def pack_whole(
-    image: Opened, request: PackRequest, squasher: Squasher, target: Path, side: Executor
-) -> Written:
-    """Write an image from nothing; `side` does what need not be waited for."""
-    split = image.payload is not None
-    epoch = request.base_epoch if split else request.epoch
-    files: list[bytes] = []  # the hot ones
-    if image.stack is not None:
-        enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
-        merged = image.stack.merge()
-        if request.options.xattrs:
-            squasher.folder(merged, target, epoch)
-        else:
-            files = squasher.folder_as_tar(merged, target, epoch, request.hot, split=split)
-        image.stack.unmerge()
-    else:
-        assert not isinstance(image.content, Folder)
-        files = squasher.tar(image.content, request.files, target, epoch, request.hot, split=split)
-    jobs = request.options.jobs
-    hot = locate(target, files)
-    if image.payload is None:
-        _note(target, hot)
-        return Written(side.submit(_settle, target, jobs, {}), hot=hot)
-    tables = Tables.of(target)
-    kept = side.submit(_settle_base, target, jobs, tables.start)
-    squasher.append(image.payload, target, request.epoch)
-    _note(target, hot)
-    return Written(side.submit(_settle, target, jobs, kept.result()), tables, hot)
-
-
-def pack_edited(
-    unpacked: Path,
-    request: PackRequest,
-    squasher: Squasher,
-    target: Path,
-    side: Executor,
-    key: str,
-    cache: Cache,
-) -> Written | None:
-    """Write an image by its /sqshforge and the base that the cache has; None where it has not."""
-    base: Base | None = cache.take(key, target, request.options.jobs)
-    if base is None:
-        return None
-    squasher.append(unpacked, target, request.epoch)
-    _note(target, base.hot)
-    known = {index: base.pieces[index] for index in _kept(base.start)}
-    return Written(side.submit(_settle, target, request.options.jobs, known), hot=base.hot)
-
-
-def _note(target: Path, hot: HotRange | None) -> None:
-    if hot is not None:
-        note(target, hot)
-
-
-def _kept(start: int) -> range:
-    """The pieces that an append leaves as they are, of a file whose tables begin at `start`.
-
-    It writes the superblock, in the first piece, and the tables.
-    """
-    return range(1, start // PIECE)
-
-
-def _settle_base(target: Path, jobs: int, start: int) -> dict[int, str]:
-    return _synced(target, lambda: piece_digests_at(target, _kept(start), jobs))
-
-
-def _settle(target: Path, jobs: int, known: Mapping[int, str]) -> list[str]:
-    return _synced(target, lambda: piece_digests(target, jobs, known))
-
-
-def _synced(target: Path, work: Callable[[], Result]) -> Result:
-    """What some work gives that is done while a file is seen safely on the disk."""
-    with ThreadPoolExecutor(1) as disk:
-        synced = disk.submit(sync, target)
-        found = work()
-        synced.result()
-    return found
-
-
-__all__ = ["Options", "Packed", "pack"]
+__all__ = ["Options", "Packed", "pack", "pack_address"]
 
 LONGEST = 220  # bytes of a name, of the 255 that there are: what is beside it has longer ones
 
@@ -208,6 +108,27 @@ def pack(
         seconds=time.monotonic() - started,
         up_to_date=known,
     )
+
+
+def pack_address(
+    text: str,
+    output: Path,
+    options: Options,
+    programs: Programs,
+    reporter: Reporter,
+    cache: Cache | None = None,
+) -> Packed:
+    """Pack the image at an address, as root or as an ordinary user.
+
+    Raises what `pack` and `rootless.call_as_root` raise.
+    """
+
+    def work() -> Packed:
+        return pack(
+            address.parse(text, programs, reporter), output, options, programs, reporter, cache
+        )
+
+    return rootless.call_as_root(work, text, programs)
 
 
 @dataclass(frozen=True)

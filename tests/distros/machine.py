@@ -19,7 +19,7 @@ from pathlib import Path
 
 from sqshforge.host import syscalls
 from sqshforge.host.programs import Programs
-from sqshforge.network import settings as host
+from sqshforge.network import access as host
 from tests.conftest import ROOT
 from tests.distros.systems import System, tar_of
 
