@@ -7,6 +7,7 @@ they were called; tests/cluster/test_launchers.py runs it on a real Slurm.
 from __future__ import annotations
 
 import importlib
+import json
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge import launchers
+from sqshforge import launchers, recipe
 from sqshforge.host.programs import Programs
 from tests.support.launcher_shell import NOTHING, Shell
 from training.errors import RequestError
@@ -79,6 +80,23 @@ def test_they_are_what_their_templates_give(launcher: Path, root: Path) -> None:
 def test_nodes_are_the_systems_unless_sbatch_is_told_otherwise(launcher: Path) -> None:
     given = f"#SBATCH --nodes={NODES[launcher.stem]}\n"
     assert given in launcher.read_text()
+
+
+@pytest.mark.parametrize("machine", ["targets", "arm_targets"])
+def test_it_takes_the_image_of_each_target_that_carries_it(
+    machine: str, launcher: Path, root: Path
+) -> None:
+    platform = {"targets": "linux/amd64", "arm_targets": "linux/arm64"}[machine]
+    template = (root / "launch" / "template" / f"{launcher.stem}.sbatch.j2").read_text()
+    found = re.search(rf"set {machine} = (\[.*\])", template)
+    assert found is not None
+    carried_by = {
+        name
+        for name in recipe.targets(root / "recipes")
+        if platform in recipe.platforms_of(name, root / "recipes")
+        and launcher.stem in recipe.find(name, root / "recipes", platform=platform).launchers
+    }
+    assert set(json.loads(found[1])) == carried_by
 
 
 def test_a_launcher_is_clean(launcher: Path) -> None:

@@ -127,4 +127,4 @@ def test_where_nothing_fits_nothing_is_said(shell: Shell) -> None:
 
 
 def test_the_line_to_type_is_in_the_docs(root: Path) -> None:
-    assert LINE in (root / "README.md").read_text()
+    assert LINE in (root / "docs" / "README.md").read_text()
