@@ -79,7 +79,7 @@ def convert(arguments: Sequence[str]) -> None:
 
 def _open(model_type: str, folder: Path) -> Source:
     """Open a folder of a model type. Raises RequestError if it is of another, or broken."""
-    from training.convert import formats
+    from training.convert import state_spaces
     from training.convert.folders import CONFIG
     from training.convert.source import Source
     from training.convert.weights import open_files, read_json
@@ -88,14 +88,14 @@ def _open(model_type: str, folder: Path) -> Source:
         return Source.open(model_type, folder)
     where = folder / CONFIG
     settings = read_json(where)
-    layers = formats.layer_settings(settings, where)
+    layers = state_spaces.layer_settings(settings, where)
     if layers.get("layer", "Mamba2") != "Mamba2":
         raise RequestError(f"{where}: ssm_cfg.layer {layers['layer']!r}: must be Mamba2 here")
     # This program's own reading: all that it is given is Mamba-2, and groups may be a setting
     # of the model.
     groups = {"ngroups": settings["ngroups"]} if "ngroups" in settings else {}
     settings["ssm_cfg"] = {**groups, **layers, "layer": "Mamba2"}
-    sizes = formats.read_state_spaces(settings, where)
+    sizes = state_spaces.read(settings, where)
     return Source("state-spaces", folder, sizes, open_files(folder))
 
 

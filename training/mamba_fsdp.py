@@ -1,4 +1,4 @@
-"""Pre-train Mamba with FSDP: `torchrun ... -m training.mamba_fsdp --model_name=... `.
+"""Pre-train Mamba or its hybrids with FSDP: `torchrun ... -m training.mamba_fsdp --flag=value`.
 
 Runs under torchrun on any number of ranks, or alone under plain python. Exit codes: 0 done, 1 the
 run failed, 2 the request was wrong, 85 stopped by SIGTERM after a checkpoint (start it again),
@@ -20,6 +20,9 @@ from training.models import preset
 ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_path",)}
 """What the system's document calls them; the names before are its program's."""
 
+VARIANT = ("model_variant",)
+"""What fms-fsdp calls model_name; its mamba_9.8b is a name here too."""
+
 COMMON = (
     *("model_name", "dataset_path", "save_ckpt_path", "seq_length", "batch_size"),
     *("learning_rate", "num_steps", "report_interval", "checkpoint_interval", "sharding_strategy"),
@@ -34,7 +37,7 @@ INSTEAD = {
 """Settings that the system's file has and no flag here -> what to do instead."""
 
 FLAGS = (
-    Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name"),
+    Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name", VARIANT),
     Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's", section="model"),
     *setting_flags(ALIASES),
 )

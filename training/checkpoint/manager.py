@@ -26,7 +26,7 @@ from training.config.config import Config
 from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError
 from training.manifest import Manifest
-from training.models.sizes import completed, identity
+from training.models.families import completed, identity
 from training.parallel.backend import Backend
 from training.process_group import Group
 

@@ -5,6 +5,7 @@ Light: no torch here, so that a request that cannot be is refused before any ran
 
 from __future__ import annotations
 
+from training.models.hybrid_sizes import ATTENTION, MAMBA, GraniteHybridConfig, HybridConfig
 from training.models.sizes import LlamaConfig, Mamba2Config, Sizes
 
 
@@ -12,20 +13,21 @@ def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
     """List why the layers of a model cannot be shared by so many ranks."""
     if degree <= 1:
         return []
-    if not isinstance(sizes, LlamaConfig | Mamba2Config):
+    if not isinstance(sizes, LlamaConfig | Mamba2Config | HybridConfig):
         return [
             f"tensor_parallel: {degree} ranks cannot share a layer of {sizes.family}; "
-            "those of llama, mistral, mixtral and mamba2 they can"
+            "those of llama, mistral, mixtral, mamba2 and the hybrids of mamba2 they can"
         ]
     found = [
         f"tensor_parallel: {degree} ranks cannot share {value} {what} ({name}) evenly"
         for name, what, value in _shared(sizes)
         if value % degree
     ]
-    if isinstance(sizes, Mamba2Config) and sizes.n_groups % degree and degree % sizes.n_groups:
+    groups = _groups(sizes)
+    if groups % degree and degree % groups:
         found.append(
             f"tensor_parallel: {degree} ranks need a multiple of {degree} groups, or a number "
-            f"that divides {degree}, not {sizes.n_groups} (n_groups)"
+            f"that divides {degree}, not {groups} (n_groups)"
         )
     if engine == "fsdp1":
         found.append("tensor_parallel: goes with FSDP2 only; use fsdp_engine=auto or fsdp2")
@@ -70,8 +72,10 @@ def warnings(degree: int, ranks_of_node: int) -> list[str]:
     ]
 
 
-def _shared(sizes: LlamaConfig | Mamba2Config) -> list[tuple[str, str, int]]:
+def _shared(sizes: LlamaConfig | Mamba2Config | HybridConfig) -> list[tuple[str, str, int]]:
     """Give what is cut: the name of the size, what it counts, its value."""
+    if isinstance(sizes, HybridConfig):
+        return _shared_of_hybrid(sizes)
     if isinstance(sizes, Mamba2Config):
         return [
             ("d_inner / head_dim", "heads", sizes.n_head),
@@ -82,3 +86,25 @@ def _shared(sizes: LlamaConfig | Mamba2Config) -> list[tuple[str, str, int]]:
         ("n_kv_head", "heads of keys and values", sizes.n_kv_head),
         ("d_ff", "channels of the MLP", sizes.d_ff),
     ]
+
+
+def _groups(sizes: Sizes) -> int:
+    """Count the groups of Mamba-2's heads; 1, which fits all degrees, where there are no heads."""
+    if isinstance(sizes, Mamba2Config):
+        return sizes.n_groups
+    return sizes.n_groups if isinstance(sizes, HybridConfig) and MAMBA in sizes.pattern else 1
+
+
+def _shared_of_hybrid(sizes: HybridConfig) -> list[tuple[str, str, int]]:
+    found = []
+    if MAMBA in sizes.pattern:
+        found += [
+            ("n_mamba_head", "heads of Mamba-2", sizes.n_mamba_head),
+            ("d_model", "columns of in_proj", sizes.d_model),
+        ]
+    if ATTENTION in sizes.pattern:
+        found += _shared(sizes.attention)[:2]
+    found += [("d_ff", "channels of the MLP", sizes.d_ff)]
+    if isinstance(sizes, GraniteHybridConfig) and sizes.n_expert:
+        found += [("d_expert", "channels of an expert", sizes.d_expert)]
+    return found

@@ -4,8 +4,8 @@ Formats:
     hf            Hugging Face: config.json with model_type, and model.safetensors, or shards
                   model-0000N-of-0000M.safetensors with model.safetensors.index.json. Read are also
                   pytorch_model.bin and its shards. All families.
-    state-spaces  mamba-ssm's: config.json with d_model and ssm_cfg, and pytorch_model.bin. Mamba
-                  and Mamba-2.
+    state-spaces  mamba-ssm's: config.json with d_model and ssm_cfg, and pytorch_model.bin. Mamba,
+                  Mamba-2, and Bamba as fms-fsdp has it.
     ours          A folder of weights: config.json {"family": ..., "sizes": {...}} (training.models'
                   sizes, all of them) and safetensors files called as hf's. Tensors have the
                   models' own parameter names, the output embedding left out where it is tied.

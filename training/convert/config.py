@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 
 from training.errors import RequestError
-from training.models import (
-    LlamaConfig,
-    Mamba2Config,
-    MambaConfig,
-    MistralConfig,
-    MixtralConfig,
-    NeoXConfig,
-    RopeScaling,
-    Sizes,
-)
-
-FAMILIES: dict[str, type[Sizes]] = {
-    kind.family: kind
-    for kind in (MambaConfig, Mamba2Config, LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig)
-}
+from training.models import FAMILIES, RopeScaling, Sizes
 
 _KINDS: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("a whole number", (int,)),
@@ -84,3 +71,36 @@ def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) ->
         elif name not in values and field.default is MISSING:
             found.append(f"{shown} is not there")
     return found
+
+
+def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> dict[str, Any]:
+    """Read Mamba's rank of delta's projection, a number or "auto", under the name that it has.
+
+    0, which is ours for what follows from the width, wherever the two are the same.
+    """
+    if rank is None or rank == "auto" or type(width) is not int:
+        return {}
+    if type(rank) is not int or rank < 1:
+        faults.append(f"{called} must be a whole number from 1 on, or auto, not {rank!r}")
+        return {}
+    return {"dt_rank": 0 if rank == math.ceil(width / 16) else rank}
+
+
+def read_limit(limit: Any, faults: list[str], called: str) -> dict[str, Any]:
+    """Read what Mamba-2's delta is kept within, under the name that it has; null: without limit."""
+    if limit is None:
+        return {}
+    # Transformers writes infinity as {"__float__": "Infinity"}.
+    numbers = [
+        float(one.get("__float__", "nan")) if isinstance(one, dict) else one
+        for one in (limit if isinstance(limit, list | tuple) else [limit])
+    ]
+    if (
+        len(numbers) != 2
+        or any(type(one) not in (int, float) for one in numbers)
+        or not 0 <= numbers[0] < numbers[1]
+    ):
+        faults.append(f"{called} must be two numbers from 0 on, the less one first, not {limit}")
+        return {}
+    low, high = (float(one) for one in numbers)
+    return {"dt_limit_low": low, "dt_limit_high": 0.0 if high == math.inf else high}

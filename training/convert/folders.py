@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from training import manifest
-from training.convert import formats, hf, native, ranks
+from training.convert import formats, hf, native, ranks, state_spaces
 from training.convert.ranks import RankSettings, open_ranks
 from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
 from training.errors import RequestError
@@ -18,7 +18,7 @@ CONFIG = "config.json"
 
 _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
     "hf": hf.read,
-    "state-spaces": formats.read_state_spaces,
+    "state-spaces": state_spaces.read,
     "ours": native.read_sizes,
     "neuron": formats.read_neuron,
 }

@@ -7,14 +7,15 @@ models do not have are refused by name.
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from training.convert.config import make
+from training.convert import hf_hybrids
+from training.convert.config import make, read_limit, read_rank
 from training.errors import RequestError
 from training.models import (
     ACTIVATIONS,
+    HybridConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -34,6 +35,7 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "gpt_neox": "GPTNeoXForCausalLM",
+    **hf_hybrids.ARCHITECTURES,
 }
 
 _ALL = {
@@ -92,6 +94,7 @@ NAMES: dict[str, dict[str, str]] = {
         "hidden_dropout": "hidden_dropout",
         "attention_dropout": "attention_dropout",
     },
+    **hf_hybrids.NAMES,
 }
 """Family -> our names -> theirs, for settings that mean the same in both."""
 
@@ -149,6 +152,7 @@ _ABSENT: dict[str, Settings] = {
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     },
+    **hf_hybrids.ABSENT,
 }
 """What transformers takes for a setting that is not there."""
 
@@ -181,6 +185,11 @@ def read(settings: Settings, where: Path) -> Sizes:
         _read_mamba2(given, values, faults)
     elif family == "gpt_neox":
         _read_neox(given, values, faults)
+    elif family in hf_hybrids.READ:
+        rope = _rope(given, faults)
+        if _rope_type(rope) != "default":
+            faults.append(f"rope type {_rope_type(rope)!r}: {family} is made with default")
+        hf_hybrids.READ[family](given, rope, values, faults)
     else:
         _read_llama(family, given, values, faults)
     return make(family, values, where, NAMES[family], faults)
@@ -192,11 +201,14 @@ def write(sizes: Sizes) -> Settings:
     _refuse_unwritable(sizes)
     settings: Settings = {"architectures": [ARCHITECTURES[family]], "model_type": family}
     settings |= {theirs: getattr(sizes, ours) for ours, theirs in NAMES[family].items()}
-    settings.setdefault("hidden_act", _ACTIVATIONS[family][0])
+    if family != "nemotron_h":
+        settings.setdefault("hidden_act", _ACTIVATIONS[family][0])
     # Null, for else transformers takes numbers of its own, which may be ordinary tokens here.
     settings |= {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     # The names of before transformers 5 for what turns with positions: 5 reads them too.
-    if isinstance(sizes, MambaConfig):
+    if isinstance(sizes, HybridConfig):
+        settings |= hf_hybrids.write(sizes)
+    elif isinstance(sizes, MambaConfig):
         settings |= {"time_step_rank": sizes.d_delta, "intermediate_size": sizes.d_inner}
     elif isinstance(sizes, Mamba2Config):
         settings["num_heads"] = sizes.n_head
@@ -346,40 +358,9 @@ def _refuse_unwritable(sizes: Sizes) -> None:
             f"each of its {sizes.n_groups} groups alone, so it would not be the same model there; "
             f"only one group can be converted (neuron-fused is this layout, and says how it is)"
         )
+    if isinstance(sizes, HybridConfig):
+        hf_hybrids.refuse_unwritable(sizes)
     if sizes.family in ("mistral", "mixtral"):
         for name in ("attention_bias", "mlp_bias"):
             if getattr(sizes, name):
                 raise RequestError(f"{name}: transformers' {sizes.family} has none")
-
-
-def read_rank(rank: Any, width: Any, faults: list[str], called: str) -> Settings:
-    """Read Mamba's rank of delta's projection, a number or "auto", under the name that it has.
-
-    0, which is ours for what follows from the width, wherever the two are the same.
-    """
-    if rank is None or rank == "auto" or type(width) is not int:
-        return {}
-    if type(rank) is not int or rank < 1:
-        faults.append(f"{called} must be a whole number from 1 on, or auto, not {rank!r}")
-        return {}
-    return {"dt_rank": 0 if rank == math.ceil(width / 16) else rank}
-
-
-def read_limit(limit: Any, faults: list[str], called: str) -> Settings:
-    """Read what Mamba-2's delta is kept within, under the name that it has; null: without limit."""
-    if limit is None:
-        return {}
-    # Transformers writes infinity as {"__float__": "Infinity"}.
-    numbers = [
-        float(one.get("__float__", "nan")) if isinstance(one, dict) else one
-        for one in (limit if isinstance(limit, list | tuple) else [limit])
-    ]
-    if (
-        len(numbers) != 2
-        or any(type(one) not in (int, float) for one in numbers)
-        or not 0 <= numbers[0] < numbers[1]
-    ):
-        faults.append(f"{called} must be two numbers from 0 on, the less one first, not {limit}")
-        return {}
-    low, high = (float(one) for one in numbers)
-    return {"dt_limit_low": low, "dt_limit_high": 0.0 if high == math.inf else high}

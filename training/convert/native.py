@@ -23,10 +23,10 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from training import manifest
-from training.convert.config import FAMILIES, make
+from training.convert.config import make
 from training.convert.weights import Found, Weights
 from training.errors import RequestError
-from training.models import RopeScaling, Sizes
+from training.models import FAMILIES, RopeScaling, Sizes
 
 _PREFIX = "model."
 """Before the names of parameters, in what training.checkpoint.dcp saves."""

@@ -57,9 +57,12 @@ class Source:
     def read(self, parameter: str) -> Tensor:
         """Read a parameter, in our shape and the dtype it is stored in."""
         parts = self._parts[parameter]
+        shape = self.parameters.shapes[parameter]
+        if parts[0].joined is not None:
+            dim, start = parts[0].joined
+            return self._weights.read(parts[0].name).narrow(dim, start, shape[dim])  # its shape
         if parts[0].part is None:
             return self._weights.read(parts[0].name)  # the parameter's shape
-        shape = self.parameters.shapes[parameter]
         whole = torch.empty(shape, dtype=self.dtype(parameter))  # (e or rows, ...)
         for one in parts:
             whole[one.part] = self._weights.read(one.name)  # (...) or (its rows, ...)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from training.convert import formats, hf, native
+from training.convert import formats, hf, native, state_spaces
 from training.convert.folders import CONFIG
 from training.convert.names import Stored, doubles, layout
 from training.convert.source import Source
@@ -41,7 +41,7 @@ TOKENIZER = (
 
 _WRITE = {
     "hf": hf.write,
-    "state-spaces": formats.write_state_spaces,
+    "state-spaces": state_spaces.write,
     "ours": native.write_sizes,
     "neuron": formats.write_neuron,
     "neuron-fused": formats.write_neuron,
@@ -60,10 +60,14 @@ class Written:
 
 @dataclass(frozen=True)
 class _Item:
-    """A tensor to write, and the dtype to write it in."""
+    """A tensor to write, and the dtype to write it in; several pieces are joined in their order."""
 
-    stored: Stored
+    pieces: tuple[Stored, ...]
     dtype: torch.dtype
+
+    @property
+    def stored(self) -> Stored:
+        return self.pieces[0]
 
     @property
     def size(self) -> int:
@@ -90,7 +94,7 @@ def write_model(
         raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
     written = _WRITE[form](source.sizes) | dict(settings)
     stored = layout(form, source.sizes, source.parameters)
-    items = [_Item(one, dtype or source.dtype(one.parameter)) for one in stored]
+    items = [_Item(one, dtype or source.dtype(one[0].parameter)) for one in _pieces(stored)]
     dtypes = {item.dtype for item in items}
     if form in ("hf", "neuron", "neuron-fused") and len(dtypes) == 1:
         written["torch_dtype"] = str(items[0].dtype).removeprefix("torch.")
@@ -116,6 +120,14 @@ def tokenizer_files(folder: Path) -> dict[str, Path]:
     return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
 
 
+def _pieces(stored: list[Stored]) -> list[tuple[Stored, ...]]:
+    """Bring those together that are one tensor of a file."""
+    found: dict[str, list[Stored]] = {}
+    for one in stored:
+        found.setdefault(one.name, []).append(one)
+    return [tuple(sorted(ones, key=lambda one: one.joined or (0, 0))) for ones in found.values()]
+
+
 def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]:
     """Read the tensors to write, in order; each parameter is read once, and let go."""
     for parameter, group in groupby(items, key=lambda item: item.stored.parameter):
@@ -124,6 +136,9 @@ def _tensors(source: Source, items: list[_Item]) -> Iterator[tuple[str, Tensor]]
             chosen = item.stored.part
             # A copy, for a view of a part would keep all of them.
             part = whole if chosen is None else whole[chosen].clone()  # the tensor's shape
+            if item.stored.joined is not None:
+                rest = [source.read(one.parameter) for one in item.pieces[1:]]  # like the first
+                part = torch.cat([part, *rest], dim=item.stored.joined[0])  # the tensor's shape
             yield item.stored.name, part.to(item.dtype).contiguous()
 
 

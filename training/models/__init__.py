@@ -5,10 +5,16 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from training.models.families import FAMILIES
+from training.models.hybrid_sizes import (
+    BambaConfig,
+    GraniteHybridConfig,
+    HybridConfig,
+    NemotronHConfig,
+)
 from training.models.presets import PRESETS, preset
 from training.models.sizes import (
     ACTIVATIONS,
-    FAMILIES,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
@@ -29,6 +35,9 @@ _CLASSES = {
     "mistral": ("llama", "Llama"),
     "mixtral": ("mixtral", "Mixtral"),
     "gpt_neox": ("neox", "NeoX"),
+    "bamba": ("bamba", "Bamba"),
+    "granitemoehybrid": ("granite", "GraniteHybrid"),
+    "nemotron_h": ("nemotron", "NemotronH"),
 }
 """Family -> the module of its model, and the class."""
 
@@ -54,11 +63,15 @@ __all__ = [
     "ACTIVATIONS",
     "FAMILIES",
     "PRESETS",
+    "BambaConfig",
+    "GraniteHybridConfig",
+    "HybridConfig",
     "LlamaConfig",
     "Mamba2Config",
     "MambaConfig",
     "MistralConfig",
     "MixtralConfig",
+    "NemotronHConfig",
     "NeoXConfig",
     "RopeScaling",
     "Sizes",

@@ -5,6 +5,7 @@ Glossary, code name = the papers' symbol:
     d_model = dim      width of the stream     n_layer = n_layers blocks
     h = n_heads        heads of the queries    g = n_kv_heads     heads of keys and values
     d = head_dim       channels of a head      f = hidden_dim     width of the MLP
+    r                  channels of a head that turn (d_rotary): all of them in Llama and Mistral
     q, k, v            queries, keys, values   window             positions that Mistral's sees
     v (of logits)      vocabulary size
 
@@ -43,15 +44,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.n_head * d, config.d_model, bias=bias)
 
     def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, d), mask (b, l)."""
+        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, r), mask (b, l)."""
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h | g | g, d)
         o = attention(q, k, v, window=self.window, mask=mask)  # (b, l, h, d)
         return self.o_proj(o.flatten(2))  # (b, l, d_model)
 
     def heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries (b, l, h, d), keys and values (b, l, g, d), the first two turned."""
-        d = self.config.d_head
+        d, scale = self.config.d_head, self.config.query_scale
         q = self.q_proj(hidden).unflatten(-1, (-1, d))  # (b, l, h, d)
+        q = q if scale == 1 else q * scale  # (b, l, h, d)
         k = self.k_proj(hidden).unflatten(-1, (-1, d))  # (b, l, g, d)
         v = self.v_proj(hidden).unflatten(-1, (-1, d))  # (b, l, g, d)
         return rotate(q, cos, sin), rotate(k, cos, sin), v
@@ -63,7 +65,7 @@ class Attention(nn.Module):
 
     def advance(self, hidden: Tensor, state: State) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model), for the positions after those of the state."""
-        cos, sin = turns(self.config, hidden, int(state["count"]))  # (l, d) both
+        cos, sin = turns(self.config, hidden, int(state["count"]))  # (l, r) both
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h | g | g, d)
         o = attention_from(state, q, k, v, window=self.window)  # (b, l, h, d)
         return self.o_proj(o.flatten(2))  # (b, l, d_model)
@@ -157,7 +159,7 @@ class Llama(LanguageModel):
         return self.model.embed_tokens(input_ids)  # (b, l, d_model)
 
     def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, d), and the mask; padding has positions like any token."""
+        """The angles' cos and sin (l, r), and the mask; padding has positions like any token."""
         return (*turns(self.config, hidden), mask)
 
     def finish(self, hidden: Tensor) -> Tensor:
@@ -178,7 +180,7 @@ class Llama(LanguageModel):
 
 
 def turns(config: LlamaConfig, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Cos and sin (l, d) of the positions of hidden (b, l, d_model), counted from `first`."""
+    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`."""
     length = first + hidden.shape[1]
     positions = torch.arange(first, length, device=hidden.device)  # (l,)
-    return angles(positions, config.d_head, config.rope_theta, config.rope_scaling, length)
+    return angles(positions, config.d_rotary, config.rope_theta, config.rope_scaling, length)

@@ -112,5 +112,9 @@ class Mamba2(MixerModel):
         super().__init__(config, lambda: Mamba2Mixer(config))
 
     def initial_A_log(self, uniform: Tensor) -> Tensor:
-        """A uniform in (-16, -1], as state-spaces' own training has it."""
-        return torch.log(1 + 15 * uniform)  # (h,)
+        return initial_A_log(uniform)  # (h,)
+
+
+def initial_A_log(uniform: Tensor) -> Tensor:
+    """Make the first log(-A): A uniform in (-16, -1], as state-spaces' own training has it."""
+    return torch.log(1 + 15 * uniform)  # (h,)

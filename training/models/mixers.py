@@ -119,9 +119,7 @@ class MixerModel(LanguageModel):
         if kind == "A_log":
             return self.initial_A_log(uniform)  # shape
         if kind == "dt_bias" or (module == "dt_proj" and kind == "bias"):
-            low, high = math.log(c.dt_min), math.log(c.dt_max)
-            dt = torch.exp(low + uniform * (high - low)).clamp(min=c.dt_init_floor)  # shape
-            return dt + torch.log(-torch.expm1(-dt))  # shape, the inverse of softplus
+            return initial_dt_bias(c, uniform)  # shape
         fan_in = c.d_conv if module == "conv1d" else shape[-1]
         depth = math.sqrt(c.n_layer) if module == "out_proj" else 1.0
         return (2 * uniform - 1) / (math.sqrt(fan_in) * depth)  # shape
@@ -129,6 +127,13 @@ class MixerModel(LanguageModel):
     def initial_A_log(self, uniform: Tensor) -> Tensor:  # noqa: N802
         """Make the first log(-A), of the shape of `uniform`, which is in [0, 1)."""
         raise NotImplementedError
+
+
+def initial_dt_bias(config: Config, uniform: Tensor) -> Tensor:
+    """Make delta's first bias: after softplus, log-uniform in [dt_min, dt_max]."""
+    low, high = math.log(config.dt_min), math.log(config.dt_max)
+    dt = torch.exp(low + uniform * (high - low)).clamp(min=config.dt_init_floor)  # its shape
+    return dt + torch.log(-torch.expm1(-dt))  # its shape, the inverse of softplus
 
 
 def shown(x: Tensor, mask: Tensor | None) -> Tensor:

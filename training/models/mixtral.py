@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training.models.language import LanguageModel
 from training.models.llama import Layer, Llama
 from training.models.sizes import MixtralConfig
-from training.ops.loss import counted, next_token_cross_entropy
+from training.ops.loss import counted
 from training.ops.route import balance_loss, experts, load, route
 
 
@@ -84,16 +85,17 @@ class SparseLayer(Layer):
         return hidden + y, load(logits, chosen, counts)  # (b, l, d_model), (2, e)
 
 
-class Mixtral(Llama):
-    """The language model."""
+class BalancedModel(LanguageModel):
+    """What models of layers with experts add to their loss, which learn to use all experts alike.
 
-    config: MixtralConfig
+    The context that they give their layers ends with whether a layer gives its load too, as that of
+    SparseLayer does.
+    """
 
-    def __init__(self, config: MixtralConfig) -> None:
-        super().__init__(config, SparseLayer)
+    config: Any  # sizes with top_k and balance_coefficient
 
     def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """What Llama gives, and that no block need give its load."""
+        """What the model gives otherwise, and that no block need give its load."""
         return (*super().context(hidden, mask), False)
 
     def forward(
@@ -120,7 +122,16 @@ class Mixtral(Llama):
             hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)
             loads.append(one)
         hidden = self.finish(hidden)  # (b, l, d_model)
-        loss = next_token_cross_entropy(hidden, self.output, targets, weights, total)  # ()
+        loss = self.loss(hidden, targets, weights, total)  # ()
         balance = balance_loss(torch.stack(loads).sum(0), self.config.top_k)  # ()
         share = 1.0 if total is None else counted(targets, weights) / total  # ()
         return loss + coefficient * share * balance  # ()
+
+
+class Mixtral(BalancedModel, Llama):
+    """The language model."""
+
+    config: MixtralConfig
+
+    def __init__(self, config: MixtralConfig) -> None:
+        super().__init__(config, SparseLayer)

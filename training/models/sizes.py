@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from training.errors import RequestError
 from training.ops.rope_scaling import RopeScaling
@@ -156,6 +154,16 @@ class LlamaConfig(Sizes):
     def d_head(self) -> int:
         return self.head_dim or self.d_model // self.n_head
 
+    @property
+    def d_rotary(self) -> int:
+        """Channels of a head that turn with the position."""
+        return self.d_head
+
+    @property
+    def query_scale(self) -> float:
+        """What queries are multiplied with, beside attention's own 1 / sqrt(d_head)."""
+        return 1.0
+
     def least(self, name: str) -> int:
         return 0 if name == "head_dim" else 1
 
@@ -163,15 +171,16 @@ class LlamaConfig(Sizes):
         found = []
         if not self.head_dim and self.d_model % self.n_head:
             found.append(f"n_head: {self.n_head} does not divide d_model {self.d_model}")
-        elif self.d_head % 2:
-            found.append(f"n_head: rotary positions need an even head size, not {self.d_head}")
+        elif self.d_rotary % 2:
+            part = "head size" if self.d_rotary == self.d_head else "part of a head"
+            found.append(f"n_head: rotary positions need an even {part}, not {self.d_rotary}")
         if self.n_head % self.n_kv_head:
             found.append(f"n_kv_head: {self.n_kv_head} does not divide n_head {self.n_head}")
         if self.hidden_act not in ACTIVATIONS:
             known = ", ".join(ACTIVATIONS)
             found.append(f"hidden_act: must be one of {known}, not {self.hidden_act!r}")
         if self.rope_scaling is not None:
-            found += self.rope_scaling.faults(self.d_head, self.rope_theta)
+            found += self.rope_scaling.faults(self.d_rotary, self.rope_theta)
         return found
 
 
@@ -242,27 +251,3 @@ class NeoXConfig(Sizes):
         if self.d_rotary % 2:
             return [f"rotary_pct: {self.d_rotary} of {self.d_head} channels is an odd number"]
         return []
-
-
-FAMILIES: dict[str, type[Sizes]] = {
-    one.family: one
-    for one in (MambaConfig, Mamba2Config, LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig)
-}
-
-
-def identity(sizes: Sizes) -> dict[str, Any]:
-    """Give the family and the sizes in plain values, as they are after a JSON file."""
-    return dict(json.loads(json.dumps({"family": sizes.family, **asdict(sizes)})))
-
-
-def completed(written: Mapping[str, Any]) -> dict[str, Any]:
-    """Give what `identity` wrote with the sizes that are newer than it, by their defaults."""
-    found = dict(written)
-    defaults = {
-        field.name: field.default
-        for field in fields(FAMILIES.get(str(found.get("family")), Sizes))
-        if field.default is not MISSING
-    }
-    if isinstance(found.get("rope_scaling"), dict):
-        found["rope_scaling"] = asdict(RopeScaling.of(found["rope_scaling"]))
-    return dict(json.loads(json.dumps(defaults | found)))

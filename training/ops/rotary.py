@@ -48,6 +48,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin (l, r). Computed in float32 (float64 for float64 inputs); the result has x's dtype.
     """
     d, r = x.shape[-1], cos.shape[-1]
+    if r == 0:
+        return x
     turned, rest = x.split([r, d - r], dim=-1)  # (b, l, h, r), (b, l, h, d - r)
     first, second = turned.chunk(2, dim=-1)  # (b, l, h, r / 2) twice
     across = torch.cat((-second, first), dim=-1)  # (b, l, h, r)

@@ -30,6 +30,7 @@ from training.models.llama import MLP, Attention
 from training.models.mamba2 import Mamba2Mixer
 from training.models.mixers import shown
 from training.models.mixtral import Experts
+from training.models.nemotron import SquaredReluMLP
 from training.models.sizes import Mamba2Config
 from training.ops.conv import causal_conv1d
 from training.ops.gated_norm import gated_rms_norm
@@ -57,6 +58,15 @@ class SharedAttention(Shared, Attention):
 
 class SharedMLP(Shared, MLP):
     """Each rank has its own channels: rows of gate and up, columns of down."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(b, l, d_model) -> (b, l, d_model)."""
+        (hidden,) = self.share.enter(hidden)  # (b, l, d_model)
+        return super().forward(hidden)  # (b, l, d_model)
+
+
+class SharedSquaredReluMLP(Shared, SquaredReluMLP):
+    """Each rank has its own channels: rows of up, columns of down."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model)."""
@@ -182,6 +192,7 @@ _EXPERTS = {"w1": 1, "w2": 2, "w3": 1}
 _LAYERS: dict[type[nn.Module], type[Shared]] = {
     Attention: SharedAttention,
     MLP: SharedMLP,
+    SquaredReluMLP: SharedSquaredReluMLP,
     Experts: SharedExperts,
     Mamba2Mixer: SharedMixer,
 }

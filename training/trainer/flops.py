@@ -11,6 +11,7 @@ pass; what is computed again by activation checkpointing counts for nothing. Of 
     Mamba-2      15 d_inner n a layer: 5 forward for a state (decay, B x, their sum, C h), as the
                  recurrence; the chunked form does more, which is its own affair
     experts      those that a token is sent to, and the gate
+    hybrids      layer by layer, as each is made
 
 Light: no torch here.
 """
@@ -18,14 +19,18 @@ Light: no torch here.
 from __future__ import annotations
 
 from training.models import (
+    GraniteHybridConfig,
+    HybridConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
     NeoXConfig,
     Sizes,
 )
+from training.models.hybrid_sizes import ATTENTION, MAMBA
 
 PEAKS = {
     "A100": 312e12,
@@ -38,7 +43,7 @@ PEAKS = {
 
 def per_token(sizes: Sizes, length: int) -> float:
     """Operations of one step for each token of sequences of a length."""
-    return 6.0 * (weights(sizes) + sizes.n_layer * _between(sizes, length))
+    return 6.0 * (weights(sizes) + _between_of_all(sizes, length))
 
 
 def model_tflops(parameters: int, tokens_per_second: float) -> float:
@@ -56,7 +61,28 @@ def peak(device: str) -> float | None:
 
 def weights(sizes: Sizes) -> int:
     """Weights of the products that a token goes through."""
-    return sizes.n_layer * _of_layer(sizes) + sizes.vocab_size * sizes.d_model
+    layers = (
+        sum(_of_hybrid_layer(sizes, kind) for kind in sizes.pattern)
+        if isinstance(sizes, HybridConfig)
+        else sizes.n_layer * _of_layer(sizes)
+    )
+    return layers + sizes.vocab_size * sizes.d_model
+
+
+def _of_hybrid_layer(sizes: HybridConfig, kind: str) -> int:
+    """Give the weights of one layer, by its letter."""
+    m = sizes.d_model
+    if isinstance(sizes, NemotronHConfig):
+        mlp = 0
+        if kind not in (MAMBA, ATTENTION):
+            return 2 * m * sizes.d_ff
+    else:
+        mlp = 3 * m * sizes.d_ff
+    if isinstance(sizes, GraniteHybridConfig) and sizes.n_expert:
+        mlp += sizes.top_k * 3 * m * sizes.d_expert + m * sizes.n_expert
+    if kind == MAMBA:
+        return _of_layer(sizes.mamba) + mlp
+    return _of_heads(sizes.attention) + mlp
 
 
 def _of_layer(sizes: Sizes) -> int:
@@ -69,11 +95,23 @@ def _of_layer(sizes: Sizes) -> int:
     if isinstance(sizes, NeoXConfig):
         return 4 * m * m + 2 * m * sizes.d_ff
     assert isinstance(sizes, LlamaConfig)
-    heads = 2 * sizes.n_head + 2 * sizes.n_kv_head  # q, o and k, v
     mlp = 3 * m * sizes.d_ff
     if isinstance(sizes, MixtralConfig):
         mlp = sizes.top_k * mlp + m * sizes.n_expert
-    return heads * sizes.d_head * m + mlp
+    return _of_heads(sizes) + mlp
+
+
+def _of_heads(sizes: LlamaConfig) -> int:
+    heads = 2 * sizes.n_head + 2 * sizes.n_kv_head  # q, o and k, v
+    return heads * sizes.d_head * sizes.d_model
+
+
+def _between_of_all(sizes: Sizes, length: int) -> float:
+    """Give what `_between` does, of all layers."""
+    if not isinstance(sizes, HybridConfig):
+        return sizes.n_layer * _between(sizes, length)
+    mamba, attention = (_between(one, length) for one in (sizes.mamba, sizes.attention))
+    return sizes.pattern.count(MAMBA) * mamba + sizes.pattern.count(ATTENTION) * attention
 
 
 def _between(sizes: Sizes, length: int) -> float:

@@ -16,12 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import (
     AutoModelForCausalLM,
+    BambaConfig,
     GPTNeoXConfig,
+    GraniteMoeHybridConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronHConfig,
 )
 
 from tests.training.support.runs import ROOT, train, write_text
@@ -42,6 +45,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 MAMBA2 = {**TINY, "state_size": 8, "num_heads": 4, "head_dim": 16, "chunk_size": 8}
+BAMBA: dict[str, Any] = {
+    **{**GROUPED, "mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 8},
+    "pad_token_id": None,
+}
+NEMOTRON: dict[str, Any] = {
+    **{"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "pad_token_id": None},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 10},
+    **{"mamba_num_heads": 4, "mamba_head_dim": 12, "ssm_state_size": 8, "n_groups": 2},
+}
 
 CONFIGS: dict[str, Any] = {
     "mamba": lambda: MambaConfig(**TINY, state_size=4),
@@ -72,6 +84,44 @@ CONFIGS: dict[str, Any] = {
             "rope_theta": 500.0,
             "partial_rotary_factor": 0.5,
         },
+    ),
+    "bamba": lambda: BambaConfig(**BAMBA, attn_layer_indices=[1]),
+    "bamba otherwise": lambda: BambaConfig(
+        **BAMBA,
+        attn_layer_indices=[0],
+        tie_word_embeddings=True,
+        mamba_n_groups=2,
+        mamba_proj_bias=True,
+        mamba_conv_bias=False,
+        attention_bias=True,
+        mlp_bias=True,
+        rope_parameters={"rope_type": "default", "rope_theta": 100.0},
+        time_step_limit=[0.01, 0.5],
+    ),
+    "granitemoehybrid": lambda: GraniteMoeHybridConfig(
+        **BAMBA,
+        layer_types=["mamba", "attention"],
+        num_local_experts=3,
+        shared_intermediate_size=24,
+        embedding_multiplier=3,
+        residual_multiplier=0.4,
+        attention_multiplier=0.125,
+        logits_scaling=2,
+        tie_word_embeddings=True,
+    ),
+    "granitemoehybrid without experts": lambda: GraniteMoeHybridConfig(
+        **BAMBA,
+        layer_types=["attention", "mamba"],
+        num_local_experts=0,
+        num_experts_per_tok=0,
+        attention_multiplier=0.3,
+        position_embedding_type="rope",
+    ),
+    "nemotron_h": lambda: NemotronHConfig(
+        **NEMOTRON, layers_block_type=["mamba", "mlp", "attention", "mamba"]
+    ),
+    "nemotron_h by letters": lambda: NemotronHConfig(
+        **{**NEMOTRON, "hybrid_override_pattern": "*M-"}, use_bias=True, mlp_bias=True
     ),
 }
 
@@ -169,6 +219,63 @@ def test_state_spaces_and_back(name: str, tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "ss").iterdir()) == [
         *("config.json", "generation_config.json", "pytorch_model.bin"),
     ]
+
+
+FMS_FSDP: dict[str, Any] = {
+    **{"d_model": 32, "d_intermediate": 128, "n_layer": 3, "vocab_size": 37},
+    "ssm_cfg": {"layer": "Mamba2", "headdim": 16, "d_state": 8},
+    "attn_layer_idx": [1],
+    "attn_cfg": {
+        **{"causal": True, "d_conv": 0, "head_dim": 8, "num_heads": 4, "num_heads_kv": 2},
+        **{"out_proj_bias": False, "qkv_proj_bias": False, "rotary_emb_dim": 4},
+    },
+    **{"rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True},
+    **{"pad_vocab_size_multiple": 16, "tie_embeddings": False},
+}
+"""What fms-fsdp writes of its mamba_9.8b, with small sizes."""
+
+
+def test_bamba_as_fms_fsdp_has_it(tmp_path: Path) -> None:
+    """mamba-ssm's names: q, k and v are one tensor, and so are an MLP's first two, up first."""
+    made: dict[str, Any] = {
+        **{"d_model": 32, "n_layer": 3, "pattern": "M*M", "vocab_size": 48, "n_head": 4},
+        **{"n_kv_head": 2, "d_ff": 128, "n_mamba_head": 4, "mamba_head_dim": 16, "d_state": 8},
+    }
+    sizes = models.BambaConfig(**made)
+    with torch.device("meta"):
+        shapes = {n: p.shape for n, p in models.build(sizes).named_parameters()}
+    held = {n: torch.randn(shape) * 0.1 for n, shape in shapes.items()}
+    before = {n: v for n, v in held.items() if n.startswith("model.layers.1.")}
+    q, k, v, o = (before[f"model.layers.1.self_attn.{n}_proj.weight"] for n in "qkvo")
+    up, gate, down = (
+        before[f"model.layers.1.feed_forward.{n}_proj.weight"] for n in ("up", "gate", "down")
+    )
+    layer = "backbone.layers.1."
+    theirs = {
+        f"{layer}mixer.in_proj.weight": torch.cat([q, k, v]),
+        f"{layer}mixer.out_proj.weight": o,
+        f"{layer}mlp.fc1.weight": torch.cat([up, gate]),
+        f"{layer}mlp.fc2.weight": down,
+        f"{layer}norm.weight": before["model.layers.1.input_layernorm.weight"],
+        f"{layer}norm2.weight": before["model.layers.1.pre_ff_layernorm.weight"],
+        "backbone.embedding.weight": held["model.embed_tokens.weight"],
+        "backbone.norm_f.weight": held["model.final_layernorm.weight"],
+        "backbone.layers.2.mixer.in_proj.weight": held["model.layers.2.mamba.in_proj.weight"],
+    }
+    folder = tmp_path / "ours"
+    folder.mkdir()
+    save_file(held, str(folder / "model.safetensors"))
+    settings = {"family": "bamba", "sizes": asdict(sizes)}
+    (folder / "config.json").write_text(json.dumps(settings))
+    run("--from", "ours", folder, "--to", "state-spaces", tmp_path / "fms")
+    found = tensors(tmp_path / "fms")
+    for name, value in theirs.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=0, msg=name)
+    assert Source.open("state-spaces", tmp_path / "fms").sizes == sizes
+    (tmp_path / "fms" / "config.json").write_text(json.dumps(FMS_FSDP))
+    assert Source.open("state-spaces", tmp_path / "fms").sizes == sizes
+    run("--from", "state-spaces", tmp_path / "fms", "--to", "ours", tmp_path / "back")
+    assert_same(tensors(tmp_path / "back"), held)
 
 
 @pytest.mark.parametrize("layer", ["Mamba1", "Mamba2"])

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from tests.training.support.runs import ROOT
 from training import models
 from training.cli import run_command
-from training.convert import formats, hf, target
+from training.convert import hf, state_spaces, target
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
 
@@ -300,6 +300,12 @@ def test_settings_of_hugging_face_that_we_do_not_have(
     assert "\n" not in str(error.value)
 
 
+HYBRID: dict[str, Any] = {
+    **{"vocab_size": 40, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 48},
+    "num_attention_heads": 8,
+}
+
+
 def test_settings_that_are_left_out_are_those_of_transformers() -> None:
     from transformers import AutoConfig
 
@@ -311,6 +317,8 @@ def test_settings_that_are_left_out_are_those_of_transformers() -> None:
             {**HF_LLAMA, "model_type": family, "num_attention_heads": 8}
             for family in ("mistral", "mixtral", "gpt_neox")
         ),
+        *({**HYBRID, "model_type": family} for family in ("bamba", "granitemoehybrid")),
+        {**HYBRID, "model_type": "nemotron_h", "layers_block_type": ["mlp", "mamba", "attention"]},
     ):
         values = {k: v for k, v in settings.items() if k != "model_type"}
         full = AutoConfig.for_model(settings["model_type"], **values).to_dict()
@@ -318,6 +326,11 @@ def test_settings_that_are_left_out_are_those_of_transformers() -> None:
 
 
 SS_MAMBA: dict[str, Any] = {"d_model": 16, "n_layer": 1, "vocab_size": 12}
+SS_HYBRID: dict[str, Any] = {
+    **{**SS_MAMBA, "d_intermediate": 64, "attn_layer_idx": [0]},
+    **{"ssm_cfg": {"layer": "Mamba2", "headdim": 8}},
+    "attn_cfg": {"num_heads": 2, "causal": True, "rotary_emb_dim": 4},
+}
 
 
 @pytest.mark.parametrize(
@@ -338,13 +351,20 @@ SS_MAMBA: dict[str, Any] = {"d_model": 16, "n_layer": 1, "vocab_size": 12}
             "ssm_cfg.dt_limit must be two numbers from 0 on, the less one first, not [0.5]",
         ),
         ({"d_model": 16, "vocab_size": 12}, "n_layer is not there"),
+        (
+            {**SS_HYBRID, "attn_cfg": {"num_heads": 2, "causal": True, "rotary_emb_dim": 8}},
+            "attn_cfg.rotary_emb_dim: ours is half of head_dim, 4, always",
+        ),
+        ({**SS_HYBRID, "attn_cfg": {"num_heads": 2}}, "attn_cfg.causal False: ours has True only"),
+        ({**SS_HYBRID, "attn_cfg": {}}, "attn_cfg.num_heads must be a whole number from 1 on"),
+        ({**SS_HYBRID, "ssm_cfg": {}}, "with attention ours has Mamba2 only"),
     ],
 )
 def test_settings_of_state_spaces_that_we_do_not_have(
     settings: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RequestError) as error:
-        formats.read_state_spaces(settings, WHERE)
+        state_spaces.read(settings, WHERE)
     assert str(error.value) == f"config.json: {message}" or message in str(error.value)
 
 
@@ -364,22 +384,20 @@ def test_groups_that_are_normalised_another_way_are_not_converted() -> None:
     with pytest.raises(RequestError, match="n_groups: transformers normalises all channels"):
         hf.write(alone)
     with pytest.raises(RequestError, match="n_groups: mamba-ssm normalises each group"):
-        formats.write_state_spaces(together)
+        state_spaces.write(together)
     assert hf.read(hf.write(together), WHERE) == together
-    assert formats.read_state_spaces(formats.write_state_spaces(alone), WHERE) == alone
+    assert state_spaces.read(state_spaces.write(alone), WHERE) == alone
     for across in (False, True):  # of one group, both are the same
         one = models.Mamba2Config(**MAMBA2, norm_across_groups=across)
-        assert (
-            hf.write(one)["n_groups"] == formats.write_state_spaces(one)["ssm_cfg"]["ngroups"] == 1
-        )
+        assert hf.write(one)["n_groups"] == state_spaces.write(one)["ssm_cfg"]["ngroups"] == 1
 
 
 def test_models_that_a_format_does_not_have() -> None:
     heads: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "d_ff": 8}
-    with pytest.raises(RequestError, match="has Mamba and Mamba-2 models only, not llama"):
-        formats.write_state_spaces(models.LlamaConfig(**heads))
+    with pytest.raises(RequestError, match="has Mamba, Mamba-2 and Bamba models only, not llama"):
+        state_spaces.write(models.LlamaConfig(**heads))
     with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms have 1e-05"):
-        formats.write_state_spaces(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
+        state_spaces.write(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
     with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
         hf.write(models.MistralConfig(**heads, attention_bias=True))
 

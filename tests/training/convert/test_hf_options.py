@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from training.convert import formats, hf
+from training.convert import hf, state_spaces
 from training.convert.__main__ import convert
 from training.convert.source import Source, load
 from training.errors import RequestError
@@ -31,6 +31,15 @@ TINY: dict[str, Any] = {"vocab_size": 40, "hidden_size": 32, "num_hidden_layers"
 HEADS = {**TINY, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}
 MAMBA = {**TINY, "state_size": 4}
 MAMBA2 = {**TINY, "state_size": 8, "num_heads": 4, "head_dim": 16, "n_groups": 1, "chunk_size": 8}
+BAMBA: dict[str, Any] = {
+    **{**HEADS, "attn_layer_indices": [1], "pad_token_id": None},
+    **{"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 8},
+}
+NEMOTRON: dict[str, Any] = {
+    **{name: HEADS[name] for name in HEADS if name != "num_hidden_layers"},
+    **{"layers_block_type": ["mamba", "attention", "mlp"], "head_dim": 8, "pad_token_id": None},
+    **{"mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2},
+}
 WITHIN = {"original_max_position_embeddings": 8}
 YARN = {"rope_type": "yarn", "factor": 4.0, **WITHIN}
 LONGROPE = {
@@ -76,6 +85,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "time_step_rank": ("mamba", {**MAMBA, "time_step_rank": 5}),
     "time_step_limit": ("mamba2", {**MAMBA2, "time_step_limit": [0.02, 0.06]}),
     "time_step_limit, below": ("mamba2", {**MAMBA2, "time_step_limit": [0.04, math.inf]}),
+    "time_step_limit, bamba": ("bamba", {**BAMBA, "time_step_limit": [0.02, 0.06]}),
+    "time_step_min": ("nemotron_h", {**NEMOTRON, "time_step_min": 0.3}),
     # Transformers does not use it for Mamba-2.
     "time_step_rank, mamba2": ("mamba2", {**MAMBA2, "time_step_rank": 3}),
 }
@@ -104,6 +115,8 @@ def measured(model: nn.Module, length: int) -> tuple[Tensor, dict[str, Tensor]]:
     logits = out if isinstance(out, Tensor) else out.logits  # (b, l, v)
     F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()).backward()
     gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    if type(model).__name__ == "NemotronHForCausalLM":  # its memory has other names than its files
+        gradients = {re.sub(r"^model\.", "backbone.", n): one for n, one in gradients.items()}
     return logits.detach(), gradients
 
 
@@ -210,6 +223,31 @@ def test_the_way_back_keeps_the_option(name: str, tmp_path: Path) -> None:
             "time_step_limit must be two numbers",
         ),
         ("mamba", {**MAMBA, "time_step_rank": "wide"}, "or auto, not 'wide'"),
+        ("bamba", {**BAMBA, "attn_layer_indices": "1"}, "attn_layer_indices must be a list of"),
+        ("bamba", {**BAMBA, "mamba_d_head": 8}, "times mamba_d_head 8 must be mamba_expand x"),
+        (
+            "bamba",
+            {**BAMBA, "rope_parameters": {"rope_type": "yarn", "factor": 2.0}},
+            "rope type 'yarn': bamba is made with default",
+        ),
+        (
+            "bamba",
+            {**BAMBA, "rope_parameters": {"partial_rotary_factor": 1.0}},
+            "partial_rotary_factor 1.0: bamba rotates half of a head",
+        ),
+        (
+            "granitemoehybrid",
+            {**BAMBA, "position_embedding_type": "alibi"},
+            "position_embedding_type 'alibi': must be rope, nope or null",
+        ),
+        ("granitemoehybrid", {**BAMBA, "layer_types": ["conv"]}, "layer_types must be a list of"),
+        (
+            "nemotron_h",
+            {**NEMOTRON, "layers_block_type": ["mamba", "moe"]},
+            "'E' is no kind of layer of nemotron_h",
+        ),
+        ("nemotron_h", {**NEMOTRON, "mlp_hidden_act": "silu"}, "nemotron_h is made with relu2"),
+        ("nemotron_h", {**NEMOTRON, "num_nextn_predict_layers": 1}, "predict further tokens"),
     ],
 )
 def test_values_that_make_no_sense(family: str, settings: dict[str, Any], message: str) -> None:
@@ -258,10 +296,10 @@ def test_fields_that_a_kind_has_no_use_for() -> None:
 )
 def test_those_of_state_spaces(given: dict[str, Any], sizes: dict[str, Any]) -> None:
     settings = {"d_model": 16, "n_layer": 1, "vocab_size": 12, "ssm_cfg": given}
-    found = formats.read_state_spaces(settings, WHERE)
+    found = state_spaces.read(settings, WHERE)
     wanted = {"dt_rank": 0, "dt_limit_high": 0.0, **sizes}
     assert all(getattr(found, name, value) == value for name, value in wanted.items())
-    assert formats.read_state_spaces(formats.write_state_spaces(found), WHERE) == found
+    assert state_spaces.read(state_spaces.write(found), WHERE) == found
 
 
 EVERY: dict[str, dict[str, Any]] = {
@@ -269,6 +307,13 @@ EVERY: dict[str, dict[str, Any]] = {
     "mamba2": {**MAMBA2, "n_groups": 2},
     **dict.fromkeys(("llama", "mistral", "gpt_neox"), HEADS),
     "mixtral": {**HEADS, "output_router_logits": True},
+    "bamba": BAMBA,
+    "granitemoehybrid": {
+        **{name: BAMBA[name] for name in BAMBA if name != "attn_layer_indices"},
+        **{"layer_types": ["mamba", "attention"], "output_router_logits": True},
+        **{"attention_multiplier": 0.3, "position_embedding_type": "rope"},
+    },
+    "nemotron_h": NEMOTRON,
 }
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 

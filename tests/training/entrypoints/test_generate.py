@@ -24,6 +24,10 @@ from training.models.language import LanguageModel
 from training.vocabulary import LONGEST, Bytes, Tokens
 
 HEADS: dict[str, Any] = {"d_model": 32, "n_layer": 2, "vocab_size": 256, "n_head": 4, "d_ff": 48}
+HYBRID: dict[str, Any] = {
+    **{name: HEADS[name] for name in ("d_model", "vocab_size", "n_head", "d_ff")},
+    **{"n_kv_head": 2, "n_mamba_head": 4, "mamba_head_dim": 16, "d_state": 8, "chunk_size": 8},
+}
 FAMILIES: dict[str, models.Sizes] = {
     "mamba": models.MambaConfig(d_model=32, n_layer=2, vocab_size=256),
     "mamba2": models.Mamba2Config(
@@ -33,6 +37,11 @@ FAMILIES: dict[str, models.Sizes] = {
     "mistral": models.MistralConfig(**HEADS, n_kv_head=2, window=7),
     "mixtral": models.MixtralConfig(**HEADS, n_kv_head=2, n_expert=4),
     "gpt_neox": models.NeoXConfig(**HEADS),
+    "bamba": models.BambaConfig(**HYBRID, n_layer=3, pattern="M*M"),
+    "granitemoehybrid": models.GraniteHybridConfig(
+        **HYBRID, n_layer=3, pattern="M*M", n_expert=4, top_k=2, d_expert=24
+    ),
+    "nemotron_h": models.NemotronHConfig(**HYBRID, n_layer=4, pattern="M-*M", n_groups=2),
 }
 
 

@@ -32,6 +32,7 @@ HEADS: dict[str, Any] = {
     **TINY,
     **{"intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
 }
+MAMBA: dict[str, Any] = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_chunk_size": 8}
 WITHIN = {"rope_theta": 100.0, "original_max_position_embeddings": 16}
 LONGROPE = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.5, 2.0, 3.0, 7.0]}
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -42,6 +43,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "llama": ("llama", HEADS),
     "mixtral": ("mixtral", {**HEADS, "num_local_experts": 3}),
+    "bamba": ("bamba", {**HEADS, **MAMBA, "attn_layer_indices": [1]}),
+    "granitemoehybrid": (
+        "granitemoehybrid",
+        {
+            **{**HEADS, **MAMBA, "layer_types": ["mamba", "attention"], "num_local_experts": 3},
+            **{"shared_intermediate_size": 24, "residual_multiplier": 0.5},
+        },
+    ),
+    "nemotron_h": (
+        "nemotron_h",
+        {
+            **{**HEADS, "layers_block_type": ["mamba", "mlp", "attention", "mamba"]},
+            **{"head_dim": 8, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8},
+            # Transformers forgets it for tokens that are generated one at a time.
+            **{"n_groups": 2, "chunk_size": 8, "time_step_min": 1e-9},
+        },
+    ),
     # Both go beyond the first context while the text is made.
     "dynamic": (
         "llama",

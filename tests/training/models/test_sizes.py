@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.support.runs import run, write_text
 from training.models import LlamaConfig, MambaConfig, RopeScaling
-from training.models.sizes import completed, identity
+from training.models.families import completed, identity
 
 HEADS: dict[str, Any] = {
     "d_model": 32,

@@ -89,7 +89,8 @@ def test_the_models_ask_no_gpu_when_they_are_imported_and_their_sizes_no_torch()
     code = (
         "import sys, torch\n"
         "import training.models.mamba, training.models.llama, training.models.mixtral\n"
-        "import training.models.mamba2, training.models.neox\n"
+        "import training.models.mamba2, training.models.neox, training.models.bamba\n"
+        "import training.models.granite, training.models.nemotron\n"
         "assert not torch.cuda.is_initialized()\n"
         "assert not {'mamba_ssm', 'triton', 'transformers'} & sys.modules.keys()\n"
     )

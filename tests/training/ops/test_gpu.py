@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.training.support.families import PRESETS
 from training.models import build, preset
 from training.ops.attention import attention
 from training.ops.conv import causal_conv1d
@@ -145,7 +146,7 @@ def test_experts_repeat_exactly() -> None:
     assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
 
 
-@pytest.mark.parametrize("name", ["mamba-tiny", "mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_a_model_gives_what_it_gives_on_the_cpu(name: str) -> None:
     """Loss and gradients in float32, with whatever implementations are chosen."""
     tokens = torch.randint(256, (2, 200), generator=torch.Generator().manual_seed(0))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.training.support.families import filled
+from tests.training.support.families import PRESETS, filled
 from tests.training.support.runs import ENGINES, TINY, run, train, write_text
 from training import compat
 from training.config.config import ParallelConfig
@@ -73,7 +73,7 @@ def computed(name: str, **settings: Any) -> tuple[int, int, list[Any]]:
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["mamba-tiny", "mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_selective_recomputes_all_but_the_products(name: str, policy: str, every: int) -> None:
     plain = computed(name)
     full = computed(name, fsdp_activation_checkpointing=True)

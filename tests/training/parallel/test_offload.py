@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.support.families import filled
+from tests.training.support.families import PRESETS, filled
 from training.models import preset
 from training.models.language import LanguageModel
 from training.parallel.offload import Offload, Wait
@@ -62,7 +62,7 @@ def gradients(model: LanguageModel) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("name", ["mamba-tiny", "mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("name", PRESETS)
 def test_gradients_are_the_same_to_the_bit(name: str, recompute: bool) -> None:
     expected = gradients(model_of(name, recompute))
     model, memory = model_of(name, recompute), OtherMemory()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.training.support.families import HYBRIDS
 from training.config.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
@@ -27,7 +28,7 @@ def test_decay_spares_what_it_should() -> None:
     assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
 
 
-@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny", *HYBRIDS])
 def test_decay_is_for_matrices(name: str) -> None:
     with torch.device("meta"):
         model = build(preset(name))

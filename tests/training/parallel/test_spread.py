@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.support.families import HYBRIDS
 from tests.training.support.runs import ENGINES, TINY, run, steps, train, write_text
 
 pytestmark = pytest.mark.processes
@@ -58,7 +59,7 @@ def test_losses_do_not_depend_on_the_accumulation(
     assert steps(tmp_path)[-1]["tokens_seen"] == STEPS * GLOBAL_BATCH * 17
 
 
-@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny"])
+@pytest.mark.parametrize("name", ["mamba2-tiny", "llama-tiny", "mixtral-tiny", *HYBRIDS])
 @pytest.mark.parametrize("engine", ENGINES)
 def test_every_family_can_be_spread(tmp_path: Path, data: str, name: str, engine: str) -> None:
     """With recomputation and a start on the meta device, which must find every parameter."""

@@ -63,6 +63,9 @@ def same(one: Path, other: Path, first: int = 0) -> None:
         ("mixtral-tiny", 4, 2, MEMORY),
         ("mamba2-tiny", 4, 4, ()),
         ("mamba2-tiny", 4, 2, MEMORY),
+        ("bamba-tiny", 2, 2, ()),
+        ("granitemoehybrid-tiny", 4, 2, MEMORY),
+        ("nemotron_h-tiny", 2, 2, MEMORY),
     ],
 )
 def test_the_degree_changes_nothing(
@@ -160,6 +163,20 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
             ["64 heads (d_inner / head_dim)", "4096 columns", "multiple of 12 groups"],
         ),
         (("--model_name=mamba-tiny", "--tensor_parallel=2"), ["cannot share a layer of mamba;"]),
+        (
+            ("--model_name=granite-4.0-h-tiny", "--tensor_parallel=5"),
+            [
+                *("48 heads of Mamba-2 (n_mamba_head)", "1536 columns", "12 heads of queries"),
+                *("4 heads of keys", "1024 channels of the MLP", "512 channels of an expert"),
+            ],
+        ),
+        (
+            ("--model_name=nemotron_h-tiny", "--tensor_parallel=3"),
+            [
+                *("8 heads of Mamba-2", "128 columns", "4 heads of queries", "2 heads of keys"),
+                *("352 channels of the MLP", "a multiple of 3 groups"),
+            ],
+        ),
         (
             ("--model_name=llama-tiny", "--tensor_parallel=2", "--use_torch_compile=True"),
             ["cannot be compiled"],

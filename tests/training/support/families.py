@@ -15,6 +15,11 @@ from torch import Tensor, nn
 from training.models import Sizes, build
 from training.models.language import LanguageModel
 
+HYBRIDS = ("bamba-tiny", "granitemoehybrid-tiny", "nemotron_h-tiny")
+"""The presets of models whose layers are of different kinds."""
+PRESETS = ("mamba-tiny", "mamba2-tiny", "llama-tiny", "mixtral-tiny", *HYBRIDS)
+"""A preset of every kind."""
+
 
 def filled(sizes: Sizes, seed: int = 1) -> LanguageModel:
     """Make a model with its first values."""
@@ -52,10 +57,12 @@ def compare(
     length: int = 17,
     kind: str = "",
     balance: float = 0.0,
+    within: float = 1e-3,
 ) -> None:
     """Hold a model to its reference: the same weights, then logits, loss and every gradient.
 
-    `named` maps the reference's tensors to our names; `balance` is what it adds to its loss.
+    `named` maps the reference's tensors to our names; `balance` is what it adds to its loss; a
+    gradient may differ by `within` of its norm.
     """
     model.load_state_dict(dict(named(reference.state_dict())))
     tokens = torch.randint(61, (3, length), generator=torch.Generator().manual_seed(length))
@@ -84,7 +91,7 @@ def compare(
         if gradient.norm() <= nothing:
             assert found[name].norm() <= nothing, name
         else:
-            assert (found[name] - gradient).norm() <= 1e-3 * gradient.norm(), name
+            assert (found[name] - gradient).norm() <= within * gradient.norm(), name
 
 
 def like(config: Sizes, **changes: Any) -> Any:

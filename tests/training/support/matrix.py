@@ -20,6 +20,7 @@ from training.entrypoint import leave
 from training.process_group import Group, start, stop
 from training.trainer.run import set_up
 
+BALANCED = ("mixtral", "granitemoehybrid")
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")
 
@@ -37,7 +38,7 @@ def losses(group: Group, data: str, save: Path, *changes: str, family: str) -> l
         f"save_ckpt_path={save}",
         *changes,
         # The balance of experts is that of the tokens that are seen at once, so it is left out.
-        *(("model.balance_coefficient=0",) if family == "mixtral" else ()),
+        *(("model.balance_coefficient=0",) if family in BALANCED else ()),
     )
     trainer = set_up(load(GOLDEN / f"{family}.yaml", settings), group)
     trainer.saver.save = lambda told: None  # type: ignore[method-assign]  # a third of the time

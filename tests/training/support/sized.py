@@ -10,13 +10,7 @@ from training import models
 from training.entrypoint import enter, leave
 from training.mamba_fsdp import configure
 
-CLASSES = {
-    "mixtral": models.MixtralConfig,
-    "llama": models.LlamaConfig,
-    "mamba2": models.Mamba2Config,
-}
-
 if __name__ == "__main__":
     sizes = json.loads(os.environ["SIZED"])
-    models.PRESETS["sized"] = CLASSES[sizes.pop("family")](**sizes)
+    models.PRESETS["sized"] = models.FAMILIES[sizes.pop("family")](**sizes)
     leave(enter(configure, sys.argv[1:]))

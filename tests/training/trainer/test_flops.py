@@ -1,10 +1,12 @@
 """Operations by formula, against the layers of the models themselves."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
-from training.models import MistralConfig, MixtralConfig, NeoXConfig, build, preset
+from training.models import BambaConfig, MistralConfig, MixtralConfig, NeoXConfig, build, preset
 from training.trainer import flops
 
 NEOX = NeoXConfig(d_model=64, n_layer=3, vocab_size=100, n_head=4, d_ff=256)
@@ -12,7 +14,10 @@ NEOX = NeoXConfig(d_model=64, n_layer=3, vocab_size=100, n_head=4, d_ff=256)
 
 @pytest.mark.parametrize(
     "name",
-    ["state-spaces/mamba-130m", "state-spaces/mamba2-130m", "mamba2-7b", "llama2-70b", ""],
+    [
+        *("state-spaces/mamba-130m", "state-spaces/mamba2-130m", "mamba2-7b", "llama2-70b", ""),
+        *("bamba-9b", "granite-4.0-h-micro", "nemotron-nano-9b-v2"),
+    ],
 )
 def test_weights_are_those_of_the_linear_layers(name: str) -> None:
     sizes = preset(name) if name else NEOX
@@ -23,14 +28,27 @@ def test_weights_are_those_of_the_linear_layers(name: str) -> None:
 
 
 def test_of_the_experts_only_those_that_are_chosen_count() -> None:
-    sizes = preset("mixtral-8x7b")
-    assert isinstance(sizes, MixtralConfig)
-    with torch.device("meta"):
-        model = build(sizes)
-    all_ = sum(p.numel() for n, p in model.named_parameters() if p.dim() > 1)
-    idle = (sizes.n_expert - sizes.top_k) * 3 * sizes.d_model * sizes.d_ff * sizes.n_layer
-    embedding = sizes.vocab_size * sizes.d_model
-    assert flops.weights(sizes) == all_ - idle - embedding
+    for name in ("mixtral-8x7b", "granite-4.0-h-tiny"):
+        sizes: Any = preset(name)
+        with torch.device("meta"):
+            model = build(sizes)
+        # Tied embeddings are a look-up once, and a product once.
+        look_up = 0 if sizes.tie_embeddings else sizes.vocab_size * sizes.d_model
+        matrices = [p for n, p in model.named_parameters() if p.dim() > 1 and "conv1d" not in n]
+        width = sizes.d_ff if isinstance(sizes, MixtralConfig) else sizes.d_expert
+        idle = (sizes.n_expert - sizes.top_k) * 3 * sizes.d_model * width * sizes.n_layer
+        assert flops.weights(sizes) == sum(p.numel() for p in matrices) - idle - look_up
+
+
+def test_each_kind_of_layer_has_its_operations() -> None:
+    made: dict[str, Any] = {
+        **{"d_model": 32, "n_layer": 4, "pattern": "M*MM", "vocab_size": 10, "n_head": 4},
+        **{"n_kv_head": 2, "d_ff": 8, "n_mamba_head": 8, "mamba_head_dim": 8, "d_state": 6},
+    }
+    sizes = BambaConfig(**made)
+    attention = 12 * 4 * 8 * (8 + 1) / 2  # of the one layer: heads, channels, keys on average
+    expected = 6 * flops.weights(sizes) + attention + 3 * 15 * 64 * 6
+    assert flops.per_token(sizes, 8) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("window", [0, 1, 3, 7, 8, 100])

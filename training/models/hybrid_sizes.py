@@ -1,0 +1,247 @@
+"""The sizes of models whose layers are of different kinds. Light: nothing here needs torch.
+
+A model's pattern has a letter for each layer, as Nemotron-H's configuration has it:
+
+    M    Mamba-2        *    attention        -    an MLP alone
+
+Layers are made of the blocks that whole models of one kind are made of. These are given sizes of
+their own, `mamba` and `attention`, which are views of the hybrid's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from training.errors import RequestError
+from training.models.sizes import LlamaConfig, Mamba2Config, MixtralConfig, Sizes
+
+MAMBA, ATTENTION, MLP = "M", "*", "-"
+LETTERS = {MAMBA: "Mamba-2", ATTENTION: "attention", MLP: "an MLP"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mamba(Mamba2Config):
+    """Of one Mamba-2 layer: as wide as its heads, which the stream's width does not give."""
+
+    heads: int
+
+    @property
+    def d_inner(self) -> int:
+        return self.heads * self.head_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Attention(LlamaConfig):
+    """Of one attention layer: a part of each head turns, and scores may have another scale."""
+
+    turning: int
+    multiplier: float
+
+    @property
+    def d_rotary(self) -> int:
+        return self.turning
+
+    @property
+    def query_scale(self) -> float:
+        return self.multiplier * math.sqrt(self.d_head)
+
+    def least(self, name: str) -> int:
+        return 0 if name == "turning" else super().least(name)
+
+
+_OF_MAMBA = (
+    *("d_model", "n_layer", "norm_eps", "d_state", "d_conv", "n_groups", "chunk_size", "bias"),
+    *("norm_across_groups", "conv_bias", "dt_limit_low", "dt_limit_high"),
+)
+_OF_HEADS = ("d_model", "n_layer", "n_head", "n_kv_head", "head_dim")
+_OF_ATTENTION = (*_OF_HEADS, "d_ff", "rope_theta", "attention_bias", "mlp_bias")
+"""The sizes that a hybrid has under the names of Mamba-2, and of Llama."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HybridConfig(Sizes):
+    """Sizes that the hybrids have in common, under the names of Mamba-2 and Llama."""
+
+    kinds: ClassVar[str] = MAMBA + ATTENTION
+    """The letters that a pattern may have."""
+    branches: ClassVar[int] = 2
+    """Residual branches of a layer."""
+
+    pattern: str  # a letter a layer
+    n_head: int  # of attention; fewer n_kv_head: grouped-query attention
+    n_kv_head: int
+    d_ff: int
+    head_dim: int = 0  # of attention; 0: d_model / n_head
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_theta: float = 10000.0
+    context: int = 4096  # positions that it is meant for; told to others, no limit here
+    n_mamba_head: int
+    mamba_head_dim: int = 64
+    d_state: int = 128
+    d_conv: int = 4
+    n_groups: int = 1  # Mamba-2's heads of one group share B and C
+    chunk_size: int = 256
+    norm_across_groups: bool = False  # the gated norm's mean square: of all channels, or a group's
+    bias: bool = False  # of Mamba-2's two outer projections
+    conv_bias: bool = True
+    residual_in_fp32: bool = True
+    dt_limit_low: float = 0.0  # delta is at least this, after its softplus
+    dt_limit_high: float = 0.0  # and at most this; 0: no limit
+
+    @property
+    def d_head(self) -> int:
+        """Channels of a head of attention."""
+        return self.head_dim or self.d_model // self.n_head
+
+    @property
+    def d_rotary(self) -> int:
+        """Channels of it that turn with the position."""
+        return 0
+
+    @property
+    def score_multiplier(self) -> float:
+        """What the products of queries and keys are multiplied with."""
+        return self.d_head**-0.5
+
+    @property
+    def residual_scale(self) -> float:
+        """What a layer's results are multiplied with before they join the stream."""
+        return 1.0
+
+    @property
+    def mamba(self) -> Mamba2Config:
+        """The sizes of a Mamba-2 layer."""
+        own: dict[str, Any] = {"heads": self.n_mamba_head, "head_dim": self.mamba_head_dim}
+        return _Mamba(**{name: getattr(self, name) for name in _OF_MAMBA}, **own)
+
+    @property
+    def attention(self) -> LlamaConfig:
+        """The sizes of an attention layer, and of the MLP after it."""
+        own: dict[str, Any] = {"turning": self.d_rotary, "multiplier": self.score_multiplier}
+        return _Attention(**{name: getattr(self, name) for name in _OF_ATTENTION}, **own)
+
+    def least(self, name: str) -> int:
+        return 0 if name == "head_dim" else 1
+
+    def faults(self) -> list[str]:
+        found = []
+        if strange := "".join(sorted(set(self.pattern) - set(self.kinds))):
+            known = ", ".join(f"{one} ({LETTERS[one]})" for one in self.kinds)
+            found.append(
+                f"pattern: {strange!r} is no kind of layer of {self.family}; it has {known}"
+            )
+        if len(self.pattern) != self.n_layer:
+            found.append(
+                f"pattern: has {len(self.pattern)} letters, and n_layer is {self.n_layer}; give a "
+                f"letter a layer"
+            )
+        for part in ("mamba", "attention"):
+            try:
+                getattr(self, part)
+            except RequestError as error:
+                found += error.faults
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class BambaConfig(HybridConfig):
+    """Sizes of a Bamba model: Mamba-2 or attention, then an MLP (ibm-ai-platform/Bamba-9B)."""
+
+    family: ClassVar[str] = "bamba"
+
+    vocab_size: int = 128256
+    norm_across_groups: bool = True
+
+    @property
+    def d_rotary(self) -> int:
+        return self.d_head // 2  # always, there
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraniteHybridConfig(HybridConfig):
+    """Sizes of a Granite 4 H model: Mamba-2 or attention, then experts beside an MLP.
+
+    Four multipliers let the sizes of values not depend on the model's width (Yang et al. 2022,
+    "Tensor Programs V", table 8).
+    """
+
+    family: ClassVar[str] = "granitemoehybrid"
+
+    vocab_size: int = 100352
+    tie_embeddings: bool = True
+    norm_across_groups: bool = True
+    context: int = 131072
+    rotary: bool = False  # whether positions turn the heads; no published one has that
+    n_expert: int = 0  # 0: no experts, the MLP alone
+    top_k: int = 0  # experts that see a token
+    d_expert: int = 0  # width of an expert
+    balance_coefficient: float = 0.0  # of the load-balancing loss (Fedus et al. 2021, section 2.2)
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    attention_multiplier: float = 0.0  # of the scores; 0: 1 / d_head, as all published ones have
+    logits_scaling: float = 1.0  # what logits are divided by
+
+    @property
+    def d_rotary(self) -> int:
+        return self.d_head if self.rotary else 0
+
+    @property
+    def score_multiplier(self) -> float:
+        return self.attention_multiplier or 1 / self.d_head
+
+    @property
+    def residual_scale(self) -> float:
+        return self.residual_multiplier
+
+    @property
+    def experts(self) -> MixtralConfig:
+        """The sizes of a layer's experts."""
+        own: dict[str, Any] = {
+            "d_ff": self.d_expert,
+            "n_expert": self.n_expert,
+            "top_k": self.top_k,
+        }
+        return MixtralConfig(**{name: getattr(self, name) for name in _OF_HEADS}, **own)
+
+    def least(self, name: str) -> int:
+        return 0 if name in ("n_expert", "top_k", "d_expert") else super().least(name)
+
+    def faults(self) -> list[str]:
+        found = super().faults()
+        if bool(self.n_expert) != bool(self.top_k) or bool(self.n_expert) != bool(self.d_expert):
+            found.append(
+                f"n_expert: {self.n_expert}, top_k: {self.top_k} and d_expert: {self.d_expert} go "
+                f"together; give all three, or none for a model without experts"
+            )
+        elif self.top_k > self.n_expert:
+            found.append(f"top_k: {self.top_k} of only {self.n_expert} experts")
+        if self.balance_coefficient and not self.n_expert:
+            found.append("balance_coefficient: there are no experts to balance; leave it out")
+        if self.mlp_bias:
+            found.append("mlp_bias: this MLP has none; leave it out")
+        if self.logits_scaling <= 0:
+            found.append(f"logits_scaling: must be more than 0, not {self.logits_scaling}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class NemotronHConfig(HybridConfig):
+    """Sizes of a Nemotron-H model (Blakeman et al. 2025, arXiv:2504.03624, section 2.1).
+
+    Each layer is Mamba-2, attention without positions, or an MLP with the square of ReLU.
+    """
+
+    family: ClassVar[str] = "nemotron_h"
+    kinds: ClassVar[str] = MAMBA + ATTENTION + MLP
+    branches: ClassVar[int] = 1
+
+    vocab_size: int = 131072
+    n_groups: int = 8
+    chunk_size: int = 128
+    context: int = 8192
+    residual_in_fp32: bool = False
+    # Transformers keeps its delta at time_step_min or above, and heeds time_step_limit nowhere.
+    dt_limit_low: float = 1e-3
