@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from training.models.llama import Layer, Llama
 from training.models.sizes import MixtralConfig
+from training.ops.documents import Documents
 from training.ops.loss import counted, next_token_cross_entropy
 from training.ops.route import balance_loss, experts, load, route
 
@@ -73,10 +74,11 @@ class SparseLayer(Layer):
         The load is a result like any other: so it is recomputed, compiled and sharded with the
         block, and its gradient has the loss's scale, which one attached to the stream has not.
         """
-        cos, sin, mask, balanced = context
+        *given, balanced = context  # cos, sin, mask, documents
         if not balanced:
-            return super().inner(hidden, cos, sin, mask)  # (b, l, d_model)
-        seen = self.self_attn(self.input_layernorm(hidden), cos, sin, mask)  # (b, l, d_model)
+            return super().inner(hidden, *given)  # (b, l, d_model)
+        mask = given[2]  # (b, l)
+        seen = self.self_attn(self.input_layernorm(hidden), *given)  # (b, l, d_model)
         hidden = hidden + seen  # (b, l, d_model)
         x = self.post_attention_layernorm(hidden)  # (b, l, d_model)
         y, logits, chosen = self.mlp.routed(x)  # (b, l, d_model), (t, e), (t, k)
@@ -92,9 +94,11 @@ class Mixtral(Llama):
     def __init__(self, config: MixtralConfig) -> None:
         super().__init__(config, SparseLayer)
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
         """What Llama gives, and that no block need give its load."""
-        return (*super().context(hidden, mask), False)
+        return (*super().context(hidden, mask, documents), False)
 
     def forward(
         self,
@@ -103,6 +107,7 @@ class Mixtral(Llama):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         total: Tensor | None = None,
+        seq_idx: Tensor | None = None,
     ) -> Tensor:
         """As every model; in training mode the loss has balance_coefficient * balance loss added.
 
@@ -112,9 +117,9 @@ class Mixtral(Llama):
         """
         coefficient = self.config.balance_coefficient
         if targets is None or not self.training or not coefficient:
-            return super().forward(input_ids, targets, mask, weights, total)
+            return super().forward(input_ids, targets, mask, weights, total, seq_idx)
         hidden = self.embed(input_ids)  # (b, l, d_model)
-        *context, _ = self.context(hidden, mask)
+        *context, _ = self.context(hidden, mask, Documents.of(seq_idx))
         loads = []
         for block in self.blocks:
             hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)
