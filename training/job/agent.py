@@ -90,8 +90,8 @@ def run(
     ranks = Ranks(leave=_leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
     if control is not None:
         ranks.control = control
-        agent: Any = functools.partial(InPlaceAgent, ranks=ranks)
-        launcher.LocalElasticAgent = agent
+        replaced: Any = launcher  # where torchrun takes its agent from
+        replaced.LocalElasticAgent = functools.partial(InPlaceAgent, ranks=ranks)
     try:
         torchrun.run(options)
     except ChildFailedError as error:

@@ -87,6 +87,10 @@ class InPlaceAgent(LocalElasticAgent):
     def _restarted(self) -> int:
         return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
 
+    @property
+    def _nodes(self) -> int:
+        return self._worker_group.group_world_size or 1
+
     def _rendezvous(self, worker_group: Any) -> None:
         with self._rejoining(worker_group):
             super()._rendezvous(worker_group)
@@ -189,8 +193,8 @@ class InPlaceAgent(LocalElasticAgent):
         failure = control.failure(found.rank, found.code, found.why)
         obstacle = STUCK if self._is_stuck else ""
         own = control.decide(failure, restarted, asked=ranks.asked(), obstacle=obstacle)
-        if self._worker_group.group_world_size == 1 or not control.restarts:
-            if not found.was_taken_along or self._worker_group.group_world_size == 1:
+        if self._nodes == 1 or not control.restarts:
+            if not found.was_taken_along or self._nodes == 1:
                 control.note(own, restarted)
             control.adopt(own)
             return own.verdict.step is Step.RESTART
@@ -231,7 +235,7 @@ class InPlaceAgent(LocalElasticAgent):
     def _publish_stop(self) -> None:
         """Let no node restart in this round: this one is through."""
         control = self._control
-        if self._worker_group.group_world_size > 1 and control.restarts:
+        if self._nodes > 1 and control.restarts:
             own = control.decide(control.failure(0, SAVED, ""), 0, asked=True)
             self._ask(lambda: self._publish(own))
 
