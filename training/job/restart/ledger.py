@@ -57,7 +57,7 @@ class Ledger:
         begun = [one["time"] for one in self._records if one.get("kind") == "start"]
         self.begun = float(begun[0]) if begun else time.time()
         self._not_trained = sum(
-            float(one.get("seconds") or 0.0) + float(one.get("repeated") or 0.0)
+            one.get("seconds", 0.0) + one.get("repeated", 0.0)
             for one in self._records
             if one.get("kind") == "training"
         )
@@ -144,12 +144,12 @@ class Ledger:
                 size = file.seek(0, os.SEEK_END)
                 file.seek(max(0, size - TAIL))
                 records = [one for line in file if (one := _parse(line)) is not None]
-                steps = [one["step"] for one in records if one.get("kind") == "step"]
-                speeds = [one["seconds_per_step"] for one in records if one.get("kind") == "report"]
+                taken = [one for one in records if one.get("kind") == "step"]
+                speeds = [one for one in records if one.get("kind") == "report"]
                 return Outage(
                     since=path.stat().st_mtime,
-                    step=steps[-1] if steps else None,
-                    step_seconds=speeds[-1] if speeds else None,
+                    step=taken[-1].get("step") if taken else None,
+                    step_seconds=speeds[-1].get("seconds_per_step") if speeds else None,
                 )
         return None
 
