@@ -67,6 +67,12 @@ def test_what_the_page_says_in_words() -> None:
     flat = min(failing.goodput(job, best["daly_s"] * factor) for factor in (0.5, 2))
     assert best["goodput"] - flat < 0.004
     assert 1 - failing.goodput(job, 10 * best["daly_s"]) == pytest.approx(0.13, abs=0.005)
+    gains: dict[int, list[float]] = {}
+    for row in result["in_place"]:
+        gains.setdefault(row["nodes"], []).append(row["goodput"])
+    assert gains[64][-1] - gains[64][0] < 0.001
+    assert round(gains[4096][1] - gains[4096][0], 3) == 0.007
+    assert round(gains[4096][-1] - gains[4096][0], 2) == 0.05
     assert round(result["most_nodes"], -1) == 910
     assert round(study.STORE.write(4096) + study.STORE.away(4096), 3) == 0.024
 

@@ -31,6 +31,7 @@ MANY = 512  # ranks: from here on it takes gloo more than ten seconds to join al
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
 NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
+RESTARTS = "RESTARTS"
 BIND = "NUMA_BIND"
 
 
@@ -50,6 +51,7 @@ class Plan:
     warnings: tuple[str, ...]
     module: str
     flags: tuple[str, ...]
+    restarts: int = 0  # of the processes, in place, in this start of the job
 
     @property
     def endpoint(self) -> str:
@@ -85,12 +87,18 @@ class Plan:
             f"--rdzv-endpoint={self.endpoint}",
             f"--rdzv-conf=is_host={hosts},join_timeout={PATIENCE},read_timeout={PATIENCE}",
             f"--local-addr={self.local_address}",
-            "--max-restarts=0",
+            f"--max-restarts={self.restarts}",
             "--monitor-interval=0.5",
             "-m",
             *((SHIM,) if self.shim else ()),
             self.module,
         )
+
+    @property
+    def _restarting(self) -> tuple[Decision, ...]:
+        if not self.restarts:
+            return ()
+        return (Decision(RESTARTS, str(self.restarts), "of failed processes, in this container"),)
 
     @property
     def title(self) -> str:
@@ -105,6 +113,7 @@ class Plan:
             Decision("rendezvous", self.endpoint, f"{first}, as {self.job.run_id}"),
             Decision("local address", self.local_address, "as the other nodes reach this one"),
             *self.variables,
+            *self._restarting,
             *(self.nsys.told() if self.nsys else ()),
         )
         width = max(len(one.name) for one in decisions)
@@ -241,6 +250,7 @@ def make_plan(
         warnings=(*usable.warnings, *told, *ulimits.limit_warnings(node.limits, cards > 0)),
         module=module,
         flags=tuple(flags),
+        restarts=_whole(environment, RESTARTS, 0),
     )
 
 
