@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.training.support.families import PRESETS, filled
-from training.models import preset
+from training.models import HybridConfig, preset
 from training.models.language import LanguageModel
 from training.parallel.offload import Offload, Wait
 
@@ -47,7 +47,10 @@ class OtherMemory:
 
 def model_of(name: str, recompute: bool = False) -> LanguageModel:
     sizes: Any = preset(name)
-    model = filled(type(sizes)(**{**vars(sizes), "n_layer": BLOCKS}))
+    layers: dict[str, Any] = {"n_layer": BLOCKS}
+    if isinstance(sizes, HybridConfig):
+        layers["pattern"] = (sizes.pattern * BLOCKS)[:BLOCKS]
+    model = filled(type(sizes)(**{**vars(sizes), **layers}))
     for block in model.blocks:
         block.recompute = recompute
     return model
