@@ -41,11 +41,14 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
     asked_in: the start folder, in which the launcher may ask to stop: the same as a SIGUSR1.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
+    from torch import distributed
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
+    # The static rendezvous raises the store's own; older torch has no other name for them.
+    store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
     usual = api._terminate_process_handler
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
@@ -71,10 +74,11 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
             # What the rank itself noted; torchrun makes words of its own up.
             why = f": {failure.message}" if _has_noted(failure) else ""
             _tell(f"rank {rank} (process {failure.pid}) {ending(_code(failure))}{why}")
-        if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
+        elsewhere = options.node_rank > 0 or "is_host=false" in options.rdzv_conf
+        if elsewhere and (gone := _gone(options.rdzv_endpoint)):
             _tell(gone)
         return outcome([_code(failure) for _, failure in failures])
-    except RendezvousError as error:
+    except (RendezvousError, store_error) as error:
         cause = error.__cause__ or error
         place = f"at {options.rdzv_endpoint}: {cause}"
         if signal.getsignal(signal.SIGTERM) is handler:
