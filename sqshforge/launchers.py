@@ -20,7 +20,8 @@ BASE = "launcher"  # the template that the others extend
 # part of a job (training.launch).
 WINNERS = (
     *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES", "REQUEUES", "RESTARTS", "MASTER_*"),
-    *("INSTANCE_TYPE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "PREFLIGHT", "PREFLIGHT_*"),
+    *("INSTANCE_TYPE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "RENDEZVOUS"),
+    *("PREFLIGHT", "PREFLIGHT_*"),
     *("NSYS", "NSYS_*"),
     *("OMP_*", "TRITON_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_*", "FI_*", "GLOO_*", "NEURON_*"),
 )

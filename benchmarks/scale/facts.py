@@ -116,7 +116,7 @@ PICKLE = Fact(5.5e-6, "s", "measured: reading and writing that state, a node in 
 POLL = Fact(1.0, "s", "published: torch 2.13, dynamic_rendezvous.py, _delay and cache_duration")
 BEAT = Fact(5.0, "s", "published: torch 2.13, dynamic_rendezvous.py, keep_alive_interval")
 EXPIRY = Fact(15.0, "s", "published: the same, keep_alive_max_attempt (3) of them")
-JOIN = Fact(900.0, "s", "chosen: PATIENCE of training.launch")
+JOIN = Fact(900.0, "s", "chosen: TIMEOUT of training.job.rendezvous")
 ARRIVAL = Fact(30.0, "s", "assumed: the last node comes so much after the first")
 GLOO = Fact(154, "bytes", "measured: a rank's addresses for gloo, and 8 a rank; torch 2.13")
 

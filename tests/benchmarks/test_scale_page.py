@@ -14,7 +14,7 @@ import pytest
 from benchmarks.scale import facts, failing, page, study
 from training.config.sections import DataConfig, RunConfig
 from training.data.packed import WORD
-from training.job.plan import PATIENCE
+from training.job.rendezvous import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "scale.json"
@@ -78,7 +78,7 @@ def test_what_the_page_says_in_words() -> None:
 
 
 def test_settings_that_the_models_take_are_those_of_the_project() -> None:
-    assert facts.JOIN.value == PATIENCE
+    assert facts.JOIN.value == TIMEOUT
     assert facts.SEQUENCE.value == DataConfig.seq_length
     assert facts.TOKEN.value == WORD.itemsize
     assert RunConfig.checkpoint_interval == 20_000

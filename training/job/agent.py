@@ -55,6 +55,7 @@ def run(
     control: decides which failures are answered by a restart in place; none without it.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
+    from torch import distributed
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -63,6 +64,8 @@ def run(
 
     from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
 
+    # The static rendezvous raises the store's own; older torch has no other name for them.
+    store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
     usual = api._terminate_process_handler
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
@@ -96,7 +99,8 @@ def run(
         torchrun.run(options)
     except ChildFailedError as error:
         found = ranks.found or _examine(error.failures, ranks)
-        if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
+        elsewhere = options.node_rank > 0 or "is_host=false" in options.rdzv_conf
+        if elsewhere and (gone := _gone(options.rdzv_endpoint)):
             tell(gone)
         if _Stop.asked and set(found.codes) <= {SAVED, -signal.SIGTERM}:
             return SAVED  # some had not begun to train: nothing is new
@@ -104,7 +108,7 @@ def run(
     except Stopped:
         tell("asked to stop before the ranks were started again: nothing is new")
         return SAVED
-    except RendezvousError as error:
+    except (RendezvousError, store_error) as error:
         cause = error.__cause__ or error
         if ranks.found:  # the other nodes do not restart in place
             why = str(cause) or "another one has ended"

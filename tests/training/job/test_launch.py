@@ -73,6 +73,28 @@ if __name__ == "__main__":
 """
 
 
+TOGETHER = """\
+import os, sys
+
+def configure(flags):
+    pass
+
+def work():
+    from training.errors import TrainingError
+    from training.process_group import start
+    group = start("cpu")
+    print("met", group.gather(group.rank), flush=True)
+    if "fail" in sys.argv and group.rank == 1:
+        raise TrainingError("the loss is gone", local=True)
+    group.barrier()
+    return 0
+
+if __name__ == "__main__":
+    from training.entrypoint import leave, told
+    leave(told(work))
+"""
+
+
 @pytest.fixture
 def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
@@ -283,16 +305,35 @@ def test_first_node_that_cannot_be_found(launch: Launch) -> None:
     assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
 
 
-def test_first_node_that_never_comes(launch: Launch) -> None:
+@pytest.mark.parametrize(("what", "codes"), [("", (0, 0)), ("fail", (1, 1))])
+def test_nodes_that_meet_by_their_ranks(
+    launch: Launch, tmp_path: Path, what: str, codes: tuple[int, int]
+) -> None:
+    """As large jobs do; a process that fails ends those of the other node."""
+    (tmp_path / "together.py").write_text(TOGETHER)
+    here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    here |= {"RENDEZVOUS": "static", "PREFLIGHT": "0"}
+    words = ("--module", "together", "--nproc", "1", "--", *what.split())
+    with launch.start(*words, **here) as second:
+        code, out, err = launch.run(*words, **(here | {"SLURM_NODEID": "0"}))
+        out_second, err_second = second.communicate(timeout=300)
+    assert (code, second.returncode) == codes, err + err_second
+    assert "met [0, 1]" in out and "met [0, 1]" in out_second
+    assert ("rank 1" in err_second and "the loss is gone" in err_second) == bool(what)
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
     code = textwrap.dedent("""\
         import sys
         from training import launch
-        from training.job import plan
-        plan.PATIENCE = 2
+        from training.job import rendezvous
+        rendezvous.TIMEOUT = 2
         sys.exit(launch.main(["--module", "door", "--", "0"]))
     """)
     # The rendezvous itself is meant: preflight would tell it before.
     here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
+    here |= {"RENDEZVOUS": rendezvous}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**launch.env, **here},
