@@ -126,7 +126,9 @@ def _examine(failures: Mapping[int, ProcessFailure], ranks: Ranks) -> Found:
     from training.job.restart.elastic import Found
 
     ordered = sorted(failures.items(), key=lambda item: _when(item[1], ranks.ended))
-    own = [item for item in ordered if item[1].pid not in ranks.killed] or ordered
+    # One that was ended here while it was failing by itself has noted that.
+    own = [one for one in ordered if one[1].pid not in ranks.killed or _has_noted(one[1])]
+    own = own or ordered
     lines = {}
     for rank, failure in own:
         # What the rank itself noted; torchrun makes words of its own up.

@@ -138,16 +138,19 @@ def test_the_cause_of_a_failure_is_told_again_at_the_end(launch: Launch, tmp_pat
     assert err.count("Traceback") == 1 and len(last) <= 2
 
 
+@pytest.mark.parametrize("restarts", ["0", "1"])
 @pytest.mark.parametrize(("kind", "code"), [("TrainingError", 1), ("RequestError", 2)])
 def test_the_cause_of_a_failure_may_be_the_last_to_end(
-    launch: Launch, tmp_path: Path, kind: str, code: int
+    launch: Launch, tmp_path: Path, kind: str, code: int, restarts: str
 ) -> None:
     """It is ended by torchrun then, which is not how it failed: a wrong request stays one."""
     (tmp_path / "failing.py").write_text(SLOW_TO_END.format(kind=kind))
-    got, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
+    words = ("--module", "failing", "--nproc", "2", "--")
+    got, _, err = launch.run(*words, RESTARTS=restarts)
     assert got == code, err
     told = re.findall(r"^training.launch: rank (\d) .* exit code (\d)(.*)$", err, re.MULTILINE)
     assert told[0][:2] == ("1", str(code)) and told[0][2].endswith(": the loss is gone"), err
+    assert err.count("restart in place:") == (restarts == "1" and code == 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
