@@ -55,11 +55,11 @@ class Agent(SimpleElasticAgent):
         self.has_its_ranks = [(one.global_rank, one.world_size) for one in group] == [
             (self.first + number, self.world) for number in range(len(group))
         ]
-        assert worker_group.master_addr and worker_group.master_port
+        address, port = str(worker_group.master_addr), int(str(worker_group.master_port))
         for one in group:
             store = TCPStore(
-                worker_group.master_addr,
-                worker_group.master_port,
+                address,
+                port,
                 self.world,
                 False,
                 timeout=self._limit,
