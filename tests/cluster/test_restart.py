@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -64,12 +65,13 @@ def kill(site: Site, run: str, job: int, node: str) -> float:
     return (took - reading) / max(1.0, load)
 
 
-def left_behind() -> set[str]:
-    return {str(path) for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob("*torch*")}
+def left_behind(job: int) -> list[Path]:
+    """What torchrun's agents of a job have left: they name folders by the run, which is the job."""
+    tops = {Path("/tmp"), Path(tempfile.gettempdir())}
+    return [path for top in tops for path in top.glob(f"torchelastic_*/{job}.*")]
 
 
 def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
-    before = left_behind()
     job = site.submit("restarted", *FLAGS)
     site.reach("restarted", 8)
     containers = agents(site, job)
@@ -85,7 +87,7 @@ def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
     [failure] = told["jobs"][0]["starts"][0]["failures"]
     assert failure["host"] == "n2" and failure["then"] == "restart in place"
     assert failure["cost"]["lost"] <= 4 and 0 < told["goodput"] < 1
-    assert left_behind() == before
+    assert left_behind(job) == []
 
 
 def test_several_kills(site: Site, undisturbed: Losses) -> None:
