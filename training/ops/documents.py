@@ -69,6 +69,8 @@ class Documents:
     def positions(self) -> Tensor:
         """The place of each position in its document, (b, l), int64."""
         at = torch.arange(self.seq_idx.shape[1], device=self.seq_idx.device)  # (l,)
+        if self.is_fixed:  # XLA 2.7 fails to compile cummax; a document begins after all before it
+            return at - (self.seq_idx[:, None] < self.seq_idx[..., None]).sum(2)  # (b, l)
         return at - torch.where(self.begins, at, 0).cummax(1).values  # (b, l)
 
     @cached_property
