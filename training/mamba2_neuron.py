@@ -51,6 +51,7 @@ KNOWN = (
     FlagAlias("max_steps", "num_steps", 0),
     FlagAlias("warmup_steps", "warmup_steps", 2000),
     FlagAlias("grad_accum_usteps", "gradient_accumulation", 1),
+    FlagAlias("reset_documents", "reset_documents", False),
     FlagAlias("logging_interval", "report_interval", 1),
     FlagAlias("output_dir", "tensorboard_dir", "", ("tensorboard_dir",)),
 )

@@ -12,13 +12,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from training.config.config import Config
-from training.config.flags import Flag, assemble, parse, setting_flags
+from training.config.flags import Flag, FlagAlias, assemble, parse, with_ours
 from training.config.setting import integer
 from training.entrypoint import enter, leave
 from training.models import preset
 
-ALIASES = {"save_ckpt_path": ("ckpt_save_path",), "load_ckpt_path": ("ckpt_load_path",)}
-"""What the system's document calls them; the names before are its program's."""
+KNOWN = (
+    # What the system's document calls them; the names before are its program's.
+    FlagAlias("save_ckpt_path", "save_ckpt_path", "", ("ckpt_save_path",)),
+    FlagAlias("load_ckpt_path", "load_ckpt_path", "", ("ckpt_load_path",)),
+    FlagAlias("reset_documents", "reset_documents", False),
+)
 
 VARIANT = ("model_variant",)
 """What fms-fsdp calls model_name; its mamba_9.8b is a name here too."""
@@ -36,11 +40,11 @@ INSTEAD = {
 }
 """Settings that the system's file has and no flag here -> what to do instead."""
 
-FLAGS = (
+OWN = (
     Flag("model_name", str, "state-spaces/mamba-130m", "which model, by its name", VARIANT),
     Flag("vocab_size", integer, 0, "ids of tokens; 0: the model's", section="model"),
-    *setting_flags(ALIASES),
 )
+FLAGS = with_ours(OWN, KNOWN, ())
 
 
 def configure(arguments: Sequence[str]) -> Config:

@@ -111,7 +111,7 @@ def key_of(span: str) -> tuple[str, str]:
 
 def own(entry: Entry) -> list[Flag]:
     """The flags of the system: not those of our settings, unless they are used most."""
-    ours = {flag.name: flag for flag in setting_flags({})}
+    ours = {flag.name: flag for flag in setting_flags()}
     return [
         flag
         for flag in entry.flags

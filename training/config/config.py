@@ -139,6 +139,13 @@ def _data_faults(data: DataConfig) -> list[str]:
             for name in STREAM_ONLY
             if getattr(data, name) != getattr(DataConfig, name)
         ]
+    others = ("text:", "packed:", "packed-", "synthetic:", STREAM)
+    if data.document_end >= 0 and all(path.startswith(others) for path in paths if path):
+        found.append(
+            "document_end: only a set on disk or lines heeds it; other data knows its documents"
+        )
+    elif data.document_end >= 0 and data.reset_documents is False:
+        found.append("document_end: reset_documents=False does not heed it; leave one out")
     if data.num_workers and not data.prefetch:
         found.append("prefetch: num_workers read ahead, so it must be at least 1 with them")
     if data.eval_batch_size and not data.eval_dataset_path:

@@ -26,7 +26,7 @@ from training.config.config import (
     RunConfig,
 )
 from training.config.lr_schedule import TAKES, ScheduleConfig
-from training.config.setting import Setting, boolean, settings
+from training.config.setting import Setting, boolean, optional, settings
 from training.errors import RequestError
 
 TITLES = {
@@ -81,7 +81,8 @@ class Flag:
         if isinstance(self.read, type):
             return {"Path": "PATH"}.get(self.read.__name__, "TEXT")
         made = str(getattr(self.read, "__annotations__", {}).get("return"))
-        return {"bool": "BOOL", "int": "INT", "float": "FLOAT"}.get(made, "TEXT")
+        kinds = {"bool": "BOOL", "bool | None": "BOOL", "int": "INT", "float": "FLOAT"}
+        return kinds.get(made, "TEXT")
 
     @property
     def told(self) -> str:
@@ -125,7 +126,7 @@ def parse(
             group.add_argument("-h", "--help", action="help", help="show this page and exit")
         for flag in those:
             words: dict[str, Any] = {"nargs": "+"} if flag.listed else {}
-            if flag.read is boolean:
+            if flag.read in (boolean, optional):
                 words = {"nargs": "?", "const": "True"}
             group.add_argument(
                 *flag.spellings,
@@ -197,14 +198,14 @@ SCHEDULE_FLAG = Flag(
 )
 
 
-def setting_flags(aliases: Mapping[str, tuple[str, ...]]) -> list[Flag]:
-    """Give a flag for every setting, under its own name and its aliases."""
+def setting_flags() -> list[Flag]:
+    """Give a flag for every setting, under its own name."""
     found = []
     for name, section in SECTIONS.items():
         if section is ScheduleConfig:
             found.append(SCHEDULE_FLAG)
         for one in settings(section):
-            flag = Flag.of(one, name, aliases.get(one.name, ()))
+            flag = Flag.of(one, name)
             if section is ScheduleConfig:
                 those = ", ".join(name for name, takes in TAKES.items() if one.name in takes)
                 flag = replace(flag, help=f"{those}: {flag.help}")
@@ -226,7 +227,7 @@ def settings_page(formatter: argparse.HelpFormatter) -> str:
         Flag("model.name", str, "", "a model's name (docs/models.md), or family and sizes"),
         *(
             replace(flag, name=f"{flag.section}.{flag.name}")
-            for flag in (schedule if flag is SCHEDULE_FLAG else flag for flag in setting_flags({}))
+            for flag in (schedule if flag is SCHEDULE_FLAG else flag for flag in setting_flags())
         ),
     ]
     for title, those in grouped(flags, MOST_USED).items():
@@ -276,7 +277,7 @@ def with_ours(
 
     `taken` are the settings that flags of its own stand for.
     """
-    by_setting = {flag.name: flag for flag in setting_flags({})}
+    by_setting = {flag.name: flag for flag in setting_flags()}
     as_known = [
         replace(
             by_setting.pop(one.setting), name=one.name, default=one.default, aliases=one.aliases

@@ -55,6 +55,16 @@ class DataConfig:
     stream_retries: int = setting(
         5, "stream: tries after a fault of the network, one after the other", least=0
     )
+    reset_documents: bool | None = setting(
+        None,
+        "let state, convolution, attention and positions begin anew with each document; auto: "
+        "where the data knows its documents",
+    )
+    document_end: int = setting(
+        -1,
+        "set on disk, lines: the id that ends a document, where the data does not say; -1: none",
+        least=-1,
+    )
     seq_length: int = setting(4096, "tokens of a sequence", least=1)
     batch_size: int = setting(2, "sequences of one rank that go through the model at once", least=1)
     gradient_accumulation: int = setting(1, "batches in one step", least=1)

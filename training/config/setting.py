@@ -95,6 +95,14 @@ def boolean(text: str) -> bool:
     return text.lower() in _TRUE
 
 
+def optional(text: str) -> bool | None:
+    """Read a boolean, or auto: what is best is found out."""
+    try:
+        return None if text.lower() == "auto" else boolean(text)
+    except ValueError:
+        raise ValueError("True, False or auto") from None
+
+
 def integer(text: str) -> int:
     try:
         return int(text)
@@ -111,6 +119,7 @@ def number(text: str) -> float:
 
 READ: dict[str, Callable[[str], Any]] = {
     "bool": boolean,
+    "bool | None": optional,
     "float": number,
     "int": integer,
     "str": str,

@@ -123,7 +123,7 @@ def value_of(setting: Setting, value: Any) -> Any:
         if not isinstance(value, str):
             raise ValueError("a text")
         return value
-    if isinstance(value, bool) and setting.read is not READ["bool"]:
+    if isinstance(value, bool) and setting.read not in (READ["bool"], READ["bool | None"]):
         raise ValueError("a whole number" if setting.read is READ["int"] else "a number")
     return setting.read(str(value))
 

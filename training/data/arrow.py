@@ -4,6 +4,9 @@ Its rows are `input_ids` of one length and, where there are any, `labels`. A row
 several where its length is a multiple of seq_length: the same samples then as a set made with that
 seq_length has. The files are mapped into memory, so what is read is what is asked for.
 
+A set that training.data.tokenize has made says where its documents end. Of others, and of those
+that it made before it said so, a token tells: one that is asked for, or that the set states.
+
 Shapes: l seq_length, n tokens of a part of the column (all its rows in a line).
 """
 
@@ -20,10 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training.data.base import Sample
+from training.data.base import Sample, begun, numbered
 from training.data.libraries import datasets_library
 from training.data.splits import TEXT, how_to_read, how_to_read_texts
-from training.data.tokenize.blocks import IDS, LABELS, METADATA
+from training.data.tokenize.blocks import DOCUMENTS, END, IDS, LABELS, METADATA
+from training.data.tokenize.tokenizer import Ends
 from training.errors import RequestError
 from training.ops.loss import IGNORED
 
@@ -34,11 +38,14 @@ class Arrow:
     """The rows of a set on disk, as samples (see training.data.base).
 
     A target is the label after each token, as models that are given labels shift them; the last
-    position of a sample has none. Raises RequestError if the set is not there or not complete, its
-    rows are not of one length, or that is no multiple of seq_length.
+    position of a sample has none. document_end: the token that ends a document, -1 for what the set
+    itself says. Raises RequestError if the set is not there or not complete, its rows are not of
+    one length, or that is no multiple of seq_length.
     """
 
-    def __init__(self, path: str, seq_length: int, split: str = "train") -> None:
+    def __init__(
+        self, path: str, seq_length: int, split: str = "train", document_end: int = -1
+    ) -> None:
         self.seq_length = seq_length
         folder, dataset, fingerprint = _opened(path, split, seq_length)
         length = self._row = _row_length(path, dataset.data.column(IDS))
@@ -55,15 +62,19 @@ class Arrow:
         # Columns that were written at different times may be divided differently.
         self._ends = list(accumulate(map(len, self._ids)))
         self._label_ends = list(accumulate(map(len, self._labels)))
-        stated = _stated(folder)
+        about = _stated(folder)
+        stated, eos = about.get("vocab_size"), about.get("eos")
+        self._document_end = document_end if document_end >= 0 or eos is None else eos
+        self._documents = None if document_end >= 0 else _ends(folder)
+        self.knows_documents = self._documents is not None or self._document_end >= 0
         self.vocab_size = stated or _largest(path, self._ids, self._labels) + 1
         self._told = (
             f"{len(dataset):,} rows of {length:,} tokens"
             + (" and labels" if has_labels else "")
             + ("" if stated else f" (largest id {self.vocab_size - 1:,}, found by reading all)")
         )
-        about = f"arrow {seq_length} {length} {len(dataset)} {fingerprint}"
-        self.fingerprint = hashlib.blake2b(about.encode(), digest_size=16).hexdigest()
+        facts = f"arrow {seq_length} {length} {len(dataset)} {fingerprint}"
+        self.fingerprint = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return self._ends[-1] // self.seq_length
@@ -73,7 +84,16 @@ class Arrow:
         labels = self._read(self._labels, self._label_ends, index)  # (l,)
         targets = torch.full_like(labels, IGNORED)  # (l,)
         targets[:-1] = labels[1:]
-        return Sample(inputs, targets)
+        return Sample(inputs, targets, None, self._numbers(index, inputs))
+
+    def _numbers(self, index: int, inputs: Tensor) -> Tensor | None:
+        """Number the documents of a sample's inputs (l,), where that is known, (l,) int32."""
+        if self._documents is not None:
+            return begun(self._documents, index * self.seq_length, self.seq_length)  # (l,)
+        if self._document_end < 0:
+            return None
+        ends = inputs.numpy()[:-1] == self._document_end  # (l - 1,)
+        return numbered(np.concatenate(([False], ends)))  # (l,)
 
     def told(self) -> str:
         return self._told
@@ -190,14 +210,26 @@ def _flat(path: str, dataset: Any, name: str) -> Parts:
     return [chunk.to_numpy(zero_copy_only=True) for chunk in chunks]
 
 
-def _stated(folder: Path) -> int | None:
-    """Read the size of the vocabulary where the set itself states it."""
-    path = folder / METADATA
+def _ends(folder: Path) -> Ends | None:
+    """Map where the documents end, (documents,), where the set says so."""
+    path = folder / DOCUMENTS
     if not path.is_file():
         return None
     try:
-        return int(json.loads(path.read_text())["vocab_size"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return np.memmap(path, END, "r") if path.stat().st_size else np.zeros(0, END)
+    except (OSError, ValueError) as error:
+        raise RequestError(f"{path} cannot be read: {error}") from error
+
+
+def _stated(folder: Path) -> dict[str, Any]:
+    """Read the size of the vocabulary, and the end of text, where the set itself states them."""
+    path = folder / METADATA
+    if not path.is_file():
+        return {}
+    try:
+        about = json.loads(path.read_text())
+        return {"vocab_size": int(about["vocab_size"]), "eos": about.get("eos")}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} cannot be read: {error!r}") from error
 
 

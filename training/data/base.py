@@ -8,11 +8,14 @@ Shapes: l sequence length, b sequences of a rank in a step, r rows that are read
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -22,11 +25,14 @@ class Sample:
 
     inputs (l): token ids, int64. targets (l): the token that follows each, -100 where none counts.
     weights (l): how much each target counts, float32; None where all count alike.
+    seq_idx (l): the number of each input's document, int32, counted from 0; None where the data
+    does not know where documents begin, or nobody asks.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor | None = None
+    seq_idx: Tensor | None = None
 
     @classmethod
     def of_text(cls, tokens: Tensor) -> Sample:
@@ -35,9 +41,18 @@ class Sample:
         return cls(tokens[:-1], tokens[1:])  # (l,) each
 
     def to(self, device: torch.device) -> Sample:
-        """Move it to a device; to a GPU without waiting for it."""
+        """Move it to a device; to a GPU without waiting for it.
+
+        Where each row is one document seq_idx is left out, so that there is nothing to do for it;
+        on XLA it stays, as a graph with it is another than one without.
+        """
         weights = None if self.weights is None else _moved(self.weights, device)
-        return Sample(_moved(self.inputs, device), _moved(self.targets, device), weights)
+        seq_idx = self.seq_idx
+        if seq_idx is not None and (device.type == "xla" or bool(seq_idx[..., -1].any())):
+            seq_idx = _moved(seq_idx, device)  # (l,)
+        else:
+            seq_idx = None
+        return Sample(_moved(self.inputs, device), _moved(self.targets, device), weights, seq_idx)
 
 
 class Samples(Protocol):
@@ -46,6 +61,8 @@ class Samples(Protocol):
     seq_length: int
     fingerprint: str
     """The same for the same samples in the same numbers, on every machine."""
+    knows_documents: bool
+    """Whether the samples have seq_idx, all of them."""
 
     @property
     def vocab_size(self) -> int:
@@ -60,13 +77,43 @@ class Samples(Protocol):
 
 
 def stacked(samples: list[Sample]) -> Sample:
-    """Make a batch, (b, l), of samples that all have weights or all have none."""
+    """Make a batch, (b, l), of samples of which all have weights or none has, as of seq_idx."""
     weights = [one.weights for one in samples if one.weights is not None]
+    documents = [one.seq_idx for one in samples if one.seq_idx is not None]
     return Sample(
         torch.stack([one.inputs for one in samples]),  # (b, l)
         torch.stack([one.targets for one in samples]),  # (b, l)
         torch.stack(weights) if weights else None,  # (b, l)
+        torch.stack(documents) if documents else None,  # (b, l)
     )
+
+
+def batched(samples: list[Sample], documents: bool) -> Sample:
+    """Make a batch, (b, l), whose rows say of what documents they are, or do not."""
+    rows = stacked(samples)
+    return rows if documents else replace(rows, seq_idx=None)
+
+
+def numbered(begins: Any) -> Tensor:
+    """Number the documents of a sequence by whether one begins at a token, (l,) bool: (l,) int32.
+
+    What the sequence begins with is number 0 in any case.
+    """
+    numbers = np.cumsum(begins, dtype=np.int32)  # (l,)
+    return torch.from_numpy(numbers - numbers[:1])  # (l,)
+
+
+def begun(ends: Sequence[int] | NDArray[np.int64], first: int, length: int) -> Tensor:
+    """Number the documents of the tokens `first` ... of a line of documents, (l,) int32.
+
+    ends: where in the line each document ends, rising.
+    """
+    begins = np.zeros(length, np.int32)  # (l,)
+    at = bisect_right(ends, first)
+    while at < len(ends) and ends[at] < first + length:
+        begins[ends[at] - first] = 1
+        at += 1
+    return numbered(begins)  # (l,)
 
 
 Gather = Callable[[Any], list[Any]]
@@ -91,6 +138,8 @@ class DataFeed(Protocol):
 
     fingerprint: str
     """The same on every rank, and wherever the same is read."""
+    documents: bool
+    """Whether rows have seq_idx, as the one who opens it decides; only where it knows documents."""
     batch_size: int
     accumulation: int
     position: int
@@ -98,6 +147,10 @@ class DataFeed(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+
+    @property
+    def knows_documents(self) -> bool:
+        """Whether it is known where each document begins."""
 
     @property
     def global_batch(self) -> int: ...

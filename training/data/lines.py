@@ -38,7 +38,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from training.data.base import Sample
+from training.data.base import Sample, numbered
 from training.data.packed import Maps, partial, publish
 from training.data.splits import TEXT
 from training.errors import RequestError, TrainingError, writing
@@ -79,16 +79,26 @@ class Lines:
 
     Targets are the tokens that follow, -100 where nothing follows and where padding follows or
     goes before. A line with more than l + 1 tokens is cropped to l + 1 in a row, from a place that
-    is a pure function of the sample's number and the seed; a shorter one is filled up with 0.
+    is a pure function of the sample's number and the seed; a shorter one is filled up with 0. It is
+    a document, which begins after the padding before it; with a `document_end` it is several, each
+    of which ends with that token.
 
     The cache is CACHE in the folder, or another folder. Raises RequestError for a folder without
     files or lines, a cache that cannot be written, and a bad line, by its file and number.
     """
 
+    knows_documents = True
+
     def __init__(
-        self, folder: str | Path, seq_length: int, *, seed: int, cache: str | Path | None = None
+        self,
+        folder: str | Path,
+        seq_length: int,
+        *,
+        seed: int,
+        cache: str | Path | None = None,
+        document_end: int = -1,
     ) -> None:
-        self.seq_length, self._seed = seq_length, seed
+        self.seq_length, self._seed, self._document_end = seq_length, seed, document_end
         paths, own = _found(Path(folder))
         self._parts = converted(paths, Path(cache) if cache else own / CACHE)
         self._ends = list(accumulate(part.lines for part in self._parts))
@@ -116,7 +126,13 @@ class Lines:
         targets = np.full(length, IGNORED, np.int64)  # (l,)
         inputs[: len(ids)] = ids[:length]
         targets[: len(counts)] = np.where(counts, ids[1:], IGNORED)
-        return Sample(torch.from_numpy(inputs), torch.from_numpy(targets))
+        is_text = np.zeros(length, bool)  # (l,)
+        is_text[: len(ids)] = marked[:length] >= 0
+        # Here a document ends, or padding that stands before one: for what follows it matters.
+        ends = ~is_text | (inputs == self._document_end)  # (l,)
+        begins = np.concatenate(([False], ends[:-1])) & is_text  # (l,)
+        documents = numbered(begins)  # (l,)
+        return Sample(torch.from_numpy(inputs), torch.from_numpy(targets), None, documents)
 
     def told(self) -> str:
         return f"{self._tokens:,} tokens in {len(self):,} lines of {len(self._parts)} files"

@@ -138,7 +138,7 @@ class Prefetcher:
         if not self._workers:
             part: BatchPart = parts[0]
             return BatchPart(part.rows.to(self.device), part.lanes, part.spent)
-        rows = Sample(*(_woven([sent[0][at] for sent in parts]) for at in range(3)))  # type: ignore[arg-type]
+        rows = Sample(*(_woven([sent[0][at] for sent in parts]) for at in range(4)))  # type: ignore[arg-type]
         lanes = {lane: place for _, lanes, _ in parts for lane, place in lanes.items()}
         return BatchPart(rows.to(self.device), lanes, all(spent for *_, spent in parts))
 
@@ -193,6 +193,6 @@ def _begin(reopen: Callable[[], DataFeed], state: dict[str, Any], rows: range) -
 def _next() -> tuple[Arrays, dict[int, tuple[int, ...]], bool]:
     """Read on. Sent as arrays: tensors would go through /dev/shm, which is small in containers."""
     part = _feed.next_rows(_rows)
-    rows = (part.rows.inputs, part.rows.targets, part.rows.weights)
+    rows = (part.rows.inputs, part.rows.targets, part.rows.weights, part.rows.seq_idx)
     arrays = tuple(None if one is None else one.numpy() for one in rows)
     return arrays, part.lanes, part.spent

@@ -11,7 +11,7 @@ import hashlib
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import torch
@@ -68,6 +68,7 @@ class Mixture:
         self.seq_length = samples[0].seq_length
         self.vocab_size = max(one.vocab_size for one in samples)
         self._weighted = any(one[0].weights is not None for one in samples)
+        self.knows_documents = any(one.knows_documents for one in samples)
         parts = [
             f"{source.samples.fingerprint} {taken} {source.order}"
             for source, taken in zip(self._sources, self._slots, strict=True)
@@ -82,8 +83,10 @@ class Mixture:
         which, number = self.locate(index)
         sample = self._sources[which].samples[number]
         if self._weighted and sample.weights is None:
-            ones = torch.ones(self.seq_length)  # (l,)
-            return Sample(sample.inputs, sample.targets, ones)
+            sample = replace(sample, weights=torch.ones(self.seq_length))  # (l,)
+        if self.knows_documents and sample.seq_idx is None:
+            whole = torch.zeros(self.seq_length, dtype=torch.int32)  # (l,)
+            sample = replace(sample, seq_idx=whole)
         return sample
 
     def locate(self, index: int) -> tuple[int, int]:

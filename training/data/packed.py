@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
-from training.data.base import Sample
+from training.data.base import Sample, numbered
 from training.data.layout import LAYOUTS, LOSS_BIT, SIZE, WORD, Layout, words_of
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
@@ -50,6 +50,8 @@ class Packed:
     PATH.size, and where no loss bit is found; and TrainingError on reading an id that is not below
     `vocab_size` (which without one is all that the layout can hold).
     """
+
+    knows_documents = True
 
     def __init__(
         self,
@@ -93,7 +95,8 @@ class Packed:
         weights = None
         if self._weights is not None:
             weights = torch.from_numpy(self._weigh(positions, begins) * counts)  # (l,)
-        return Sample(torch.from_numpy(ids[:-1]), torch.from_numpy(targets), weights)
+        documents = numbered(np.concatenate(([False], begins[:-1])))  # (l,)
+        return Sample(torch.from_numpy(ids[:-1]), torch.from_numpy(targets), weights, documents)
 
     @property
     def files(self) -> list[str]:

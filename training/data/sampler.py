@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from training.data.base import BatchPart, Gather, Sample, Samples, stacked
+from training.data.base import BatchPart, Gather, Sample, Samples, batched
 from training.errors import RequestError
 
 ROUNDS = 4
@@ -51,6 +51,8 @@ class Reader:
     Raises RequestError if there are fewer samples than one global batch, or, with `epochs`, than
     one step takes.
     """
+
+    documents = False
 
     def __init__(
         self,
@@ -96,6 +98,10 @@ class Reader:
         return self.samples.vocab_size
 
     @property
+    def knows_documents(self) -> bool:
+        return self.samples.knows_documents
+
+    @property
     def notes(self) -> Sequence[str]:
         return getattr(self.samples, "notes", ())
 
@@ -103,7 +109,7 @@ class Reader:
         """Read these rows of the rank's next batch, and go on to the one after it."""
         first = self.position + self.rank * self.batch_size
         read = [self.samples[self._number(first + row)] for row in rows]
-        part = BatchPart(stacked(read), spent=self._is_spent())
+        part = BatchPart(batched(read, self.documents), spent=self._is_spent())
         self.took(part)
         return part
 

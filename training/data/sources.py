@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from glob import iglob
 from itertools import accumulate
@@ -15,7 +16,7 @@ import torch
 from training.config.config import Config
 from training.config.sections import STREAM
 from training.data.arrow import Arrow, split_folder
-from training.data.base import DataFeed, Sample, Samples
+from training.data.base import DataFeed, Sample, Samples, begun
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
 from training.data.mixture import Mixture, Source
@@ -45,6 +46,7 @@ class Synthetic:
             if value < 1:
                 raise RequestError(f"synthetic data: {name} is {value}, must be at least 1")
         self.seq_length, self.vocab_size = seq_length, vocab_size
+        self.knows_documents = False
         self._seed, self._count = seed, count
         facts = f"synthetic {seq_length} {vocab_size} {seed} {count}"
         self.fingerprint = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
@@ -68,15 +70,16 @@ class Synthetic:
 class Text:
     """`text:GLOB`: plain files as bytes, with a vocabulary of 256, as samples.
 
-    The files that match, in sorted order, are one long text. It is cut into windows of
-    seq_length + 1 bytes; each shares one byte with the next, so every byte but the first is
-    predicted once.
+    The files that match, in sorted order, are one long text, of which each file is a document. It
+    is cut into windows of seq_length + 1 bytes; each shares one byte with the next, so every byte
+    but the first is predicted once.
 
     `notes` has a warning where the model's vocabulary is that of a tokenizer. Raises RequestError
     if nothing matches or a file cannot be read.
     """
 
     vocab_size = BYTE_VOCABULARY
+    knows_documents = True
 
     def __init__(self, pattern: str, seq_length: int, model_vocabulary: int = 0) -> None:
         self.seq_length = seq_length
@@ -100,8 +103,11 @@ class Text:
         return max(0, self._ends[-1] - 1) // self.seq_length
 
     def __getitem__(self, index: int) -> Sample:
-        text = self._read(index * self.seq_length, self.seq_length + 1)
-        return Sample.of_text(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        begin, length = index * self.seq_length, self.seq_length
+        text = torch.frombuffer(
+            bytearray(self._read(begin, length + 1)), dtype=torch.uint8
+        )  # (l+1,)
+        return replace(Sample.of_text(text), seq_idx=begun(self._ends, begin, length))
 
     def told(self) -> str:
         return f"{self._ends[-1]:,} bytes in {len(self._paths)} files"
@@ -182,6 +188,7 @@ def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = Fal
             config.run.seed,
             position_weighting=data.position_weighting,
             split=data.dataset_split,
+            document_end=data.document_end,
         )
         feed = Reader(
             samples,
@@ -196,6 +203,7 @@ def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = Fal
             epochs=data.epochs,
             setting=setting,
         )
+    feed.documents = _begins_anew(feed, config, setting)
     if not checked:
         _require_vocabulary(feed, config, setting)
     return feed
@@ -216,6 +224,7 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | No
             config.model.sizes.vocab_size,
             config.run.seed,
             split=data.eval_split,
+            document_end=data.document_end,
         )
         if isinstance(samples, Arrow) and Path(data.dataset_path).is_dir():
             held_out = split_folder(data.eval_dataset_path, data.eval_split)
@@ -231,8 +240,23 @@ def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | No
             epochs=1,
             setting=setting,
         )
+    feed.documents = _begins_anew(feed, config, setting)
     _require_vocabulary(feed, config, setting)
     return feed
+
+
+def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
+    """Whether state begins anew with each document. Raises RequestError where that cannot be."""
+    asked = config.data.reset_documents
+    if asked and not feed.knows_documents:
+        raise RequestError(
+            f"reset_documents: {setting} does not know where its documents begin; give "
+            "document_end, the id that ends one, or a set of python -m training.data.tokenize"
+        )
+    if asked is None:
+        # The models of that library know no documents; asked for, it is refused.
+        return feed.knows_documents and config.parallel.backend != "smp"
+    return asked
 
 
 def _require_vocabulary(feed: DataFeed, config: Config, setting: str) -> None:
@@ -252,6 +276,7 @@ def open_samples(
     *,
     position_weighting: bool = False,
     split: str = "train",
+    document_end: int = -1,
 ) -> Samples:
     """Open a source by its kind, for a model's vocabulary. Raises RequestError naming the setting.
 
@@ -277,13 +302,15 @@ def open_samples(
                 position_weighting=position_weighting,
             )
         if kind == "lines" and rest:
-            return Lines(Path(rest), seq_length, seed=seed)
+            return Lines(Path(rest), seq_length, seed=seed, document_end=document_end)
         if path == "synthetic:":
             return Synthetic(seq_length, vocab_size, seed=seed)
         if kind == "mixture" and rest:
-            return _mixture(Path(rest), seq_length, vocab_size, seed, position_weighting)
+            return _mixture(
+                *(Path(rest), seq_length, vocab_size, seed), position_weighting, document_end
+            )
         if Path(path).is_dir():
-            return Arrow(path, seq_length, split)
+            return Arrow(path, seq_length, split, document_end)
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
     if known := how_to_read(path, seq_length):
@@ -296,7 +323,12 @@ def open_samples(
 
 
 def _mixture(
-    file: Path, seq_length: int, vocab_size: int, seed: int, position_weighting: bool
+    file: Path,
+    seq_length: int,
+    vocab_size: int,
+    seed: int,
+    position_weighting: bool,
+    document_end: int,
 ) -> Mixture:
     """Open the sources that a file lists. Raises RequestError naming the file and the entry."""
     import yaml
@@ -319,7 +351,9 @@ def _mixture(
             raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
         weighted = position_weighting and _is_packed(path)
         samples = open_samples(
-            path, seq_length, f"{where}: path", vocab_size, seed, position_weighting=weighted
+            *(path, seq_length, f"{where}: path", vocab_size, seed),
+            position_weighting=weighted,
+            document_end=document_end,
         )
         sources.append(Source(name=path, samples=samples, weight=weight, order=order))
     if position_weighting and not any(_is_packed(source.name) for source in sources):

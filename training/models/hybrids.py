@@ -16,15 +16,23 @@ from training.models.language import Block, LanguageModel, State, random_for, wi
 from training.models.llama import Attention, turns
 from training.models.mamba2 import Mamba2Mixer, initial_A_log
 from training.models.mixers import initial_dt_bias
+from training.ops.documents import Documents
 from training.ops.norm import RMSNorm
 
 
-def mix(mixer: nn.Module, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
+def mix(
+    mixer: nn.Module,
+    hidden: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    mask: Tensor | None,
+    documents: Documents | None,
+) -> Tensor:
     """Let a layer compute with what its kind asks for, (b, l, m) -> (b, l, m)."""
     if isinstance(mixer, Attention):
-        return mixer(hidden, cos, sin, mask)  # (b, l, m)
+        return mixer(hidden, cos, sin, mask, documents)  # (b, l, m)
     if isinstance(mixer, Mamba2Mixer):
-        return mixer(hidden, mask)  # (b, l, m)
+        return mixer(hidden, mask, documents)  # (b, l, m)
     mixed: Tensor = mixer(hidden)  # (b, l, m)
     return mixed
 
@@ -56,7 +64,7 @@ class HybridLayer(Block):
         return stream + (branch if self.residual_scale == 1 else branch * self.residual_scale)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
-        """(b, l, m) -> (b, l, m); context is cos, sin and mask."""
+        """(b, l, m) -> (b, l, m); context is cos, sin, mask, documents."""
         mixed = mix(self.part, self.normed(hidden), *context)  # (b, l, m)
         return self.finished(self.added(hidden, mixed))  # (b, l, m)
 
@@ -136,9 +144,14 @@ class HybridModel(LanguageModel):
         embedded: Tensor = self.get_submodule(f"{self.BACKBONE}.{self.EMBEDDING}")(input_ids)
         return embedded  # (b, l, m)
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), and the mask; padding has positions like any token."""
-        return (*turns(self.attention, hidden), mask)
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
+        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+
+        Padding has positions like any token.
+        """
+        return (*turns(self.attention, hidden, documents=documents), mask, documents)
 
     def finish(self, hidden: Tensor) -> Tensor:
         normed: Tensor = self.get_submodule(f"{self.BACKBONE}.{self.NORM}")(hidden)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from training.models.sizes import Sizes
+from training.ops.documents import Documents
 from training.ops.loss import next_token_cross_entropy
 
 State = dict[str, Tensor]
@@ -103,8 +104,10 @@ class LanguageModel(nn.Module):
         """(b, l) -> (b, l, m)."""
         raise NotImplementedError
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """What every block is given beside the stream: positions, masks."""
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
+        """What every block is given beside the stream: positions, masks, documents."""
         raise NotImplementedError
 
     def finish(self, hidden: Tensor) -> Tensor:
@@ -118,14 +121,17 @@ class LanguageModel(nn.Module):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         total: Tensor | None = None,
+        seq_idx: Tensor | None = None,
     ) -> Tensor:
         """Logits (b, l, v), or with targets (b, l) the loss (), without holding the logits.
 
         mask (b, l): False where there is padding. The loss is the mean over the targets that are
-        not -100, or their sum, weighted with `weights` (b, l), over `total` ().
+        not -100, or their sum, weighted with `weights` (b, l), over `total` (). seq_idx (b, l),
+        int32: the number of each position's document in its row, from 0 on; each is then computed
+        as if it were alone. Without it, a row is one.
         """
         hidden = self.embed(input_ids)  # (b, l, m)
-        context = self.context(hidden, mask)
+        context = self.context(hidden, mask, Documents.of(seq_idx))
         for block in self.blocks:
             hidden = block(hidden, *context)  # (b, l, m)
         hidden = self.finish(hidden)  # (b, l, m)

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from training.models.language import Block, LanguageModel, State, random_for
 from training.models.sizes import LlamaConfig, MistralConfig
 from training.ops.attention import attention, attention_from, start
+from training.ops.documents import Documents
 from training.ops.norm import RMSNorm
 from training.ops.rotary import angles, rotate
 
@@ -43,10 +44,17 @@ class Attention(nn.Module):
         self.v_proj = nn.Linear(config.d_model, config.n_kv_head * d, bias=bias)
         self.o_proj = nn.Linear(config.n_head * d, config.d_model, bias=bias)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, r), mask (b, l)."""
+    def forward(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, r) or (b, l, r), mask (b, l)."""
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h | g | g, d)
-        o = attention(q, k, v, window=self.window, mask=mask)  # (b, l, h, d)
+        o = attention(q, k, v, window=self.window, mask=mask, documents=documents)  # (b, l, h, d)
         return self.o_proj(o.flatten(2))  # (b, l, d_model)
 
     def heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,7 +121,7 @@ class Layer(Block):
         return MLP(config)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
-        """(b, l, d_model) -> (b, l, d_model); context is cos, sin and mask."""
+        """(b, l, d_model) -> (b, l, d_model); context is cos, sin, mask, documents."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), *context)  # (b, l, d_model)
         return hidden + self.mlp(self.post_attention_layernorm(hidden))  # (b, l, d_model)
 
@@ -158,9 +166,14 @@ class Llama(LanguageModel):
     def embed(self, input_ids: Tensor) -> Tensor:
         return self.model.embed_tokens(input_ids)  # (b, l, d_model)
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), and the mask; padding has positions like any token."""
-        return (*turns(self.config, hidden), mask)
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
+        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+
+        Padding has positions like any token.
+        """
+        return (*turns(self.config, hidden, documents=documents), mask, documents)
 
     def finish(self, hidden: Tensor) -> Tensor:
         return self.model.norm(hidden)  # (b, l, d_model)
@@ -179,8 +192,15 @@ class Llama(LanguageModel):
         return normal * (self.config.initializer_range / depth)  # shape
 
 
-def turns(config: LlamaConfig, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`."""
+def turns(
+    config: LlamaConfig, hidden: Tensor, first: int = 0, documents: Documents | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`.
+
+    Or (b, l, r), counted from where each document begins.
+    """
     length = first + hidden.shape[1]
     positions = torch.arange(first, length, device=hidden.device)  # (l,)
+    if documents is not None:
+        positions = documents.positions  # (b, l)
     return angles(positions, config.d_rotary, config.rope_theta, config.rope_scaling, length)

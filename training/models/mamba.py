@@ -24,6 +24,7 @@ from training.models.language import State, wide
 from training.models.mixers import Mixer, MixerModel, shown
 from training.models.sizes import MambaConfig
 from training.ops.conv import causal_conv1d, causal_conv1d_step
+from training.ops.documents import Documents
 from training.ops.scan import selective_scan, selective_scan_from
 
 
@@ -45,14 +46,18 @@ class MambaMixer(Mixer):
         self.D = nn.Parameter(torch.empty(d_inner))  # (d_inner,)
         self.out_proj = nn.Linear(d_inner, config.d_model, bias=config.bias)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
         x, z = self.in_proj(hidden).chunk(2, dim=-1)  # (b, l, d_inner) each
-        conv = self.conv1d
-        x = causal_conv1d(shown(x, mask), conv.weight, conv.bias, silu=True)  # (b, l, d_inner)
+        weight, bias = self.conv1d.weight, self.conv1d.bias  # (d_inner, 1, k), (d_inner,)
+        x = causal_conv1d(shown(x, mask), weight, bias, silu=True, documents=documents)
         x = shown(x, mask)  # (b, l, d_inner)
         dt, B, C = self._selected(x)  # (b, l, d_inner | n | n)
-        y = selective_scan(x, dt, self.A, B, C, self.D, z, self.dt_proj.bias)  # (b, l, d_inner)
+        y = selective_scan(
+            x, dt, self.A, B, C, self.D, z, self.dt_proj.bias, documents=documents
+        )  # (b, l, d_inner)
         return self.out_proj(y)  # (b, l, d_model)
 
     def start(self, batch: int) -> State:

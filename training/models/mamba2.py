@@ -26,6 +26,7 @@ from training.models.language import State, wide
 from training.models.mixers import Mixer, MixerModel, shown
 from training.models.sizes import Mamba2Config
 from training.ops.conv import causal_conv1d, causal_conv1d_step
+from training.ops.documents import Documents
 from training.ops.gated_norm import GatedRMSNorm
 from training.ops.ssd import ssd, ssd_from
 
@@ -48,14 +49,19 @@ class Mamba2Mixer(Mixer):
         self.norm = GatedRMSNorm(c.d_inner, 1 if c.norm_across_groups else c.n_groups, c.norm_eps)
         self.out_proj = nn.Linear(c.d_inner, c.d_model, bias=c.bias)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
         z, xBC, dt = self._projected(hidden)  # (b, l, d_inner | d_conv_in | h)
-        conv = self.conv1d
-        xBC = causal_conv1d(shown(xBC, mask), conv.weight, conv.bias, silu=True)
+        c, conv = self.config, self.conv1d
+        xBC = causal_conv1d(
+            shown(xBC, mask), conv.weight, conv.bias, silu=True, documents=documents
+        )  # (b, l, d_conv_in)
         x, B, C = self._split(shown(xBC, mask))  # (b, l, h, p), (b, l, g, n) twice
-        c = self.config
-        y = ssd(x, dt, self.A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit)  # (b, l, h, p)
+        y = ssd(
+            *(x, dt, self.A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit, documents)
+        )  # (b, l, h, p)
         return self.out_proj(self.norm(y.flatten(2), z))  # (b, l, d_model)
 
     def start(self, batch: int) -> State:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from training.models.language import Block, LanguageModel, State, random_for, wide
 from training.models.sizes import Mamba2Config, MambaConfig
+from training.ops.documents import Documents
 from training.ops.norm import RMSNorm
 
 Config = MambaConfig | Mamba2Config
@@ -22,7 +23,7 @@ Config = MambaConfig | Mamba2Config
 class Mixer(nn.Module):
     """What mixes the positions of a block, between its norm and its residual."""
 
-    def forward(self, hidden: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, mask: Tensor | None, documents: Documents | None) -> Tensor:
         """(b, l, m) -> (b, l, m); mask (b, l) is False where there is padding."""
         raise NotImplementedError
 
@@ -44,9 +45,11 @@ class MixerBlock(Block):
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.mixer = mixer
 
-    def inner(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def inner(
+        self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """(b, l, m) -> (b, l, m), float32 where residual_in_fp32."""
-        return self._residual(hidden) + self.mixer(self.norm(hidden), mask)  # (b, l, m)
+        return self._residual(hidden) + self.mixer(self.norm(hidden), mask, documents)  # (b, l, m)
 
     def start(self, batch: int, length: int) -> State:
         return self.mixer.start(batch)
@@ -93,8 +96,10 @@ class MixerModel(LanguageModel):
     def embed(self, input_ids: Tensor) -> Tensor:
         return self.backbone.embeddings(input_ids)  # (b, l, m)
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Tensor | None]:
-        return (mask,)
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Tensor | None, Documents | None]:
+        return mask, documents
 
     def finish(self, hidden: Tensor) -> Tensor:
         return self.backbone.norm_f(hidden)  # (b, l, m)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from training.models.language import LanguageModel
 from training.models.llama import Layer, Llama
 from training.models.sizes import MixtralConfig
+from training.ops.documents import Documents
 from training.ops.loss import counted
 from training.ops.route import balance_loss, experts, load, route
 
@@ -74,10 +75,11 @@ class SparseLayer(Layer):
         The load is a result like any other: so it is recomputed, compiled and sharded with the
         block, and its gradient has the loss's scale, which one attached to the stream has not.
         """
-        cos, sin, mask, balanced = context
+        *given, balanced = context  # cos, sin, mask, documents
         if not balanced:
-            return super().inner(hidden, cos, sin, mask)  # (b, l, d_model)
-        seen = self.self_attn(self.input_layernorm(hidden), cos, sin, mask)  # (b, l, d_model)
+            return super().inner(hidden, *given)  # (b, l, d_model)
+        mask = given[2]  # (b, l)
+        seen = self.self_attn(self.input_layernorm(hidden), *given)  # (b, l, d_model)
         hidden = hidden + seen  # (b, l, d_model)
         x = self.post_attention_layernorm(hidden)  # (b, l, d_model)
         y, logits, chosen = self.mlp.routed(x)  # (b, l, d_model), (t, e), (t, k)
@@ -94,9 +96,11 @@ class BalancedModel(LanguageModel):
 
     config: Any  # sizes with top_k and balance_coefficient
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
         """What the model gives otherwise, and that no block need give its load."""
-        return (*super().context(hidden, mask), False)
+        return (*super().context(hidden, mask, documents), False)
 
     def forward(
         self,
@@ -105,6 +109,7 @@ class BalancedModel(LanguageModel):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         total: Tensor | None = None,
+        seq_idx: Tensor | None = None,
     ) -> Tensor:
         """As every model; in training mode the loss has balance_coefficient * balance loss added.
 
@@ -114,9 +119,9 @@ class BalancedModel(LanguageModel):
         """
         coefficient = self.config.balance_coefficient
         if targets is None or not self.training or not coefficient:
-            return super().forward(input_ids, targets, mask, weights, total)
+            return super().forward(input_ids, targets, mask, weights, total, seq_idx)
         hidden = self.embed(input_ids)  # (b, l, d_model)
-        *context, _ = self.context(hidden, mask)
+        *context, _ = self.context(hidden, mask, Documents.of(seq_idx))
         loads = []
         for block in self.blocks:
             hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from training.models.language import Block, LanguageModel, State, random_for
 from training.models.sizes import NeoXConfig
 from training.ops.attention import attention, attention_from, start
+from training.ops.documents import Documents
 from training.ops.rotary import angles, rotate
 
 
@@ -35,11 +36,18 @@ class Attention(nn.Module):
         self.query_key_value = nn.Linear(m, 3 * m, bias=bias)  # q, k and v of the first head, ...
         self.dense = nn.Linear(m, m, bias=bias)
 
-    def forward(self, hidden: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, r), mask (b, l)."""
+    def forward(
+        self,
+        hidden: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        mask: Tensor | None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """(b, l, d_model) -> (b, l, d_model); cos, sin (l, r) or (b, l, r), mask (b, l)."""
         q, k, v = self.heads(hidden, cos, sin)  # (b, l, h, d) each
         dropout = self.config.attention_dropout if self.training else 0.0
-        o = attention(q, k, v, mask=mask, dropout=dropout)  # (b, l, h, d)
+        o = attention(q, k, v, mask=mask, dropout=dropout, documents=documents)  # (b, l, h, d)
         return self.dense(o.flatten(2))  # (b, l, d_model)
 
     def heads(self, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +90,7 @@ class Layer(Block):
         self.mlp = MLP(config)
 
     def inner(self, hidden: Tensor, *context: Any) -> Tensor:
-        """(b, l, d_model) -> (b, l, d_model); context is cos, sin and mask."""
+        """(b, l, d_model) -> (b, l, d_model); context is cos, sin, mask, documents."""
         seen = self.attention(self.input_layernorm(hidden), *context)  # (b, l, d_model)
         return self.joined(hidden, seen)  # (b, l, d_model)
 
@@ -139,9 +147,14 @@ class NeoX(LanguageModel):
         hidden = self.gpt_neox.embed_in(input_ids)  # (b, l, d_model)
         return F.dropout(hidden, self.config.hidden_dropout, self.training)  # (b, l, d_model)
 
-    def context(self, hidden: Tensor, mask: Tensor | None) -> tuple[Any, ...]:
-        """The angles' cos and sin (l, r), and the mask; padding has positions like any token."""
-        return (*turns(self.config, hidden), mask)
+    def context(
+        self, hidden: Tensor, mask: Tensor | None, documents: Documents | None
+    ) -> tuple[Any, ...]:
+        """The angles' cos and sin (l, r), or (b, l, r) with documents, and what is given.
+
+        Padding has positions like any token.
+        """
+        return (*turns(self.config, hidden, documents=documents), mask, documents)
 
     def finish(self, hidden: Tensor) -> Tensor:
         return self.gpt_neox.final_layer_norm(hidden)  # (b, l, d_model)
@@ -160,7 +173,14 @@ class NeoX(LanguageModel):
         return normal * (self.config.initializer_range / depth)  # shape
 
 
-def turns(config: NeoXConfig, hidden: Tensor, first: int = 0) -> tuple[Tensor, Tensor]:
-    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`."""
+def turns(
+    config: NeoXConfig, hidden: Tensor, first: int = 0, documents: Documents | None = None
+) -> tuple[Tensor, Tensor]:
+    """Cos and sin (l, r) of the positions of hidden (b, l, d_model), counted from `first`.
+
+    Or (b, l, r), counted from where each document begins.
+    """
     positions = torch.arange(first, first + hidden.shape[1], device=hidden.device)  # (l,)
+    if documents is not None:
+        positions = documents.positions  # (b, l)
     return angles(positions, config.d_rotary, config.rope_theta)

@@ -2,15 +2,17 @@
 
     o[i] = sum over j of softmax(q[i] k[j] / sqrt(d))[j] v[j],  j <= i, and j > i - window
 
+and of a row of several documents, those j that are of the same one as i.
+
 Shapes: b batch, l queries, s keys, h heads of the queries, g heads of the keys (g divides h;
 Ainslie et al. 2023), p = h / g, d channels of a head. The last query stands at the last key: in
 training l = s, in generation s counts the keys that are remembered too.
 
 How the torch one computes it. Dao et al. 2022 ("FlashAttention"), algorithm 1: for a block of
 queries the blocks of keys go by, with a running maximum and a running sum of the softmax. Blocks
-that lie wholly in the future or before the window are skipped. Kept for the backward pass are the
-inputs, the output and each row's log-sum-exp; the weights are computed again (algorithm 4). The p
-heads that share their keys are rows of one matrix product.
+that lie wholly in the future, before the window or in earlier documents are skipped. Kept for the
+backward pass are the inputs, the output and each row's log-sum-exp; the weights are computed again
+(algorithm 4). The p heads that share their keys are rows of one matrix product.
 
 Shapes of a block: c queries, e keys, r = p c rows.
 """
@@ -30,6 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from training.errors import RequestError
 from training.ops.dispatch import Choice, Implementation, on_gpu
+from training.ops.documents import Documents
 
 BLOCK = 128
 """Queries, and keys, of one block."""
@@ -48,16 +51,19 @@ def attention(
     window: int = 0,
     mask: Tensor | None = None,
     dropout: float = 0.0,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Compute o of the equation above, for q (b, l, h, d) and k, v (b, s, g, d), l <= s.
 
     window: positions that one sees, itself included; 0: all before. mask (b, s): False where a key
-    is padding. dropout: the share of the weights that is dropped. A row that sees nothing is 0.
+    is padding. dropout: the share of the weights that is dropped. documents: of the rows, where
+    l = s. A row that sees nothing is 0.
     Softmax is float32 (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
     """
     window = 0 if window >= k.shape[1] else window  # one that holds all keys is none
-    plain = q.is_cuda or (mask is None and not window)
-    o: Tensor = (CHOICE if plain else MASKED)(q)(q, k, v, window, mask, dropout)  # (b, l, h, d)
+    plain = q.is_cuda or (mask is None and not window and documents is None)
+    run = (CHOICE if plain else MASKED)(q)
+    o: Tensor = run(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
     return o
 
 
@@ -118,10 +124,11 @@ class _Blocks:
         window: int,
         mask: Tensor | None,
         dropout: float,
+        documents: Documents | None,
         seed: int,
     ) -> None:
         self.q, self.k, self.v, self.window, self.mask = q, k, v, window, mask
-        self.dropout, self.seed = dropout, seed
+        self.dropout, self.documents, self.seed = dropout, documents, seed
         self.work = torch.promote_types(q.dtype, torch.float32)
         self.past = k.shape[1] - q.shape[1]  # keys before the first query's own
         self.scale = 1 / math.sqrt(q.shape[-1])
@@ -144,6 +151,8 @@ class _Blocks:
         """Where the blocks of keys begin that some query of the block from `at` on sees."""
         first = self.past + at  # the position of the first query
         begin = max(0, first - self.window + 1) if self.window else 0
+        if self.documents is not None:
+            begin = max(begin, self.documents.first_key(at))
         return iter(range(begin, min(first + BLOCK, self.k.shape[1]), BLOCK))
 
     def scores(self, q: Tensor, k: Tensor, at: int, to: int) -> Tensor:
@@ -158,6 +167,11 @@ class _Blocks:
             hidden = distance < 0  # (c, e)
             if self.window:
                 hidden = hidden | (distance >= self.window)  # (c, e)
+        if self.documents is not None and self.documents.is_cut(to, at + c):
+            numbers = self.documents.seq_idx  # (b, l)
+            others = numbers[:, at : at + c, None] != numbers[:, None, to : to + e]  # (b, c, e)
+            others = others[:, None, None]  # (b, 1, 1, c, e)
+            hidden = others if hidden is None else hidden | others  # (b, 1, 1, c, e)
         if self.mask is not None:
             padding = ~self.mask[:, None, None, None, to : to + e]  # (b, 1, 1, 1, e)
             hidden = padding if hidden is None else hidden | padding  # (b, 1, 1, c, e)
@@ -181,11 +195,18 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, window: int, mask: Tensor | None, dropout: float
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        window: int,
+        mask: Tensor | None,
+        dropout: float,
+        documents: Documents | None,
     ) -> Tensor:
         # Drawn from the one source that recomputation sets back.
         seed = int(torch.randint(1 << 40, ())) if dropout else 0
-        blocks = _Blocks(q, k, v, window, mask, dropout, seed)
+        blocks = _Blocks(q, k, v, window, mask, dropout, documents, seed)
         o = torch.empty_like(q)  # (b, l, h, d)
         sums = []
         for at in range(0, q.shape[1], BLOCK):
@@ -208,15 +229,15 @@ class _Attention(torch.autograd.Function):
             # An infinite sum makes all weights of a row without keys 0 in the backward pass.
             sums.append((top + total.log()).masked_fill(empty, math.inf))  # (b, g, r, 1)
         ctx.save_for_backward(q, k, v, mask, o, *sums)
-        ctx.how = window, dropout, seed
+        ctx.how = window, dropout, documents, seed
         return o  # (b, l, h, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, do: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         q, k, v, mask, o, *sums = ctx.saved_tensors
-        window, dropout, seed = ctx.how
-        blocks = _Blocks(q, k, v, window, mask, dropout, seed)
+        window, dropout, documents, seed = ctx.how
+        blocks = _Blocks(q, k, v, window, mask, dropout, documents, seed)
         dq = torch.empty_like(q)  # (b, l, h, d)
         b, s, g, d = k.shape
         dk, dv = (q.new_zeros((b, g, s, d), dtype=blocks.work) for _ in range(2))  # (b, g, s, d)
@@ -241,11 +262,17 @@ class _Attention(torch.autograd.Function):
                 dk[:, :, cut] += dscores.transpose(2, 3) @ rows  # (b, g, e, d)
             dq[:, at : at + BLOCK] = blocks.unrowed(dq_rows * blocks.scale)  # (b, c, h, d)
         dk, dv = dk.transpose(1, 2).to(k.dtype), dv.transpose(1, 2).to(v.dtype)  # (b, s, g, d)
-        return dq, dk, dv, None, None, None
+        return dq, dk, dv, None, None, None, None
 
 
 def _sdpa(
-    q: Tensor, k: Tensor, v: Tensor, window: int, mask: Tensor | None, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    mask: Tensor | None,
+    dropout: float,
+    documents: Documents | None,
 ) -> Tensor:
     """PyTorch's own scaled_dot_product_attention, which chooses among its kernels."""
     l, s = q.shape[1], k.shape[1]  # noqa: E741
@@ -254,14 +281,14 @@ def _sdpa(
     # Keys are written once a query head: torch 2.2 knows no groups.
     k, v = (x[:, :, None].expand(-1, -1, p, -1, -1).flatten(1, 2) for x in (k, v))  # (b, h, s, d)
     run = functools.partial(F.scaled_dot_product_attention, q, k, v, dropout_p=dropout)
-    if mask is None and not window and l in (1, s):
+    if mask is None and not window and documents is None and l in (1, s):
         # One query sees every key; as many as keys is the case that the kernels know.
         return run(is_causal=l > 1).transpose(1, 2)  # (b, l, h, d)
-    rows = torch.arange(s - l, s, device=q.device)[:, None]  # (l, 1)
-    distance = rows - torch.arange(s, device=q.device)  # (l, s)
-    seen = distance >= 0  # (l, s)
-    if window:
-        seen = seen & (distance < window)  # (l, s)
+    seen = _near(l, s, window, q.device)  # (l, s)
+    if documents is not None:
+        seen = documents.once(
+            ("attention", window), lambda: _same(documents) & seen
+        )  # (b, 1, l, l)
     if mask is None:
         return run(attn_mask=seen).transpose(1, 2)  # (b, l, h, d)
     seen = seen & mask[:, None, None, :]  # (b, 1, l, s)
@@ -270,25 +297,51 @@ def _sdpa(
     return run(attn_mask=seen | empty).masked_fill(empty, 0).transpose(1, 2)  # (b, l, h, d)
 
 
+def _near(l: int, s: int, window: int, device: torch.device) -> Tensor:  # noqa: E741
+    """What the last l of s positions see, (l, s), bool: those before, within the window."""
+    rows = torch.arange(s - l, s, device=device)[:, None]  # (l, 1)
+    distance = rows - torch.arange(s, device=device)  # (l, s)
+    seen = distance >= 0  # (l, s)
+    return seen & (distance < window) if window else seen  # (l, s)
+
+
+def _same(documents: Documents) -> Tensor:
+    """Which positions are of one document, (b, 1, l, l), bool."""
+    numbers = documents.seq_idx  # (b, l)
+    return (numbers[:, :, None] == numbers[:, None, :])[:, None]  # (b, 1, l, l)
+
+
 def _flash(
-    q: Tensor, k: Tensor, v: Tensor, window: int, mask: Tensor | None, dropout: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    window: int,
+    mask: Tensor | None,
+    dropout: float,
+    documents: Documents | None = None,
 ) -> Tensor:
     """flash-attn's CUDA kernel (2.4.1 or later); it knows neither padding nor large heads."""
     if mask is not None or q.shape[-1] > 256:
         _tell("padding" if mask is not None else "heads of more than 256 channels")
-        return _sdpa(q, k, v, window, mask, dropout)  # (b, l, h, d)
-    from flash_attn import flash_attn_func
+        return _sdpa(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
+    how: dict[str, Any] = {
+        "dropout_p": dropout,
+        "causal": True,
+        "window_size": (window - 1, 0) if window else (-1, -1),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+    if documents is None:
+        from flash_attn import flash_attn_func
 
-    o: Tensor = flash_attn_func(
-        q,
-        k,
-        v,
-        dropout_p=dropout,
-        causal=True,
-        window_size=(window - 1, 0) if window else (-1, -1),
-        deterministic=torch.are_deterministic_algorithms_enabled(),
-    )  # (b, l, h, d)
-    return o
+        o: Tensor = flash_attn_func(q, k, v, **how)  # (b, l, h, d)
+        return o
+    from flash_attn import flash_attn_varlen_func
+
+    ends, longest = documents.cu_seqlens, documents.longest  # (n + 1,)
+    o = flash_attn_varlen_func(
+        *(one.flatten(0, 1) for one in (q, k, v)), ends, ends, longest, longest, **how
+    )  # (b l, h, d)
+    return o.unflatten(0, q.shape[:2])  # (b, l, h, d)
 
 
 @functools.lru_cache
@@ -313,4 +366,5 @@ _TORCH = Implementation(name="torch", run=_Attention.apply)
 CHOICE = Choice("attention", [_FLASH, _SDPA, _TORCH])
 
 MASKED = Choice("attention", [_FLASH, _TORCH, _SDPA])
-"""On a CPU, with a window or padding: sdpa then computes what it hides too, and is slower."""
+"""On a CPU, with a window, padding or documents: sdpa then computes what it hides too, and is
+slower."""

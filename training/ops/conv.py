@@ -1,7 +1,9 @@
 """Causal depthwise convolution over time: each channel sees itself and its last steps.
 
-y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], zeros before the start; then SiLU where
-it is asked for. Shapes: b batch, l length, d channels, k taps. Gu & Dao 2023, section 3.4.
+y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], zeros before the start of the document;
+then SiLU where it is asked for. Gu & Dao 2023, section 3.4.
+
+Shapes: b batch, l length, d channels, k taps, r positions that documents begin with, k - 1 each.
 """
 
 from __future__ import annotations
@@ -14,12 +16,22 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
+from training.ops.documents import Documents
 from training.ops.nki import torch_ops
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool = False) -> Tensor:
-    """Compute y (b, l, d) for x (b, l, d), weight (d, 1, k) as nn.Conv1d holds it and bias (d)."""
-    y: Tensor = CHOICE(x)(x, weight, bias, silu)  # (b, l, d)
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool = False,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Compute y (b, l, d) for x (b, l, d), weight (d, 1, k) as nn.Conv1d holds it and bias (d).
+
+    documents: of x; without them each row is one.
+    """
+    y: Tensor = CHOICE(x)(x, weight, bias, silu, documents)  # (b, l, d)
     return y
 
 
@@ -38,32 +50,41 @@ def causal_conv1d_step(
 class _Conv(torch.autograd.Function):
     """A sum of k shifted products: nn.Conv1d on (b, d, l) would not keep the channels contiguous.
 
-    Only x is kept; with SiLU, what goes into it is computed again.
+    Only x is kept; with SiLU, what goes into it is computed again. Where documents begin, what was
+    summed over two of them is computed anew, both ways: that is little, all else stays as it is.
     """
 
     @staticmethod
     def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        silu: bool,
+        documents: Documents | None,
     ) -> Tensor:
-        ctx.silu = silu
+        ctx.silu, ctx.documents = silu, documents
         ctx.save_for_backward(x, weight, bias)
-        y = _convolved(_padded(x, weight), weight, bias)  # (b, l, d)
+        y = _summed(x, _padded(x, weight), weight, bias, documents)  # (b, l, d)
         return F.silu(y, inplace=True) if silu else y  # (b, l, d)
 
     @staticmethod
     @once_differentiable
-    def backward(  # type: ignore[override]
-        ctx: Any, dy: Tensor
-    ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, bias = ctx.saved_tensors
         taps, length = weight.shape[-1], x.shape[1]
         padded = _padded(x, weight)  # (b, k - 1 + l, d)
         if ctx.silu:
-            y = _convolved(padded, weight, bias)  # (b, l, d)
+            y = _summed(x, padded, weight, bias, ctx.documents)  # (b, l, d)
             gate = torch.sigmoid(y)  # (b, l, d)
             # silu'(y) = s + y s (1 - s)
             dy = dy * gate * (1 + y * (1 - gate))  # (b, l, d)
         wide = torch.promote_types(x.dtype, torch.float32)
+        dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
+        heads = None
+        if ctx.documents is not None:
+            dy = dy.contiguous() if ctx.silu else dy.clone(memory_format=torch.contiguous_format)
+            heads = _taken(dy, taps, ctx.documents)  # (r, d)
         dweight = torch.stack(
             [(dy * padded[:, j : j + length]).sum((0, 1), dtype=wide) for j in range(taps)], dim=1
         )  # (d, k)
@@ -71,8 +92,44 @@ class _Conv(torch.autograd.Function):
         dx = ahead[:, :length] * weight[:, 0, taps - 1]  # (b, l, d)
         for j in range(1, taps):
             dx.addcmul_(ahead[:, j : j + length], weight[:, 0, taps - 1 - j])  # (b, l, d)
-        dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
-        return dx, dweight[:, None].to(weight.dtype), dbias, None
+        if heads is not None:
+            _, sources, own = ctx.documents.heads(taps)  # (r, k) each
+            seen = x.flatten(0, 1)[sources] * own[..., None]  # (r, k, d)
+            dweight += (heads[:, None] * seen).sum(0, dtype=wide).t()  # (d, k)
+            back = heads[:, None] * weight[:, 0].t() * own[..., None]  # (r, k, d)
+            dx.view(-1, dx.shape[2]).index_add_(0, sources.flatten(), back.flatten(0, 1))
+        return dx, dweight[:, None].to(weight.dtype), dbias, None, None
+
+
+def _summed(
+    x: Tensor, padded: Tensor, weight: Tensor, bias: Tensor | None, documents: Documents | None
+) -> Tensor:
+    """The convolution of x (b, l, d), which is also there with zeros before it, (b, l, d)."""
+    y = _convolved(padded, weight, bias)  # (b, l, d)
+    if documents is not None:
+        where, sources, own = documents.heads(weight.shape[-1])  # (r,), (r, k) twice
+        seen = x.flatten(0, 1)[sources]  # (r, k, d)
+        anew = (seen * weight[:, 0].t() * own[..., None]).sum(1)  # (r, d)
+        y.view(-1, y.shape[2])[where] = anew if bias is None else anew + bias  # (r, d)
+    return y
+
+
+def _taken(dy: Tensor, taps: int, documents: Documents) -> Tensor:
+    """Take the gradients of where documents begin out of dy (b, l, d): (r, d), and zeros there."""
+    where = documents.heads(taps)[0]  # (r,)
+    flat = dy.view(-1, dy.shape[2])  # (b l, d)
+    heads = flat[where]  # (r, d)
+    flat[where] = 0
+    return heads
+
+
+def _torch(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents | None
+) -> Tensor:
+    if documents is not None and documents.is_fixed:
+        return torch_ops.masked_conv1d(x, weight, bias, silu, documents)  # (b, l, d)
+    y: Tensor = _Conv.apply(x, weight, bias, silu, documents)  # (b, l, d)
+    return y
 
 
 def _padded(x: Tensor, weight: Tensor) -> Tensor:
@@ -89,12 +146,19 @@ def _convolved(padded: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y.add_(bias)  # (b, l, d)
 
 
-def _fast(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+def _fast(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents | None
+) -> Tensor:
     """Dao's CUDA kernel; it takes (b, d, l) with contiguous channels as it is."""
     from causal_conv1d import causal_conv1d_fn
 
-    activation = "silu" if silu else None
-    y = causal_conv1d_fn(x.transpose(1, 2), weight[:, 0], bias, activation=activation)  # (b, d, l)
+    y = causal_conv1d_fn(
+        x.transpose(1, 2),
+        weight[:, 0],
+        bias,
+        seq_idx=None if documents is None else documents.seq_idx,
+        activation="silu" if silu else None,
+    )  # (b, d, l)
     return y.transpose(1, 2)  # (b, l, d)
 
 
@@ -105,6 +169,6 @@ CHOICE = Choice(
         Implementation(
             name="nki", run=torch_ops.causal_conv1d, module=torch_ops.NKI, unfit=on_neuron
         ),
-        Implementation(name="torch", run=_Conv.apply),
+        Implementation(name="torch", run=_torch),
     ],
 )

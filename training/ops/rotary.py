@@ -26,8 +26,9 @@ def angles(
 ) -> tuple[Tensor, Tensor]:
     """Cosine and sine of every position's angles, (l), d -> (l, d) both, always float32.
 
-    d is even. length: positions of the text up to here, which some kinds of scaling go by. In
-    bfloat16 positions above 256 could not be told from their neighbours.
+    Positions (b, l), which begin anew with each document, give (b, l, d). d is even. length:
+    positions of the text up to here, which some kinds of scaling go by. In bfloat16 positions above
+    256 could not be told from their neighbours.
     """
     if scaling is not None and scaling.kind == "dynamic":
         theta = _raised(theta, d, scaling, length)
@@ -37,15 +38,16 @@ def angles(
     if scaling is not None:
         frequencies = _scaled(frequencies, scaling, theta, length)  # (d / 2,)
         size = _size(scaling)
-    turned = positions.float()[:, None] * frequencies  # (l, d / 2)
-    both = torch.cat((turned, turned), dim=-1)  # (l, d)
+    turned = positions.float()[..., None] * frequencies  # (l, d / 2) or (b, l, d / 2)
+    both = torch.cat((turned, turned), dim=-1)  # (l, d) or (b, l, d)
     return both.cos() * size, both.sin() * size
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Turn the first r channels of every head, (b, l, h, d) -> (b, l, h, d), r <= d.
 
-    cos, sin (l, r). Computed in float32 (float64 for float64 inputs); the result has x's dtype.
+    cos, sin (l, r) or (b, l, r). Computed in float32 (float64 for float64 inputs); the result has
+    x's dtype.
     """
     d, r = x.shape[-1], cos.shape[-1]
     if r == 0:
@@ -54,7 +56,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = turned.chunk(2, dim=-1)  # (b, l, h, r / 2) twice
     across = torch.cat((-second, first), dim=-1)  # (b, l, h, r)
     # cos and sin are float32, and so are the products of anything narrower.
-    turned = (turned * cos[:, None] + across * sin[:, None]).to(x.dtype)  # (b, l, h, r)
+    cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)  # (l, 1, r) or (b, l, 1, r)
+    turned = (turned * cos + across * sin).to(x.dtype)  # (b, l, h, r)
     return turned if r == d else torch.cat((turned, rest), dim=-1)  # (b, l, h, d)
 
 

@@ -6,13 +6,15 @@ Gu & Dao 2023, section 3.3.2 and algorithm 2, with what stands around it in a bl
     h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
     y[t] = (C[t] h[t] + D x[t]) * silu(z[t])
 
-Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N).
+Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N),
+r documents that begin inside a row.
 
 How the torch one computes it. The sequence is cut into chunks of c steps, and a chunk into S
 segments of K steps. All segments of a chunk advance together (K vectorised steps); where there
 are several, their ends are joined first (S steps). Every factor is exp(delta A) with delta >= 0
 and A < 0, hence in (0, 1]: nothing can overflow, whatever the length. Only the inputs and the
-state at each chunk's start are kept for the backward pass, which computes the rest again.
+state at each chunk's start are kept for the backward pass, which computes the rest again. Where a
+document begins, the factor is 0: nothing passes, forward or back.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
@@ -26,6 +28,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu
+from training.ops.documents import FORGETS, Documents
 from training.ops.softplus import softplus
 
 CUT = {"cpu": (32, 32), "cuda": (256, 16)}
@@ -42,14 +45,17 @@ def selective_scan(
     D: Tensor,
     z: Tensor | None = None,
     dt_bias: Tensor | None = None,
+    *,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Compute y of the equations above, for x, dt, z (b, l, d), A (d, n), B, C (b, l, n).
 
-    D and dt_bias are (d); A must be < 0; without z there is no gate. The state starts at zero.
+    D and dt_bias are (d); A must be < 0; without z there is no gate. The state starts at zero, and
+    does so again where one of the `documents` begins.
     Computed in float32 (float64 for float64 inputs) whatever the input's dtype; the result has
     the dtype of x.
     """
-    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, z, dt_bias)  # (b, l, d)
+    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, z, dt_bias, documents)  # (b, l, d)
     return y
 
 
@@ -90,7 +96,9 @@ class _Inputs:
         D: Tensor,
         z: Tensor | None,
         dt_bias: Tensor | None,
+        documents: Documents | None = None,
     ) -> None:
+        self.documents = documents
         self.work = torch.promote_types(x.dtype, torch.float32)
         self.x, self.dt, self.B, self.C, self.z = x, dt, B, C, z
         self.A = A.to(self.work).t().contiguous()  # (n, d): the channels are contiguous
@@ -103,14 +111,27 @@ class _Inputs:
         )  # (b, c, d) twice, (b, c, n) twice
         z = None if self.z is None else self.z[:, at : at + length].to(self.work)  # (b, c, d)
         raw = dt if self.dt_bias is None else dt + self.dt_bias  # (b, c, d)
-        return _Chunk(x, raw, B, C, z)
+        stop = at + x.shape[1]
+        begin = None if self.documents is None else self.documents.begin_in(at, stop)
+        return _Chunk(x, raw, B, C, z, begin)
 
 
 class _Chunk:
-    """A chunk's inputs: x, z, delta before and after softplus (b, c, d), B and C (b, c, n)."""
+    """A chunk's inputs: x, z, delta before and after softplus (b, c, d), B and C (b, c, n).
 
-    def __init__(self, x: Tensor, raw: Tensor, B: Tensor, C: Tensor, z: Tensor | None) -> None:
-        self.x, self.raw, self.B, self.C, self.z = x, raw, B, C, z
+    begin: the rows and steps where documents begin, (r,) each, if any do.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        raw: Tensor,
+        B: Tensor,
+        C: Tensor,
+        z: Tensor | None,
+        begin: tuple[Tensor, Tensor] | None = None,
+    ) -> None:
+        self.x, self.raw, self.B, self.C, self.z, self.begin = x, raw, B, C, z, begin
         self.delta = softplus(raw)  # (b, c, d)
 
     def gated(self, y: Tensor, D: Tensor) -> Tensor:
@@ -133,9 +154,11 @@ class _Scan(torch.autograd.Function):
         D: Tensor,
         z: Tensor | None,
         dt_bias: Tensor | None,
+        documents: Documents | None,
     ) -> Tensor:
         chunk, segment = ctx.cut = CUT[x.device.type]
-        inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias)
+        ctx.documents = documents
+        inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias, documents)
         h = torch.zeros_like(inputs.A).repeat(x.shape[0], 1, 1)  # (b, n, d)
         y = torch.empty_like(x)  # (b, l, d)
         starts = []
@@ -151,10 +174,9 @@ class _Scan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        *saved, starts = ctx.saved_tensors  # starts: (l/c, b, n, d)
+        x, dt, A, B, C, D, z, dt_bias, starts = ctx.saved_tensors  # starts: (l/c, b, n, d)
         chunk, segment = ctx.cut
-        x, dt, A, B, C, D, z, dt_bias = saved
-        inputs = _Inputs(*saved)
+        inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias, ctx.documents)
         dx, ddt = torch.empty_like(x), torch.empty_like(dt)  # (b, l, d)
         dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, n)
         dz = None if z is None else torch.empty_like(z)  # (b, l, d)
@@ -200,6 +222,7 @@ class _Scan(torch.autograd.Function):
             dD.to(D.dtype),
             dz,
             None if dt_bias is None else dbias.to(dt_bias.dtype),
+            None,
         )
 
 
@@ -214,6 +237,8 @@ def _states(part: _Chunk, A: Tensor, h: Tensor, segment: int) -> tuple[Tensor, T
     A (n, d), h (b, n, d).
     """
     decay = torch.exp_(part.delta[:, :, None, :] * A)  # (b, c, n, d)
+    if part.begin is not None:
+        decay[part.begin] = 0  # (r, n, d)
     u = part.delta * part.x  # (b, c, d)
     states = part.B[..., None] * u[:, :, None, :]  # (b, c, n, d), so far only the inputs
     d, s = _fold(decay, segment), _fold(states, segment)  # K times (b, S, n, d)
@@ -289,25 +314,53 @@ def _fast(
     D: Tensor,
     z: Tensor | None,
     dt_bias: Tensor | None,
+    documents: Documents | None,
 ) -> Tensor:
-    """mamba-ssm's CUDA kernel, which has the length last."""
+    """mamba-ssm's CUDA kernel, which has the length last, and knows of no documents.
+
+    So where one begins it is given a step after which nothing is left of the state before, and an
+    x that is the smaller by as much. What x does beside the state, and the gate, are then torch's.
+    """
     from mamba_ssm.ops.selective_scan_interface import selective_scan_fn
 
     def turned(one: Tensor | None) -> Tensor | None:
         return None if one is None else one.transpose(1, 2)  # (b, d or n, l)
 
+    bias = None if dt_bias is None else dt_bias.float()  # (d,)
+    u, step = x, dt  # (b, l, d) each
+    if documents is not None:
+        u, step = _forgetting(x, dt, A, bias, documents)  # (b, l, d) each
     y = selective_scan_fn(
-        turned(x),
-        turned(dt),
+        turned(u),
+        turned(step),
         A.float(),
         turned(B),
         turned(C),
-        D.float(),
-        z=turned(z),
-        delta_bias=None if dt_bias is None else dt_bias.float(),
+        D.float() if documents is None else None,
+        z=turned(z) if documents is None else None,
+        delta_bias=bias,
         delta_softplus=True,
     )  # (b, d, l)
-    return y.transpose(1, 2)  # (b, l, d)
+    y = y.transpose(1, 2)  # (b, l, d)
+    if documents is None:
+        return y
+    y = y + x * D.to(x.dtype)  # (b, l, d)
+    return y if z is None else y * F.silu(z)  # (b, l, d)
+
+
+def _forgetting(
+    x: Tensor, dt: Tensor, A: Tensor, bias: Tensor | None, documents: Documents
+) -> tuple[Tensor, Tensor]:
+    """Give x and dt (b, l, d) with steps that forget all before them where documents begin."""
+    at, wide = documents.first, torch.promote_types(x.dtype, torch.float32)
+    # As dt holds it: the kernel adds the bias to this, and takes softplus.
+    least = A.detach().abs().min().clamp(max=1)  # ()
+    long = (FORGETS / least).to(dt.dtype)  # ()
+    given, made = dt[at].to(wide), long.to(wide)  # (r, d), ()
+    given, made = (given, made) if bias is None else (given + bias, made + bias)  # (r, d), (d,)
+    share = softplus(given) / softplus(made)  # (r, d)
+    small = (x[at].to(wide) * share).to(x.dtype)  # (r, d)
+    return x.index_put(at, small), dt.index_put(at, long)  # (b, l, d) each
 
 
 CHOICE = Choice(

@@ -24,6 +24,10 @@ float64: in float32 a small sum after a large step would be lost in the rounding
 
 Only the inputs and the state at each chunk's start are kept for the backward pass, which goes
 through the chunks from the last to the first and computes the rest again.
+
+Of several documents in a row, a step sees its own. All decays are as they were; zeros in C B, which
+is one matrix for all heads of a group, and in the decays of a state are all that this takes, and
+only in chunks that a document begins in.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D, G, L are the paper's own names)
@@ -37,6 +41,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
+from training.ops.documents import Documents, Seen
 from training.ops.nki import torch_ops
 from training.ops.softplus import softplus
 
@@ -62,15 +67,17 @@ def ssd(
     chunk: int,
     dt_bias: Tensor | None = None,
     limit: tuple[float, float] = NO_LIMIT,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Compute y (b, l, h, p) of the equations above, for x (b, l, h, p), dt (b, l, h).
 
     A, D and dt_bias are (h), A must be < 0; B and C are (b, l, g, n), where g divides h and head i
-    belongs to group i // (h / g). The state starts at zero. `chunk` is c; the result does not
-    depend on it but for rounding. limit: the least and the greatest delta. Computed in float32
-    (float64 for float64 inputs) whatever the input's dtype; the result has the dtype of x.
+    belongs to group i // (h / g). The state starts at zero, and does so again where one of the
+    `documents` begins. `chunk` is c; the result does not depend on it but for rounding. limit: the
+    least and the greatest delta. Computed in float32 (float64 for float64 inputs) whatever the
+    input's dtype; the result has the dtype of x.
     """
-    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk, limit)  # (b, l, h, p)
+    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk, limit, documents)  # (b, l, h, p)
     return y
 
 
@@ -116,8 +123,9 @@ class _Inputs:
         D: Tensor,
         dt_bias: Tensor | None,
         limit: tuple[float, float],
+        documents: Documents | None = None,
     ) -> None:
-        self.limit = limit
+        self.limit, self.documents = limit, documents
         self.work = torch.promote_types(x.dtype, torch.float32)
         self.x, self.dt, self.B, self.C = x, dt, B, C
         self.groups = B.shape[2]
@@ -144,6 +152,7 @@ class _Inputs:
             C=self.C[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
             D=self.D,
             limit=self.limit,
+            seen=None if self.documents is None else self.documents.seen(cut),
         )
 
 
@@ -159,21 +168,29 @@ class _Chunk:
         C: Tensor,
         D: Tensor,
         limit: tuple[float, float],
+        seen: Seen | None,
     ) -> None:
         self.x, self.raw, self.A, self.B, self.C, self.D = x, raw, A, B, C, D
-        self.limit = limit
+        self.limit, self.seen = limit, seen
         free = softplus(raw)  # (b, g, r, c)
         self.delta = free if limit == NO_LIMIT else free.clamp(*limit)  # (b, g, r, c)
         sums = (self.delta.double() * A.double()).cumsum(-1)  # (b, g, r, c)
         between = (sums[..., :, None] - sums[..., None, :]).to(x.dtype)  # (b, g, r, c, c)
         # Above the diagonal the difference would be positive; G has zeros there.
         self.L = between.clamp_(FAINT, 0.0).exp_()  # (b, g, r, c, c)
-        self.G = (C @ B.transpose(2, 3)).tril_()[:, :, None]  # (b, g, 1, c, c)
+        self.G = self.shown(C @ B.transpose(2, 3))[:, :, None]  # (b, g, 1, c, c)
         self.LG = self.L * self.G  # (b, g, r, c, c)
         # Decays of S up to each step, of each step up to the chunk's end, of S over the chunk.
         self.since = sums.to(x.dtype).clamp_(min=FAINT).exp_()  # (b, g, r, c)
         self.until = self.L[..., -1, :]  # (b, g, r, c)
+        if seen is not None:
+            self.since *= seen.before  # (b, g, r, c)
+            self.until = self.until * seen.until  # (b, g, r, c)
         self.whole = self.since[..., -1]  # (b, g, r)
+
+    def shown(self, pairs: Tensor) -> Tensor:
+        """Leave zeros where step i does not see step j: (b, g, c, c), in place."""
+        return pairs.tril_() if self.seen is None else pairs.mul_(self.seen.inside)
 
     def slope(self) -> Tensor:
         """Give the derivative of delta, (b, g, r, c): the sigmoid, and 0 beyond the limit."""
@@ -238,9 +255,10 @@ class _SSD(torch.autograd.Function):
         dt_bias: Tensor | None,
         chunk: int,
         limit: tuple[float, float] = NO_LIMIT,
+        documents: Documents | None = None,
     ) -> Tensor:
-        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, limit)
-        ctx.limit = limit
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, limit, documents)
+        ctx.limit, ctx.documents = limit, documents
         ctx.cuts = _cuts(x, chunk)
         y = torch.empty_like(x)  # (b, l, h, p)
         (b, _, h, p), (g, n) = x.shape, B.shape[2:]
@@ -258,7 +276,7 @@ class _SSD(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, dt, A, B, C, D, dt_bias, *states = ctx.saved_tensors
-        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, ctx.limit)
+        inputs = _Inputs(x, dt, A, B, C, D, dt_bias, ctx.limit, ctx.documents)
         dx, ddt = torch.empty_like(x), torch.empty_like(dt)  # (b, l, h, p), (b, l, h)
         dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, g, n)
         dA, dD, dbias = (torch.zeros_like(inputs.A[..., 0]) for _ in range(3))  # (g, r)
@@ -286,6 +304,7 @@ class _SSD(torch.autograd.Function):
             None if dt_bias is None else dbias.flatten().to(dt_bias.dtype),  # (h,)
             None,
             None,
+            None,
         )
 
 
@@ -306,7 +325,8 @@ class _Gradients:
         dLG = dmatrix * part.LG  # (b, g, r, c, c)
         dinside = dLG.sum(-2)  # (b, g, r, c): of delta[j], as what weighs x[j] inside
         doutside = (back * x).sum(-1).transpose(2, 3) * part.until  # (b, g, r, c): and beyond
-        dG = dmatrix.mul_(part.L).mul_(delta[..., None, :]).sum(2).tril_()  # (b, g, c, c)
+        dmatrix.mul_(part.L).mul_(delta[..., None, :])  # (b, g, r, c, c): of each G
+        dG = part.shown(dmatrix.sum(2))  # (b, g, c, c)
         dB, dC = dG.transpose(2, 3) @ part.C, dG @ part.B  # (b, g, c, n)
         self.dB = _plus_product(dB, part.weighted(), dafter.transpose(2, 3))  # (b, g, c, n)
         self.dC = _plus_product(dC, dy_since.flatten(3), state.transpose(2, 3))  # (b, g, c, n)
@@ -338,6 +358,7 @@ def _fast(
     dt_bias: Tensor | None,
     chunk: int,
     limit: tuple[float, float] = NO_LIMIT,
+    documents: Documents | None = None,
 ) -> Tensor:
     """mamba-ssm's Triton kernels."""
     from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
@@ -351,6 +372,7 @@ def _fast(
         chunk,
         D=D.float(),
         dt_bias=None if dt_bias is None else dt_bias.float(),
+        seq_idx=None if documents is None else documents.seq_idx,
         dt_softplus=True,
         dt_limit=limit,
     )  # (b, l, h, p)

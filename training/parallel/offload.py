@@ -24,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from training import compat
 from training.models.language import Block
+from training.ops.documents import Documents
 
 LEAST = 1 << 20
 """Bytes of a storage that is worth a copy."""
@@ -200,10 +201,12 @@ class Offload:
         before = None if first else self._newest
         saved = _Saved(self.memory, self.horizon, before)
         shared = [one for one in context if isinstance(one, Tensor)]
+        documents = [one for one in context if isinstance(one, Documents)]
         fixed = {_address(one) for one in (*block.parameters(), *shared)}
 
         def pack(tensor: Tensor) -> _Stayed | _Sent:
-            if stays or not self._moves(tensor) or _address(tensor) in fixed:
+            is_shared = _address(tensor) in fixed or any(one.holds(tensor) for one in documents)
+            if stays or not self._moves(tensor) or is_shared:
                 return _Stayed(saved, tensor)
             place = tensor.storage_offset(), tensor.shape, tensor.stride()
             return _Sent(saved, saved.send(tensor), tensor.dtype, place)

@@ -33,6 +33,7 @@ from training.models.mixtral import Experts
 from training.models.nemotron import SquaredReluMLP
 from training.models.sizes import Mamba2Config
 from training.ops.conv import causal_conv1d
+from training.ops.documents import Documents
 from training.ops.gated_norm import gated_rms_norm
 from training.ops.ssd import ssd
 from training.parallel.share import Share, Shared
@@ -99,7 +100,9 @@ class SharedMixer(Shared, Mamba2Mixer):
 
     in_proj: GatheredLinear
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
         c, rows = self.config, MixerRows(self.config, self.share)
         small, heads = self._small(), self.share.own(c.n_head)
@@ -110,11 +113,13 @@ class SharedMixer(Shared, Mamba2Mixer):
         projected = F.linear(hidden, weight, in_bias)  # (b, l, rows)
         z, xBC, dt = projected.split(rows.sizes, dim=-1)  # (b, l, d_inner / N | channels | h / N)
         conv = rows.convolved(small["conv"])  # (channels, 1, k)
-        xBC = causal_conv1d(shown(xBC, mask), conv, conv_bias, silu=True)  # (b, l, channels)
+        xBC = causal_conv1d(
+            shown(xBC, mask), conv, conv_bias, silu=True, documents=documents
+        )  # (b, l, channels)
         x, B, C = rows.split(shown(xBC, mask))  # (b, l, h / N, p), (b, l, own groups, n) twice
         A = -torch.exp(wide(small["A_log"][heads]))  # (h / N,)
         D, dt_bias = small["D"][heads], small["dt_bias"][heads]  # (h / N,) both
-        y = ssd(x, dt, A, B, C, D, c.chunk_size, dt_bias, c.dt_limit)  # (b, l, h / N, p)
+        y = ssd(x, dt, A, B, C, D, c.chunk_size, dt_bias, c.dt_limit, documents)  # (b, l, h / N, p)
         scale = small["norm"][self.share.own(c.d_inner)]  # (d_inner / N,)
         groups, mean = self.share.mean(self.norm.groups)
         y = gated_rms_norm(y.flatten(2), z, scale, groups, self.norm.eps, mean)

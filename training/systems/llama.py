@@ -51,6 +51,7 @@ COMMON_FLAGS = (
     FlagAlias("epochs", "epochs", 3),
     FlagAlias("seed", "seed", 12345),
     FlagAlias("max_context_width", "seq_length", 2048),
+    FlagAlias("reset_documents", "reset_documents", False),
     FlagAlias("validation_freq", "eval_interval", 0),
     FlagAlias("validation_batches", "eval_batches", 10),
     FlagAlias("lr", "learning_rate", 1e-4),

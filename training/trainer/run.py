@@ -188,6 +188,8 @@ def _open_data(config: Config, group: Group, say: Say) -> tuple[Prefetcher, Data
     data = group.together(lambda: open_data(config, *readers, group.device))
     for note in data.notes:
         say(note)
+    if data.feed.documents:
+        say("reset_documents: state and attention begin anew with each document")
     held_out = group.together(lambda: open_evaluation(config, *readers))
     first = group.broadcast(data.feed.fingerprint)
     group.together(lambda: _require_same(data, first))

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training import compat
 from training.config import lr_schedule
 from training.config.config import Config
-from training.data.base import DataFeed
+from training.data.base import DataFeed, Sample
 from training.data.loader import Prefetcher
 from training.errors import TrainingError
 from training.observers.phases import Phases
@@ -103,8 +103,7 @@ class TrainStep:
         losses = []
         for batch in batches:
             with self.phase("forward"):
-                inputs, targets, weights = batch.inputs, batch.targets, batch.weights  # (b, l) each
-                loss = self.model(inputs, targets, weights=weights, total=total)  # ()
+                loss = loss_of(self.model, batch, total)  # ()
             with self.phase("backward"):
                 loss.backward()
                 self.backend.mark(self.group)
@@ -134,6 +133,14 @@ class TrainStep:
         return f"step {self.step}, samples {end - self.samples:,} to {end - 1:,} of the order"
 
 
+def loss_of(model: nn.Module, batch: Sample, total: Tensor) -> Tensor:
+    """Go through the model with a batch: the weighted sum over its targets, over `total`, ()."""
+    loss: Tensor = model(
+        batch.inputs, batch.targets, weights=batch.weights, total=total, seq_idx=batch.seq_idx
+    )  # ()
+    return loss
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tuple[float, int]:
     """Mean loss over the targets that count, and how many these are (a collective call).
@@ -150,7 +157,7 @@ def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tu
         if not group.any(not part.spent):
             break
         batch = part.rows.to(group.device)
-        loss = model(batch.inputs, batch.targets, weights=batch.weights, total=one)  # ()
+        loss = loss_of(model, batch, one)  # ()
         sums += torch.stack((loss, counted(batch.targets, batch.weights)))  # (2,)
     model.train(was_training)
     dist.all_reduce(sums)

@@ -25,7 +25,7 @@ LENGTH = 2
 class Numbered:
     """Samples that have their source's tag and their own number in them."""
 
-    seq_length = LENGTH
+    seq_length, knows_documents = LENGTH, False
 
     def __init__(self, tag: int, count: int, *, weighted: bool = False, length: int = 2) -> None:
         self.tag, self.count, self.weighted, self.seq_length = tag, count, weighted, length

@@ -67,6 +67,8 @@ def test_batches_and_checkpoints_are_those_of_reading_in_turn(
                 if expected.weights is not None:
                     assert batch.weights is not None
                     assert torch.equal(batch.weights, expected.weights)
+                assert batch.seq_idx is not None and expected.seq_idx is not None
+                assert torch.equal(batch.seq_idx, expected.seq_idx)
                 assert one.state(lambda mine: [mine]) == alone.state(lambda mine: [mine])
 
 

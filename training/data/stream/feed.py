@@ -19,16 +19,16 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import count, islice
+from itertools import accumulate, count, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from training.config.config import Config
 from training.config.sections import STREAM
-from training.data.base import BatchPart, Gather, Sample, stacked
+from training.data.base import BatchPart, Gather, Sample, batched, begun
 from training.data.sampler import OTHER_DATA, shuffled
 from training.data.splits import NoSplit
 from training.data.stream.shards import Shards, find_local
@@ -68,6 +68,13 @@ class StreamReading:
     epochs: int
 
 
+class Row(NamedTuple):
+    """Tokens of a lane, (l + 1,) or less, and where the documents that they are of end in them."""
+
+    ids: Ids
+    ends: Sequence[int]
+
+
 class StreamLane:
     """Lane `number`, from a place on. Raises TrainingError where it has no documents."""
 
@@ -85,7 +92,7 @@ class StreamLane:
         """Where to begin again, once something was read."""
         return self._pieces[0][0] if self._pieces else None
 
-    def next_row(self) -> Ids:
+    def next_row(self) -> Row:
         """Read the next l + 1 tokens; fewer, and at last one or none, where the last epoch ends."""
         wanted = self._reading.seq_length + 1
         while sum(len(ids) for _, ids in self._pieces) < wanted:
@@ -94,10 +101,11 @@ class StreamLane:
                 break
             self._pieces.append(piece)
         if not self._pieces:
-            return np.zeros(0, np.int32)  # (0,)
+            return Row(np.zeros(0, np.int32), [])
+        ends = list(accumulate(len(ids) for _, ids in self._pieces))
         row = np.concatenate([ids for _, ids in self._pieces])[:wanted]  # (l + 1,)
         self._pass(len(row) - 1)
-        return row
+        return Row(row, ends)
 
     def _pass(self, tokens: int) -> None:
         while tokens >= len(self._pieces[0][1]):
@@ -254,6 +262,8 @@ class Stream:
     With `epochs`, a lane that has come to its end before others gives rows without targets.
     """
 
+    documents, knows_documents = False, True
+
     def __init__(
         self,
         reading: StreamReading,
@@ -295,13 +305,13 @@ class Stream:
                 lane = self._open[number] = StreamLane(
                     self._reading, number, self._places.get(number, self._first)
                 )
-            read.append(lane.next_row())  # (l + 1,) or less
+            read.append(lane.next_row())
             if lane.place is not None:
                 lanes[number] = astuple(lane.place)
         part = BatchPart(
-            stacked([_sample(ids, self._reading.seq_length) for ids in read]),
+            batched([_sample(row, self._reading.seq_length) for row in read], self.documents),
             lanes,
-            spent=all(len(ids) < 2 for ids in read),
+            spent=all(len(row.ids) < 2 for row in read),
         )
         self.took(part)
         return part
@@ -357,10 +367,12 @@ class Stream:
         )
 
 
-def _sample(ids: Ids, length: int) -> Sample:
+def _sample(row: Row, length: int) -> Sample:
     """Make a sample (l,) of l + 1 tokens; of fewer, with nothing to predict after the last."""
+    ids = row.ids  # (l + 1,) or less
     inputs = np.zeros(length, np.int64)  # (l,)
     targets = np.full(length, IGNORED, np.int64)  # (l,)
     known = max(len(ids) - 1, 0)
     inputs[:known], targets[:known] = ids[:-1], ids[1:]
-    return Sample(torch.from_numpy(inputs), torch.from_numpy(targets))
+    documents = begun(row.ends, 0, length)  # (l,)
+    return Sample(torch.from_numpy(inputs), torch.from_numpy(targets), None, documents)

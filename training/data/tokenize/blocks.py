@@ -20,6 +20,8 @@ from training.errors import writing
 IDS, LABELS = "input_ids", "labels"
 METADATA = "sqshforge.json"
 """Written by training.data.tokenize beside the rows; says how large the vocabulary is."""
+DOCUMENTS, END = "documents.ends", np.dtype("<i8")
+"""Beside the rows: where each document ends, in tokens of all rows in a line, rising."""
 
 FILE_TOKENS, BATCH_TOKENS = 2**26, 2**20
 """Tokens of one file (512 MiB with the labels) and of one record batch in it."""
@@ -96,6 +98,15 @@ def write_rows(line: Line, path: Path, number: int, seq_len: int) -> int:
             blocks = pa.ListArray.from_arrays(pa.array(ends), pa.array(ids))
             stream.write_batch(pa.record_batch([blocks, blocks], schema=schema))
     return (end - first) * seq_len
+
+
+def write_documents(folder: Path, line: Line, ends: Sequence[Path]) -> None:
+    """Write DOCUMENTS, of where documents end in the tokens of each shard."""
+    before = 0
+    with whole(folder / DOCUMENTS) as file:
+        for path, count in zip(ends, line.counts, strict=True):
+            file.write((np.fromfile(path, END) + before).astype(END, copy=False).data)
+            before += count
 
 
 def describe(folder: Path, line: Line, seq_len: int, request: str, about: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ PIECE = 2**20
 PROBE = "a"
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
+Ends = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,15 @@ class Encoder:
 
     def encode(self, texts: Sequence[str]) -> Ids:
         """Give the ids (tokens,) of all documents in a line; empty ones leave nothing."""
+        return self.encode_each(texts)[0]  # (tokens,)
+
+    def encode_each(self, texts: Sequence[str]) -> tuple[Ids, Ends]:
+        """Give the same, and where in it each document ends that is not empty, (documents,)."""
         if self._made is None:
-            return np.frombuffer("".join(texts).encode(), np.uint8).astype(np.int32)  # (tokens,)
+            parts = [text.encode() for text in texts if text]
+            ids = np.frombuffer(b"".join(parts), np.uint8).astype(np.int32)  # (tokens,)
+            return ids, np.cumsum([len(part) for part in parts], dtype=np.int64)
+        found_ends = array("q")
         # The fast one leaves out where in the text each token stands; releases before 0.20 lack it.
         encode = getattr(self._made, "encode_batch_fast", self._made.encode_batch)
         line = array("i")
@@ -167,7 +175,10 @@ class Encoder:
                 line.fromlist(encoded.ids)
                 if ends:
                     line += self._after
-        return np.frombuffer(line, np.int32) if line else np.zeros(0, np.int32)  # (tokens,)
+                    found_ends.append(len(line))
+        if not line:
+            return np.zeros(0, np.int32), np.zeros(0, np.int64)  # (0,) each
+        return np.frombuffer(line, np.int32), np.frombuffer(found_ends, np.int64)
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """Find the ids that the tokenizer itself puts before and after every text."""

@@ -1,9 +1,10 @@
 """The work, in parts that are done once whatever happens: by shards, then by files of the set.
 
-The work folder holds journal.json, which says what is made; one file of tokens for each shard that
-is done; and the set as far as it is. Each file appears complete, so what is there is done, and a
-run that was killed is gone on with by asking for the same again. The set is moved to its place at
-the very end. The parts are the same for any number of processes, and so is every byte.
+The work folder holds journal.json, which says what is made; one file of tokens, and for a set on
+disk one of where documents end, for each shard that is done; and the set as far as it is. Each file
+appears complete, so what is there is done, and a run that was killed is gone on with by asking for
+the same again. The set is moved to its place at the very end. The parts are the same for any number
+of processes, and so is every byte.
 """
 
 from __future__ import annotations
@@ -29,7 +30,15 @@ from typing import Any
 
 from training.cli import duration, leave_with_parent
 from training.data.layout import LAYOUTS, pieces_of
-from training.data.tokenize.blocks import Line, describe, file_names, whole, write_rows
+from training.data.tokenize.blocks import (
+    END,
+    Line,
+    describe,
+    file_names,
+    whole,
+    write_documents,
+    write_rows,
+)
 from training.data.tokenize.texts import Texts
 from training.data.tokenize.tokenizer import Encoder, Tokenizer
 from training.errors import RequestError, TrainingError, writing
@@ -107,6 +116,13 @@ class Job:
     def tokens(self, number: int) -> Path:
         return self.folder / f"shard-{number:06}.tokens"
 
+    def ends(self, number: int) -> Path:
+        return self.folder / f"shard-{number:06}.ends"
+
+    def is_done(self, number: int) -> bool:
+        """Whether a shard is; packed words tell themselves where documents begin."""
+        return self.tokens(number).exists() and (bool(self.layout) or self.ends(number).exists())
+
     def line(self) -> Line:
         """All tokens, once every shard is done."""
         return Line([self.tokens(number) for number in range(len(self.texts.shards()))])
@@ -143,6 +159,8 @@ def run(job: Job, processes: int) -> dict[str, Any]:
             "dropped": len(line) % job.seq_len,
         }
         _assemble(job, len(line), processes)
+        ends = [job.ends(number) for number in range(len(job.texts.shards()))]
+        write_documents(job.folder / SET, line, ends)
         request = hashlib.blake2b(json.dumps(job.request()).encode(), digest_size=16).hexdigest()
         describe(job.folder / SET, line, job.seq_len, request, about)
         with writing(job.target):
@@ -190,7 +208,7 @@ def encode(job: Job, processes: int) -> None:
     """Make the file of tokens, or of words, of each shard that is not done yet."""
     shards = job.texts.shards()
     sizes = [int(job.texts.sizes[first:end].sum()) for first, end in shards]
-    missing = [number for number in range(len(shards)) if not job.tokens(number).exists()]
+    missing = [number for number in range(len(shards)) if not job.is_done(number)]
     before = sum(sizes) - sum(sizes[number] for number in missing)
     if before:
         print(f"going on: {len(shards) - len(missing)} of {len(shards)} shards are done")
@@ -320,10 +338,13 @@ def _begin_worker(path: Path) -> None:
 def _encode_shard(number: int, first: int, end: int) -> int:
     texts = _job.texts.read(first, end)
     if _job.layout:
-        ids = [_encoder.encode([text]) for text in texts]  # (n,) each
-        pieces = [piece for one in ids for piece in pieces_of(one, LAYOUTS[_job.layout])]
+        each = [_encoder.encode([text]) for text in texts]  # (n,) each
+        pieces = [piece for one in each for piece in pieces_of(one, LAYOUTS[_job.layout])]
     else:
-        pieces = [_encoder.encode(texts)]  # (tokens,)
+        ids, ends = _encoder.encode_each(texts)  # (tokens,), (documents,)
+        with whole(_job.ends(number)) as file:
+            file.write(ends.astype(END, copy=False).data)
+        pieces = [ids]
     with whole(_job.tokens(number)) as file:
         for piece in pieces:
             file.write(piece.astype("<i4", copy=False).data)

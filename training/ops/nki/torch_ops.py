@@ -3,6 +3,11 @@
 They take and give what `training.ops.ssd` and `training.ops.conv` do, as Choice calls those. On a
 Neuron device a kernel becomes part of the XLA graph; on the CPU NKI's simulator computes it, in
 float32. What is element by element around a kernel is left to torch.
+
+The kernels know of no documents, and their graphs are compiled once, wherever documents begin. So
+SSD is given, at the first step of each, a delta after which nothing is left of the state before,
+and an x that is the smaller by as much: each of the kernels' exponents is a sum of its own terms,
+so no other loses digits by it. The convolution is then torch's, each tap times 0 or 1.
 """
 
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
@@ -18,6 +23,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from training.errors import RequestError
+from training.ops.documents import FORGETS, Documents
 from training.ops.nki.arguments import check_conv, check_ssd
 from training.ops.nki.limits import TIME
 from training.ops.softplus import softplus
@@ -36,6 +42,7 @@ def ssd(
     dt_bias: Tensor | None,
     chunk: int,
     limit: tuple[float, float] = (0.0, math.inf),
+    documents: Documents | None = None,
 ) -> Tensor:
     """Compute y (b, l, h, p) as training.ops.ssd does; see there for the arguments.
 
@@ -47,8 +54,16 @@ def ssd(
     delta = softplus(raw)  # (b, l, h)
     if limit != (0.0, math.inf):
         delta = delta.clamp(*limit)  # (b, l, h)
-    y: Tensor = _SSD.apply(x, delta, A.float(), B, C, D.float())  # (b, l, h, p)
-    return y
+    wide, D = A.float(), D.float()  # (h,) each
+    if documents is None:
+        y: Tensor = _SSD.apply(x, delta, wide, B, C, D)  # (b, l, h, p)
+        return y
+    begins = documents.begins[..., None]  # (b, l, 1)
+    long = FORGETS / wide.detach().abs()  # (h,)
+    share = torch.where(begins, delta / long, 1)  # (b, l, h)
+    small, step = x * share[..., None].to(x.dtype), torch.where(begins, long, delta)
+    y = _SSD.apply(small, step, wide, B, C, torch.zeros_like(D))  # (b, l, h, p)
+    return y + (x * D[:, None]).to(y.dtype)  # (b, l, h, p)
 
 
 class _SSD(torch.autograd.Function):
@@ -78,15 +93,37 @@ class _SSD(torch.autograd.Function):
         )
 
 
-def causal_conv1d(x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool) -> Tensor:
+def causal_conv1d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    silu: bool,
+    documents: Documents | None = None,
+) -> Tensor:
     """Compute y (b, l, d) as training.ops.conv does; see there for the arguments.
 
     Raises RequestError for what the kernels cannot take.
     """
     check_conv(x, weight)
+    if documents is not None:
+        return masked_conv1d(x, weight, bias, silu, documents)  # (b, l, d)
     shift = weight.new_zeros(weight.shape[0]) if bias is None else bias  # (d,)
     y: Tensor = _Conv.apply(x, weight, shift, silu)  # (b, l, d)
     return y
+
+
+def masked_conv1d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents
+) -> Tensor:
+    """Compute the same, element by element, with shapes that follow from those of x alone."""
+    taps, wide = weight.shape[-1], x.to(torch.promote_types(x.dtype, torch.float32))  # (b, l, d)
+    y = wide * weight[:, 0, taps - 1]  # (b, l, d)
+    for step in range(1, min(taps, x.shape[1])):
+        earlier = F.pad(wide, (0, 0, step, 0))[:, : x.shape[1]]  # (b, l, d)
+        own = documents.same(step)[..., None].to(wide.dtype)  # (b, l, 1)
+        y = y + earlier * own * weight[:, 0, taps - 1 - step]  # (b, l, d)
+    y = y if bias is None else y + bias  # (b, l, d)
+    return (F.silu(y) if silu else y).to(x.dtype)  # (b, l, d)
 
 
 class _Conv(torch.autograd.Function):

@@ -15,6 +15,7 @@ from training.models.mamba2 import Mamba2
 from training.models.mixers import Mixer, MixerModel, shown
 from training.models.sizes import Mamba2Config
 from training.ops.conv import causal_conv1d
+from training.ops.documents import Documents
 from training.ops.gated_norm import GatedRMSNorm, gated_rms_norm
 from training.ops.ssd import ssd
 from training.parallel.neuron.layers import Layers
@@ -41,17 +42,23 @@ class NeuronMixer(Mixer):
         self.norm = GatedRMSNorm(c.d_inner // n, norm_groups, c.norm_eps)
         self.out_proj = layers.row(c.d_inner, c.d_model, c.bias)
 
-    def forward(self, hidden: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, mask: Tensor | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """(b, l, d_model) -> (b, l, d_model); mask (b, l) is False where there is padding."""
         z = self.in_proj_z(hidden)  # (b, l, d_inner / N)
         xBC = self.in_proj_xBC(hidden)  # (b, l, d_conv_in / N)
         dt = self.in_proj_dt(hidden)  # (b, l, h / N)
         conv = self.conv1d
-        xBC = causal_conv1d(shown(xBC, mask), conv.weight, conv.bias, silu=True)
+        xBC = causal_conv1d(
+            shown(xBC, mask), conv.weight, conv.bias, silu=True, documents=documents
+        )  # (b, l, d_conv_in / N)
         x, B, C = self._split(shown(xBC, mask))  # (b, l, h / N, p), (b, l, g / N, n) twice
         A = -torch.exp(wide(self.A_log))  # (h / N,)
         c = self.config
-        y = ssd(x, dt, A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit)  # (b, l, h / N, p)
+        y = ssd(
+            x, dt, A, B, C, self.D, c.chunk_size, self.dt_bias, c.dt_limit, documents
+        )  # (b, l, h / N, p)
         groups, mean = self.share.mean(self.norm.groups)
         y = gated_rms_norm(y.flatten(2), z, self.norm.weight, groups, self.norm.eps, mean)
         return self.out_proj(y)  # (b, l, d_model)

@@ -28,6 +28,7 @@ def check(config: Config, group: Group) -> None:
         ("selective_checkpointing", parallel.selective_checkpointing > 1),
         ("checkpointing_policy", parallel.checkpointing_policy != "full"),
         ("position_weighting", config.data.position_weighting),
+        ("reset_documents", config.data.reset_documents),
     ):
         if wanted:
             found.append(f"{name}: backend=smp has none; leave it out, or use backend=fsdp")

@@ -59,6 +59,7 @@ class Trained(nn.Module):
         mask: Tensor | None = None,
         weights: Tensor | None = None,
         total: Tensor | None = None,
+        seq_idx: None = None,  # a request that would give documents is refused
     ) -> Tensor:
         """Token ids (b, l) and targets (b, l) -> their loss over `total`, ()."""
         labels = torch.full_like(input_ids, IGNORED)  # (b, l)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from tests.training.ops.test_ssd import ssd_inputs
+from tests.training.support.documents import numbers
+from training.ops.documents import Documents
 from training.ops.ssd import ssd
 
 NAMES = ("y", "x", "dt", "A", "B", "C", "D", "dt_bias")
@@ -96,3 +98,20 @@ def test_bfloat16_comes_and_goes_and_float32_computes(operations: ModuleType) ->
     torch.testing.assert_close(y, operations.ssd(*wide.values(), 128).bfloat16())
     gradients = torch.autograd.grad(y.sum(), list(inputs.values()))
     assert all(gradient.dtype == torch.bfloat16 for gradient in gradients)
+
+
+def test_where_documents_begin_nothing_is_left_of_the_state(operations: ModuleType) -> None:
+    """With decays near 1, and one near 0, each document gives what torch gives for it."""
+    inputs = ssd_inputs(2, 256, 4, 32, 2, 128)
+    with torch.no_grad():
+        inputs["A"].mul_(torch.tensor([0.001, 0.01, 1.0, 20.0]))
+    lengths = [[1, 100, 27, 127, 1], [256]]
+    documents = Documents(numbers(lengths))
+    narrow = {name: value.detach().float().requires_grad_() for name, value in inputs.items()}
+    parts = [narrow[name] for name in ("x", "dt", "A", "B", "C", "D", "dt_bias")]
+    found = operations.ssd(*parts, 64, documents=documents)
+    wanted = ssd(**inputs, chunk=64, documents=documents)
+    pairs = zip(with_gradients(found, narrow), with_gradients(wanted, inputs), strict=True)
+    for name, (one, other) in zip(NAMES, pairs, strict=True):
+        error = (one.double() - other).abs().max() / other.abs().max()
+        assert error < LIKE_TORCH, f"{name}: {error}"
