@@ -27,6 +27,7 @@ ALL = {
     "wait": ("wait",),
     "tokenize": ("tokenize",),
     "save": ("save",),
+    "meet": ("meet",),
     "scale_sim": ("scale_sim",),
 }
 

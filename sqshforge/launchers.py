@@ -19,8 +19,10 @@ BASE = "launcher"  # the template that the others extend
 # What wins over a variable of the image: what the launcher decides, and settings of the node's
 # part of a job (training.launch).
 WINNERS = (
-    *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES", "REQUEUES", "MASTER_*", "INSTANCE_TYPE"),
-    *("NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "PREFLIGHT", "PREFLIGHT_*", "NSYS", "NSYS_*"),
+    *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES", "REQUEUES", "RESTARTS", "MASTER_*"),
+    *("INSTANCE_TYPE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "RENDEZVOUS"),
+    *("PREFLIGHT", "PREFLIGHT_*"),
+    *("NSYS", "NSYS_*"),
     *("OMP_*", "TRITON_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_*", "FI_*", "GLOO_*", "NEURON_*"),
 )
 

@@ -29,6 +29,9 @@ from training.job import agent, job_log, nsys, preflight, start_folder, triton_c
 from training.job.machine import ulimits
 from training.job.node import HERE, look_at_node, require_port
 from training.job.plan import Job, Plan, make_plan, read_job
+from training.job.restart.control import RestartControl
+from training.job.restart.escalation import Budget
+from training.job.restart.ledger import ALONE, Ledger
 from training.job.types import GIVEN
 
 
@@ -134,6 +137,17 @@ def _run(plan: Plan) -> int:
     return _start(plan, start_folder.find(plan.job, os.environ))
 
 
+def _control(plan: Plan) -> RestartControl:
+    """What decides which failures are answered by a restart in place."""
+    requeues = os.environ.get("REQUEUES", "")
+    budget = Budget(
+        restarts=plan.restarts,
+        requeues=int(requeues) if requeues.isdecimal() and plan.job.id != ALONE else None,
+        requeued=plan.job.restarts,
+    )
+    return RestartControl(plan.job, Ledger(plan.job, job_log.folders(plan, os.environ)), budget)
+
+
 def _start(plan: Plan, told: Path | None) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
@@ -141,7 +155,10 @@ def _start(plan: Plan, told: Path | None) -> int:
         for folder in own:
             _tell(triton_cache.begin(Path(folder), os.environ))
         asks = told if plan.job.node_rank == 0 else None
-        code = agent.run(plan.torchrun, asks)
+        control = _control(plan)
+        code = agent.run(plan.torchrun, asks, control)
+        if plan.job.node_rank == 0:
+            _tell(control.goodput())
         for folder in own if plan.job.node_rank == 0 else ():
             _tell(triton_cache.keep(Path(folder), os.environ))
         return code

@@ -8,6 +8,7 @@ failure to the first step. Waiting saves have their whole time in `stall` and no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, expm1, sqrt
 
@@ -52,17 +53,35 @@ def goodput(job: Job, work: float) -> float:
     complete first + (n - 1) x cycle after the start, and each adds `work`. Without `writing` this
     is the work over Daly's time of a run with failures.
     """
+    return goodput_of_kinds(job, work, [(1.0, job.restart)])
+
+
+def goodput_of_kinds(job: Job, work: float, kinds: Sequence[tuple[float, float]]) -> float:
+    """Give the same where failures are of several kinds: the share of each, and its restart.
+
+    Of the failures a share of sum(p exp(-r / M)) is followed by work: the others by one more
+    failure, of any kind, before it has started again.
+    """
     mtbf = job.mtbf
     first = work + job.stall + job.writing
     cycle = job.stall + max(work, job.writing)
     kept = work * exp(-first / mtbf) / -expm1(-cycle / mtbf)  # a start, in seconds of work
-    return kept / (mtbf * exp(job.restart / mtbf))
+    return kept / mtbf * sum(share * exp(-restart / mtbf) for share, restart in kinds)
 
 
-def simulate(job: Job, work: float, starts: int, random: np.random.Generator) -> float:
-    """Let a job start so often, each time train until it fails, and start again; the goodput."""
+def simulate(
+    job: Job,
+    work: float,
+    starts: int,
+    random: np.random.Generator,
+    kinds: Sequence[tuple[float, float]] = (),
+) -> float:
+    """Let a job start so often, each time train until it fails, and start again; the goodput.
+
+    kinds: of failures, as goodput_of_kinds has them; none: all take the job's restart.
+    """
     failing = random.exponential(job.mtbf, starts)  # since each start; (starts,) as what follows
-    spent = float(failing.sum()) + _restarts(starts, job, random)
+    spent = float(failing.sum()) + _restarts(starts, job, random, kinds or [(1.0, job.restart)])
     kept = 0.0  # work in checkpoints that were complete before the failure
     now, complete = 0.0, 0.0  # the time, and when the checkpoint before is complete
     while len(failing):
@@ -73,11 +92,17 @@ def simulate(job: Job, work: float, starts: int, random: np.random.Generator) ->
     return kept / spent
 
 
-def _restarts(starts: int, job: Job, random: np.random.Generator) -> float:
+def _restarts(
+    starts: int, job: Job, random: np.random.Generator, kinds: Sequence[tuple[float, float]]
+) -> float:
     """Start so often again, from the failure on, until that does not fail itself; seconds."""
     seconds, left = 0.0, starts
+    shares, restarts = zip(*kinds, strict=True)
     while left:
-        failing = random.exponential(job.mtbf, left)
-        seconds += float(np.minimum(failing, job.restart).sum())
-        left = int((failing < job.restart).sum())
+        takes = (
+            random.choice(restarts, left, p=shares) if len(kinds) > 1 else restarts[0]
+        )  # (left,)
+        failing = random.exponential(job.mtbf, left)  # (left,)
+        seconds += float(np.minimum(failing, takes).sum())
+        left = int((failing < takes).sum())
     return seconds

@@ -137,6 +137,25 @@ def _saves(result: Mapping[str, Any]) -> str:
     )
 
 
+def _in_place(result: Mapping[str, Any]) -> str:
+    rows: Rows = result["in_place"]
+    shares = sorted({row["share"] for row in rows})
+    found = {(row["nodes"], row["share"]): row for row in rows}
+    nodes = list(dict.fromkeys(row["nodes"] for row in rows))
+    return table(
+        ["nodes", "requeue", "in place", *(f"goodput, {share:.0%} in place" for share in shares)],
+        [
+            [
+                f"{count:,}",
+                seconds(found[count, 0.0]["requeue_s"]),
+                seconds(found[count, 0.0]["in_place_s"]),
+                *(f"{found[count, share]['goodput']:.2%}" for share in shares),
+            ]
+            for count in nodes
+        ],
+    )
+
+
 def _rendezvous(result: Mapping[str, Any]) -> str:
     return table(
         ["nodes", "writes, all at once", "time", "simulated", "simulated, over 30 s", "all read"],
@@ -229,6 +248,7 @@ TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "list": _list,
     "failures": _failures,
     "saves": _saves,
+    "in place": _in_place,
     "rendezvous": _rendezvous,
     "mesh": _mesh,
     "data": _data,

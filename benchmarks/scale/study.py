@@ -150,6 +150,25 @@ def saves(nodes: int) -> list[dict[str, Any]]:
     return rows
 
 
+def in_place(nodes: int) -> list[dict[str, Any]]:
+    """Restart processes in place where the node is sound: none, the published share, more."""
+    one, row = job(nodes, background=True), checkpoint(nodes)
+    quick = facts.IN_PLACE.value + row["loading_s"]
+    work = failing.interval(one)
+    return [
+        {
+            "nodes": nodes,
+            "share": share,
+            "requeue_s": one.restart,
+            "in_place_s": quick,
+            "goodput": failing.goodput_of_kinds(
+                one, work, [(share, quick), (1 - share, one.restart)]
+            ),
+        }
+        for share in (0.0, facts.PROCESS.value, 0.5, 1.0)
+    ]
+
+
 def tried(nodes: int) -> list[dict[str, Any]]:
     """Simulate failures around the best interval, saved in the background."""
     one = job(nodes, background=True)
@@ -234,6 +253,7 @@ def study() -> dict[str, Any]:
         "image": [row for count in nodes for row in image(count, random)],
         "checkpoint": [checkpoint(count) for count in nodes],
         "saves": [row for count in nodes for row in saves(count)],
+        "in_place": [row for count in nodes for row in in_place(count)],
         "failures": [row for count in nodes for row in tried(count)],
         "rendezvous": [rendezvous(count, np.random.default_rng(SEED)) for count in meetings],
         "most_nodes": meeting.most(STORE, facts.BEAT.value),

@@ -29,6 +29,7 @@ KINDS = {
     stat.S_IFBLK: DISK,
 }
 DEVICES = (CHAR, DISK)
+FOUND = os.O_NOFOLLOW | os.O_CLOEXEC  # how what a scan has found is opened
 SMALL = 64 << 10  # bytes: up to here a copy costs less than one more system call
 NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that cannot
 
@@ -152,12 +153,22 @@ class _Writer:
     gone: int = 0  # bytes that were not told of yet
 
     def files(self, paths: Iterable[bytes]) -> None:
-        for path in paths:
-            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.top)
-            try:
-                self._file(path, file)
-            finally:
-                os.close(file)
+        # The kernel looks a path up name by name, so the folder of the last file stays open.
+        above, folder = b"", os.dup(self.top)
+        try:
+            for path in paths:
+                parent, _, name = path.rpartition(b"/")
+                if parent != above:
+                    other = os.open(parent or b".", os.O_PATH | FOUND, dir_fd=self.top)
+                    os.close(folder)
+                    above, folder = parent, other
+                file = os.open(name, os.O_RDONLY | FOUND, dir_fd=folder)
+                try:
+                    self._file(path, file)
+                finally:
+                    os.close(file)
+        finally:
+            os.close(folder)
 
     def others(self, paths: Iterable[bytes], *, devices: bool) -> None:
         """All that is no file; sockets are left out."""

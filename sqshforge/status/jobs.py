@@ -1,4 +1,4 @@
-"""What the jobs of a run have noted in jobs/<job id>.jsonl: their starts, and how these ended."""
+"""What the jobs of a run have noted in jobs/<job id>.jsonl: their starts, failures and ends."""
 
 from __future__ import annotations
 
@@ -24,6 +24,32 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Training:
+    """The first step of a start was over, and what was lost until then."""
+
+    time: float | None  # seconds of the epoch, by the node's clock
+    step: int | None  # that it went on from
+    seconds: float  # since the last step before, or since the job began
+    lost: int | None  # steps that are taken again
+    repeated: float  # seconds that these had taken
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """A failure of a rank, what followed it and, once the ranks train again, what it cost."""
+
+    time: float | None  # seconds of the epoch, by the node's clock
+    host: str
+    code: int | None  # exit code
+    why: str
+    step: int | None  # the last one that was taken; None: none of this start
+    since: float | None  # when that was
+    then: str  # restart in place, requeue, give up, ...
+    because: str
+    cost: Training | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Start:
     """One start of a job; no end is noted of one that runs, was killed or lost its first node."""
 
@@ -35,6 +61,9 @@ class Start:
     module: str
     run: str
     image: dict[str, str]
+    restarts: int | None = None  # in place, that are allowed
+    failures: tuple[Failure, ...] = ()
+    trained: tuple[Training, ...] = ()  # once after it began and after each restart in place
     end: End | None = None
 
 
@@ -50,6 +79,27 @@ class Job:
     @property
     def last(self) -> Start:
         return self.starts[-1]
+
+    @property
+    def failures(self) -> list[Failure]:
+        """All failures of all starts, in their order."""
+        return [one for start in self.starts for one in start.failures]
+
+    def goodput(self, now: float) -> float | None:
+        """Give the share of the job's time until `now` that was training which is kept.
+
+        None where that is not noted: by older images, or before the first step. What came after
+        the last step is not training, if nothing has been trained since.
+        """
+        trained = [one for start in self.starts for one in start.trained]
+        begun = self.starts[0].time
+        if not trained or begun is None or now <= begun:
+            return None
+        lost = sum(one.seconds + one.repeated for one in trained)
+        failures = self.failures
+        if failures and failures[-1].cost is None and failures[-1].since is not None:
+            lost += max(0.0, now - failures[-1].since)
+        return max(0.0, 1.0 - lost / (now - begun))
 
     @property
     def is_over(self) -> bool:
@@ -80,6 +130,10 @@ def _read(path: Path) -> Job | None:
         if one.get("kind") == "start":
             starts.append(_start(one))
             requeues = whole(one.get("requeues"))
+        elif starts and one.get("kind") == "failure":
+            starts[-1] = replace(starts[-1], failures=(*starts[-1].failures, _failure(one)))
+        elif starts and one.get("kind") == "training":
+            _has_trained(starts, _training(one))
         elif starts and (end := _end(one, starts[-1])) is not None:
             starts[-1] = replace(starts[-1], end=end)
     if not starts:
@@ -100,6 +154,40 @@ def _end(one: Record, start: Start) -> End | None:
     return End(code=code, meaning=str(one.get("meaning", "")), time=number(one.get("time")))
 
 
+def _has_trained(starts: list[Start], training: Training) -> None:
+    """Note that the last start trains, and what the failure before that has cost."""
+    last = starts[-1]
+    number = len(starts) - 1 if last.failures or len(starts) == 1 else len(starts) - 2
+    failures = starts[number].failures
+    if failures and failures[-1].cost is None:
+        paid = (*failures[:-1], replace(failures[-1], cost=training))
+        starts[number] = replace(starts[number], failures=paid)
+    starts[-1] = replace(starts[-1], trained=(*starts[-1].trained, training))
+
+
+def _failure(one: Record) -> Failure:
+    return Failure(
+        time=number(one.get("time")),
+        host=str(one.get("host", "")),
+        code=whole(one.get("code")),
+        why=str(one.get("why", "")),
+        step=whole(one.get("step")),
+        since=number(one.get("since")),
+        then=str(one.get("then", "")),
+        because=str(one.get("because", "")),
+    )
+
+
+def _training(one: Record) -> Training:
+    return Training(
+        time=number(one.get("time")),
+        step=whole(one.get("step")),
+        seconds=number(one.get("seconds")) or 0.0,
+        lost=whole(one.get("lost")),
+        repeated=number(one.get("repeated")) or 0.0,
+    )
+
+
 def _start(one: Record) -> Start:
     hosts, image = one.get("hosts"), one.get("image")
     return Start(
@@ -111,4 +199,5 @@ def _start(one: Record) -> Start:
         module=str(one.get("module", "")),
         run=str(one.get("run", "")),
         image={str(k): str(v) for k, v in image.items()} if isinstance(image, dict) else {},
+        restarts=whole(one.get("restarts")),
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from sqshforge.host import suggest
 from sqshforge.host.terminal import human, is_plain
-from sqshforge.status.jobs import Job, Start
+from sqshforge.status.jobs import Failure, Job, Start
 from sqshforge.status.run import State, Status
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 
 STARTS = 5  # the last ones, which are shown
+FAILURES = 5
 HOSTS = 8  # names that are shown
 
 Look = Callable[[], Sequence[Status]]
@@ -120,6 +121,11 @@ def _jobs(jobs: Sequence[Job], asked: str) -> Iterator[tuple[str, str]]:
         yield "starts", f"{len(job.starts)}, of which the last {STARTS} are shown"
     for one in job.starts[-STARTS:]:
         yield "starts", _start(one, one is start)
+    failures = job.failures
+    if len(failures) > FAILURES:
+        yield "failures", f"{len(failures)}, of which the last {FAILURES} are shown"
+    for failure in failures[-FAILURES:]:
+        yield from _failure(failure)
     if len(jobs) > 1:
         names = " ".join(one.id for one in jobs[1 : 1 + HOSTS])
         yield (
@@ -143,6 +149,20 @@ def _start(start: Start, is_last: bool) -> str:
     return f"restart {start.restart}{begun}: {ended}"
 
 
+def _failure(one: Failure) -> Iterator[tuple[str, str]]:
+    """What has failed where, what followed and why, and what it cost."""
+    at = "before a step was taken" if one.step is None else f"after step {one.step:,}"
+    where = f" on {one.host}" if one.host else ""
+    when = "" if one.time is None else f"{_clock(one.time)}, "
+    yield "failures", f"{when}{at}: {one.why}{where}"
+    yield "", f"{one.then}: {one.because}"
+    if one.cost:
+        lost = ""
+        if one.cost.lost is not None:
+            lost = f", {_count(one.cost.lost, 'step')} ({span(one.cost.repeated)}) taken again"
+        yield "", f"it cost {span(one.cost.seconds)} without training{lost}"
+
+
 def _progress(status: Status) -> Iterator[tuple[str, str]]:
     far, told = status.facts.progress, status.facts.settings
     of = "" if told.num_steps is None else f" of {told.num_steps:,}"
@@ -163,6 +183,8 @@ def _progress(status: Status) -> Iterator[tuple[str, str]]:
         mfu = "" if far.mfu is None else f", MFU {far.mfu:.1%}"
         speed = f"{far.tokens_per_second_per_device:,.0f} tokens/s a device{overall}{mfu}"
         yield "speed", f"{speed} (median of {_count(far.reports, 'report')})"
+    if status.goodput is not None:
+        yield "goodput", f"{status.goodput:.1%} of the job's time was training that is kept"
     if status.left is not None and far.seconds_per_step is not None:
         yield "left", f"{span(status.left)}, at {far.seconds_per_step:.3g} s a step"
         yield "left", "evaluations, restarts and waiting in the queue are not counted"

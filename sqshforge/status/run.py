@@ -217,6 +217,9 @@ def _done(facts: Facts) -> str:
 def _running(facts: Facts) -> str:
     if facts.hang and not facts.hang.over:
         return facts.hang.what
+    failures = facts.job.last.failures if facts.job else ()
+    if failures and failures[-1].cost is None:
+        return f"{failures[-1].then} after a failure: {failures[-1].why}"
     if facts.checkpoints.writing and facts.checkpoints.changed >= facts.times.get("metrics", 0.0):
         return f"{facts.checkpoints.writing} was written to"
     if facts.progress.step == 0:
@@ -236,6 +239,7 @@ class Status:
     clock: Clock
     reported: float | None  # seconds since metrics.jsonl was written
     left: float | None  # seconds to the last step, of one that runs
+    goodput: float | None  # share of the last job's time that was training which is kept
     closed: tuple[str, ...]  # files that are there, and that this user may not read
 
     @property
@@ -269,6 +273,7 @@ class Status:
             "settings": asdict(facts.settings),
             "progress": asdict(facts.progress),
             "checkpoints": asdict(facts.checkpoints),
+            "goodput": self.goodput,
             "hang": asdict(facts.hang) if facts.hang else None,
             "jobs": [asdict(job) for job in self.jobs],
         }
@@ -317,9 +322,17 @@ def look(folder: Path, clock: Clock) -> Status:
         jobs=tuple(known),
         clock=clock,
         reported=reported,
+        goodput=_goodput(known[0], state, clock) if known else None,
         left=how_far.seconds_left(told.num_steps, reported or 0.0) if is_running else None,
         closed=tuple(name for name in FILES if _is_closed(folder / name)),
     )
+
+
+def _goodput(job: Job, state: State, clock: Clock) -> float | None:
+    """Of a job that is over, until its end; else until now."""
+    end = job.last.end
+    over = state in (State.DONE, State.FAILED, State.SAVED) and end is not None
+    return job.goodput(end.time if over and end and end.time else clock.now())
 
 
 def _is_closed(path: Path) -> bool:

@@ -44,6 +44,17 @@ def test_simulated_goodput_is_the_formulas(job: Job, work: float) -> None:
     assert 1 - simulated == pytest.approx(1 - failing.goodput(job, work), rel=0.03)
 
 
+def test_simulated_goodput_of_two_kinds_of_failures() -> None:
+    """Some are restarted in place, some take a requeue; and more in place is better."""
+    kinds = [(0.4, 60.0), (0.6, 900.0)]
+    simulated = failing.simulate(WAITING, 750.0, 50_000, np.random.default_rng(7), kinds)
+    assert 1 - simulated == pytest.approx(
+        1 - failing.goodput_of_kinds(WAITING, 750.0, kinds), rel=0.03
+    )
+    more = failing.goodput_of_kinds(WAITING, 750.0, [(0.5, 60.0), (0.5, 900.0)])
+    assert more > failing.goodput_of_kinds(WAITING, 750.0, kinds)
+
+
 @pytest.mark.parametrize(("stall", "dalys", "youngs"), [(5, 0.002, 0.02), (50, 0.02, 0.08)])
 def test_the_best_interval_is_dalys(stall: float, dalys: float, youngs: float) -> None:
     """Within these parts of it; and nothing is lost beside what the simulation finds best."""

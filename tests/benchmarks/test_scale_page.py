@@ -14,7 +14,7 @@ import pytest
 from benchmarks.scale import facts, failing, page, study
 from training.config.sections import DataConfig, RunConfig
 from training.data.packed import WORD
-from training.job.plan import PATIENCE
+from training.job.rendezvous import TIMEOUT
 
 ROOT = Path(__file__).parents[2]
 RESULT = ROOT / "benchmarks" / "results" / "scale.json"
@@ -67,12 +67,18 @@ def test_what_the_page_says_in_words() -> None:
     flat = min(failing.goodput(job, best["daly_s"] * factor) for factor in (0.5, 2))
     assert best["goodput"] - flat < 0.004
     assert 1 - failing.goodput(job, 10 * best["daly_s"]) == pytest.approx(0.13, abs=0.005)
+    gains: dict[int, list[float]] = {}
+    for row in result["in_place"]:
+        gains.setdefault(row["nodes"], []).append(row["goodput"])
+    assert gains[64][-1] - gains[64][0] < 0.001
+    assert round(gains[4096][1] - gains[4096][0], 3) == 0.007
+    assert round(gains[4096][-1] - gains[4096][0], 2) == 0.05
     assert round(result["most_nodes"], -1) == 910
     assert round(study.STORE.write(4096) + study.STORE.away(4096), 3) == 0.024
 
 
 def test_settings_that_the_models_take_are_those_of_the_project() -> None:
-    assert facts.JOIN.value == PATIENCE
+    assert facts.JOIN.value == TIMEOUT
     assert facts.SEQUENCE.value == DataConfig.seq_length
     assert facts.TOKEN.value == WORD.itemsize
     assert RunConfig.checkpoint_interval == 20_000

@@ -85,7 +85,7 @@ def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
 
 
 def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
-    job = site.submit("hung", *WATCHED)
+    job = site.submit("hung", *WATCHED, RESTARTS="0")
     site.reach("hung", 8)
     [victim] = ranks(site, job, "n2")
     os.kill(victim, signal.SIGSTOP)

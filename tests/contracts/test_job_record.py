@@ -43,6 +43,7 @@ def test_a_line_as_it_starts_and_one_as_it_ends(tmp_path: Path) -> None:
         "run": str(tmp_path),
         "image": image,
         "requeues": 5,
+        "restarts": 0,
     }
     assert end == {
         "kind": "end",

@@ -7,22 +7,25 @@ was; then nobody could tell a wrong request or a saved run from a crash.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import socket
-import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from training.errors import HUNG, SAVED, RequestError, TrainingError
-from training.job import start_folder
+from training.job import children, start_folder
+from training.job.restart.control import RestartControl, tell
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    from training.job.restart.elastic import Found, Ranks
 
 UNNOTICED_SECONDS = 180.0
 """How long all processes of this node may have ended, and torchrun does not notice.
@@ -32,20 +35,37 @@ for ever for a task whose end it was not told, as when that came while the netwo
 """
 
 
-def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
+class _Stop:
+    """Whether this node was asked to stop."""
+
+    asked = False
+
+
+def run(
+    arguments: Sequence[str],
+    asked_in: Path | None = None,
+    control: RestartControl | None = None,
+) -> int:
     """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
 
     Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
     SIGUSR1, at any time: before there are processes it is the same to be ended by either. A SIGHUP
     that is ignored on entry stays ignored.
     asked_in: the start folder, in which the launcher may ask to stop: the same as a SIGUSR1.
+    control: decides which failures are answered by a restart in place; none without it.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
+    from torch import distributed
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing import api
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
+    from torch.distributed.launcher import api as launcher
 
+    from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
+
+    # The static rendezvous raises the store's own; older torch has no other name for them.
+    store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
     usual = api._terminate_process_handler
     under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
@@ -55,27 +75,45 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
         elif number != signal.SIGHUP or not under_nohup:
             usual(number, frame)
 
+    def hand_on_or_end(number: int, frame: FrameType | None) -> None:
+        if children.own_children() or (control is not None and control.has_started):
+            _hand_on(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
     # The function that torchrun makes the handler of SIGTERM, and of SIGHUP even where that is
     # ignored, when it starts its processes.
     setattr(api, usual.__name__, handler)
-    signal.signal(signal.SIGUSR1, _hand_on_or_end)
+    signal.signal(signal.SIGUSR1, hand_on_or_end)
     options = torchrun.parse_args(list(arguments))
-    watch_ended(_own_children, _leave)
+    watch_ended(children.own_children, _leave)
     if asked_in is not None:
         start_folder.watch(asked_in, lambda: os.kill(os.getpid(), signal.SIGUSR1))
+    ranks = Ranks(leave=_leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
+    if control is not None:
+        ranks.control = control
+        replaced: Any = launcher  # where torchrun takes its agent from
+        replaced.LocalElasticAgent = functools.partial(InPlaceAgent, ranks=ranks)
     try:
         torchrun.run(options)
     except ChildFailedError as error:
-        failures = sorted(error.failures.items(), key=lambda item: _when(item[1]))
-        for rank, failure in failures:
-            # What the rank itself noted; torchrun makes words of its own up.
-            why = f": {failure.message}" if _has_noted(failure) else ""
-            _tell(f"rank {rank} (process {failure.pid}) {ending(_code(failure))}{why}")
-        if "is_host=false" in options.rdzv_conf and (gone := _gone(options.rdzv_endpoint)):
-            _tell(gone)
-        return outcome([_code(failure) for _, failure in failures])
-    except RendezvousError as error:
+        found = ranks.found or _examine(error.failures, ranks)
+        elsewhere = options.node_rank > 0 or "is_host=false" in options.rdzv_conf
+        if elsewhere and (gone := _gone(options.rdzv_endpoint)):
+            tell(gone)
+        if _Stop.asked and set(found.codes) <= {SAVED, -signal.SIGTERM}:
+            return SAVED  # some had not begun to train: nothing is new
+        return found.code
+    except Stopped:
+        tell("asked to stop before the ranks were started again: nothing is new")
+        return SAVED
+    except (RendezvousError, store_error) as error:
         cause = error.__cause__ or error
+        if ranks.found:  # the other nodes do not restart in place
+            why = str(cause) or "another one has ended"
+            tell(f"no restart in place: the nodes do not meet again: {why}")
+            return ranks.found.code
         place = f"at {options.rdzv_endpoint}: {cause}"
         if signal.getsignal(signal.SIGTERM) is handler:
             raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error
@@ -83,9 +121,55 @@ def run(arguments: Sequence[str], asked_in: Path | None = None) -> int:
     return 0
 
 
-def _when(failure: ProcessFailure) -> tuple[int, bool, bool]:
-    """Order failures as they came: in one second what a rank noted first, what was ended last."""
-    return failure.timestamp, _code(failure) == -signal.SIGTERM, not _has_noted(failure)
+def _examine(failures: Mapping[int, ProcessFailure], ranks: Ranks) -> Found:
+    """Say how each rank of this node has failed, the cause first, and what follows from all."""
+    from training.job.restart.elastic import Found
+
+    ordered = sorted(failures.items(), key=lambda item: _when(item[1], ranks.ended))
+    # One that was ended here while it was failing by itself has noted that.
+    own = [one for one in ordered if one[1].pid not in ranks.killed or _has_noted(one[1])]
+    own = own or ordered
+    lines = {}
+    for rank, failure in own:
+        # What the rank itself noted; torchrun makes words of its own up.
+        why = f": {failure.message}" if _has_noted(failure) else ""
+        lines[rank] = f"{ending(_code(failure))}{why}"
+        tell(f"rank {rank} (process {failure.pid}) {lines[rank]}")
+    codes = tuple(_code(failure) for _, failure in own)
+    first = own[0][0]
+    return Found(
+        rank=first,
+        code=outcome(codes),
+        codes=codes,
+        why=f"rank {first} {lines[first]}",
+        was_taken_along=all(_was_taken_along(failure) for _, failure in own),
+        may_be_cause=-signal.SIGABRT in codes,
+    )
+
+
+def _when(failure: ProcessFailure, ended: Mapping[int, float]) -> tuple[int, bool, bool, bool]:
+    """Order failures as they came.
+
+    In one second, what was ended or taken along by others last, and deaths by a signal and what a
+    rank noted first.
+    """
+    seen = int(ended.get(failure.pid, failure.timestamp))
+    code = _code(failure)
+    return (
+        seen if code < 0 else failure.timestamp,
+        code == -signal.SIGTERM,
+        _was_taken_along(failure),
+        code >= 0 and not _has_noted(failure),
+    )
+
+
+def _was_taken_along(failure: ProcessFailure) -> bool:
+    """Whether a rank ended because of another one: it has no cause of its own to note.
+
+    An abort is that of NCCL's watch, which sees that another rank is gone.
+    """
+    known = (TrainingError.exit_code, -signal.SIGABRT)
+    return failure.exitcode in known and not _has_noted(failure)
 
 
 def _has_noted(failure: ProcessFailure) -> bool:
@@ -100,7 +184,7 @@ def _code(failure: ProcessFailure) -> int:
     healthy one.
     """
     noted = failure.error_file_data.get("exit_code")
-    was_ended = failure.exitcode == -signal.SIGTERM
+    was_ended = failure.exitcode in (-signal.SIGTERM, -signal.SIGKILL)
     return noted if was_ended and isinstance(noted, int) else failure.exitcode
 
 
@@ -122,7 +206,7 @@ def _gone(endpoint: str) -> str:
 def _leave(codes: list[int]) -> NoReturn:
     """End this process while torchrun waits for node 0, which it cannot reach."""
     for code in codes:
-        _tell(f"a process {ending(code)}, and node 0 does not answer")
+        tell(f"a process {ending(code)}, and node 0 does not answer")
     os._exit(outcome(codes))
 
 
@@ -152,74 +236,31 @@ def ending(code: int) -> str:
 
 
 def _hand_on(number: int, frame: FrameType | None) -> None:
-    for pid in _workers():
+    _Stop.asked = True
+    _ask_workers()
+
+
+def _ask_workers() -> None:
+    for pid in children.workers():
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)
 
 
-def _hand_on_or_end(number: int, frame: FrameType | None) -> None:
-    if _own_children():
-        _hand_on(number, frame)
-    else:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
-
-
-def _workers() -> list[int]:
-    """The processes that train: the children, or what a profiler among them has started."""
-    return [pid for child in _own_children() for pid in _pythons(child) or [child]]
-
-
-def _pythons(parent: int) -> list[int]:
-    """Give the process itself if it is a Python, else those below it."""
-    if _is_python(parent):
-        return [parent]
-    return [pid for child in _children(parent) for pid in _pythons(child)]
-
-
-def _own_children() -> list[int]:
-    """The children that this process has started.
-
-    Others were its own before it became this program: enroot's processes that serve the files of
-    the root, which must not be signalled.
-    """
-    return [pid for pid in _children(os.getpid()) if pid not in INHERITED]
-
-
-def _is_python(pid: int) -> bool:
-    """Tell whether a process was started as this interpreter."""
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"{sys.executable}\0".encode())
-    return False
-
-
-def _children(parent: int) -> list[int]:
-    """The processes whose parent is this one."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, IndexError):
-            if folder.name.isdigit():
-                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
-                if int(fields[1]) == parent:
-                    found.append(int(folder.name))
-    return found
-
-
-def watch_ended(children: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
+def watch_ended(pids: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
     """Call `leave` with the exit codes (-n: killed by signal n) if nobody collects them in time.
 
     Between two looks at its processes torchrun asks the rendezvous on node 0 about the other nodes.
     A node that is cut off waits there for as long as the kernel tries to send: a quarter of an
-    hour. `children` gives the processes' numbers. In a thread that ends with this process.
+    hour. `pids` gives the processes' numbers. In a thread that ends with this process.
     """
-    threading.Thread(target=_watch, args=(children, leave), name="stuck", daemon=True).start()
+    threading.Thread(target=_watch, args=(pids, leave), name="stuck", daemon=True).start()
 
 
-def _watch(children: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
+def _watch(pids: Callable[[], Sequence[int]], leave: Callable[[list[int]], None]) -> None:
     since = None
     while True:
         time.sleep(1)
-        codes = [_exit_code(pid) for pid in children()]
+        codes = [children.exit_code(pid) for pid in pids()]
         ended = [code for code in codes if code is not None]
         if not codes or len(ended) < len(codes):
             since = None
@@ -228,22 +269,3 @@ def _watch(children: Callable[[], Sequence[int]], leave: Callable[[list[int]], N
         if time.monotonic() - since > UNNOTICED_SECONDS:
             leave(ended)
             return
-
-
-def _exit_code(pid: int) -> int | None:
-    """The exit code of a child that has ended and was not collected; None for one that runs."""
-    try:
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # collected at this moment
-        return None
-    if found is None:
-        return None
-    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
-
-
-INHERITED = frozenset(_children(os.getpid()))
-"""The children of this process when this module was loaded, which is before it starts any."""
-
-
-def _tell(text: str) -> None:
-    print(f"training.launch: {text}", file=sys.stderr, flush=True)

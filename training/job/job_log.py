@@ -1,15 +1,17 @@
 """What a job leaves in the run's folder: jobs/<job id>.jsonl, a line as it starts, one as it ends.
 
     {"kind": "start", "time", "job", "restart", "nodes", "processes", "host", "hosts", "module",
-     "run", "image", "requeues"}
+     "run", "image", "requeues", "restarts"}
     {"kind": "end", "time", "job", "restart", "code", "meaning"}
 time is in seconds of the epoch by node 0's clock, processes are those of a node, host is node 0's
 name, and hosts are all names as far as they are known. run is the folder that the run is saved to.
 image is what is known of it: its file, target, commit and when it was created. requeues is the
-launcher's REQUEUES, null where it is not known here.
+launcher's REQUEUES, null where it is not known here; restarts are those in place that are allowed,
+RESTARTS. Between the two are lines of failures and what they cost (training.job.restart.ledger).
 
-Node 0 writes, to $CHECKPOINTS and to the folder that the run is saved to where that is another one.
-A start without an end was killed, or its node was lost. `sqshforge status` reads the files.
+Node 0 writes these, to $CHECKPOINTS and to the folder that the run is saved to where that is
+another one. A start without an end was killed, or its node was lost. `sqshforge status` reads the
+files.
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENA
         "run": str(run or environment.get("CHECKPOINTS", "")),
         "image": describe_image(environment, provenance),
         "requeues": int(requeues) if requeues.isdecimal() else None,
+        "restarts": plan.restarts,
     }
-    _note(plan.job, _folders(environment, run), "start", start)
+    note(plan.job, _folders(environment, run), "start", start)
 
 
 def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
@@ -68,7 +71,7 @@ def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
     if plan.job.node_rank:
         return
     told = {"code": code, "meaning": meaning(code)}
-    _note(plan.job, _folders(environment, _run(plan)), "end", told)
+    note(plan.job, folders(plan, environment), "end", told)
 
 
 def meaning(code: int) -> str:
@@ -81,18 +84,28 @@ def meaning(code: int) -> str:
         return MEANING[1]
 
 
-def _note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None:
-    """Append a line to the job's file in each of its folders."""
+def folders(plan: Plan, environment: Mapping[str, str]) -> list[Path]:
+    """Where the job's file is kept: in $CHECKPOINTS, and in the folder that the run is saved to."""
+    return _folders(environment, _run(plan))
+
+
+def path(folder: Path, job: Job) -> Path:
+    """Give the job's file in one of its folders."""
+    return folder / FOLDER / f"{job.id}.jsonl"
+
+
+def note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None:
+    """Append a line to the job's file in each of its folders. Never fails, as `begin`."""
     told = {"kind": kind, "time": round(time.time(), 3), "job": job.id, "restart": job.restarts}
     line = json.dumps({**told, **more}).encode() + b"\n"
     for folder in folders:
-        path = folder / FOLDER / f"{job.id}.jsonl"
+        file = path(folder, job)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            _append(path, line)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _append(file, line)
         except OSError as error:
             print(
-                f"training.launch: WARNING: {path} cannot be written ({error.strerror}): "
+                f"training.launch: WARNING: {file} cannot be written ({error.strerror}): "
                 f"sqshforge status will not know of this job's {kind}",
                 file=sys.stderr,
                 flush=True,

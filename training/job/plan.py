@@ -22,15 +22,16 @@ from training.job.machine.ulimits import Limit
 from training.job.node import Job, Node
 from training.job.nsys import Nsys
 from training.job.rank import CORES, NSYS
+from training.job.rendezvous import Rendezvous, choose_rendezvous, require_descriptors
 from training.job.types import GIVEN, Decision, count
 from training.parallel.neuron.environment import COMPILER
 
 PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections
-PATIENCE = 900  # seconds for the slowest node to start its container and join
 MANY = 512  # ranks: from here on it takes gloo more than ten seconds to join all (docs/scale.md)
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
 NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
+RESTARTS = "RESTARTS"
 BIND = "NUMA_BIND"
 
 
@@ -39,6 +40,7 @@ class Plan:
     """All that a node needs to start its processes."""
 
     job: Job
+    rendezvous: Rendezvous
     machine: tuple[Decision, ...]  # what the node is
     processes: int  # on this node
     processes_why: str
@@ -50,6 +52,7 @@ class Plan:
     warnings: tuple[str, ...]
     module: str
     flags: tuple[str, ...]
+    restarts: int = 0  # of the processes, in place, in this start of the job
 
     @property
     def endpoint(self) -> str:
@@ -67,30 +70,29 @@ class Plan:
 
     @property
     def torchrun(self) -> tuple[str, ...]:
-        """Torchrun's arguments.
-
-        Who hosts the rendezvous is said, not guessed from host names: they may not resolve, and
-        two nodes may share an address.
-        """
+        """Torchrun's arguments."""
         return (*self._options, *self.flags)
 
     @property
     def _options(self) -> tuple[str, ...]:
-        hosts = "true" if self.job.node_rank == 0 else "false"
         return (
             f"--nnodes={self.job.nodes}",
             f"--nproc-per-node={self.processes}",
             f"--rdzv-id={self.job.run_id}",
-            "--rdzv-backend=c10d",
-            f"--rdzv-endpoint={self.endpoint}",
-            f"--rdzv-conf=is_host={hosts},join_timeout={PATIENCE},read_timeout={PATIENCE}",
+            *self.rendezvous.options(self.job, self.endpoint),
             f"--local-addr={self.local_address}",
-            "--max-restarts=0",
+            f"--max-restarts={self.restarts}",
             "--monitor-interval=0.5",
             "-m",
             *((SHIM,) if self.shim else ()),
             self.module,
         )
+
+    @property
+    def _restarting(self) -> tuple[Decision, ...]:
+        if not self.restarts:
+            return ()
+        return (Decision(RESTARTS, str(self.restarts), "of failed processes, in this container"),)
 
     @property
     def title(self) -> str:
@@ -99,12 +101,14 @@ class Plan:
     def block(self) -> str:
         """Tell every decision with its reason."""
         first = "hosted here" if self.job.node_rank == 0 else "hosted by node 0"
+        told = (f"{first}, as {self.job.run_id}", self.rendezvous.why)
         decisions = (
             *self.machine,
             Decision("NPROC_PER_NODE", str(self.processes), self.processes_why),
-            Decision("rendezvous", self.endpoint, f"{first}, as {self.job.run_id}"),
+            Decision("rendezvous", self.endpoint, "; ".join(filter(None, told))),
             Decision("local address", self.local_address, "as the other nodes reach this one"),
             *self.variables,
+            *self._restarting,
             *(self.nsys.told() if self.nsys else ()),
         )
         width = max(len(one.name) for one in decisions)
@@ -181,6 +185,8 @@ def make_plan(
     cards, told = count_efa_cards(node)
     processes, why = _processes(usable, environment, nproc)
     _check_ranks(nsys, job, processes)
+    rendezvous = choose_rendezvous(job, environment)
+    require_descriptors(job, processes, node.limits)
     cores, binding = _cores(node, usable, environment, processes)
     chosen = [
         Decision(
@@ -226,6 +232,7 @@ def make_plan(
     )
     return Plan(
         job=job,
+        rendezvous=rendezvous,
         machine=(
             *describe_machine(node, cards),
             *ulimits.describe_limits(node.limits, cards > 0),
@@ -241,6 +248,7 @@ def make_plan(
         warnings=(*usable.warnings, *told, *ulimits.limit_warnings(node.limits, cards > 0)),
         module=module,
         flags=tuple(flags),
+        restarts=_whole(environment, RESTARTS, 0) if rendezvous.restarts_in_place else 0,
     )
 
 

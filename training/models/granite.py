@@ -36,11 +36,11 @@ class Layer(TwoPartLayer):
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
         """(b, l, d_model) -> (b, l, d_model), and with `balanced` the experts' load (2, e)."""
-        cos, sin, mask, documents, balanced = context
+        *given, balanced = context
         if not balanced:
-            return super().inner(hidden, cos, sin, mask, documents)  # (b, l, d_model)
-        seen = self.normed(hidden)  # (b, l, d_model)
-        mixed = mix(self.part, seen, cos, sin, mask, documents)  # (b, l, d_model)
+            return super().inner(hidden, *given)  # (b, l, d_model)
+        cos, sin, mask, documents = given
+        mixed = mix(self.part, self.normed(hidden), cos, sin, mask, documents)  # (b, l, d_model)
         hidden = self.added(hidden, mixed)  # (b, l, d_model)
         x = self.post_attention_layernorm(hidden)  # (b, l, d_model)
         assert self.block_sparse_moe is not None, "only experts are balanced"

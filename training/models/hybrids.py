@@ -64,7 +64,7 @@ class HybridLayer(Block):
         return stream + (branch if self.residual_scale == 1 else branch * self.residual_scale)
 
     def inner(self, hidden: Tensor, *context: Any) -> Any:
-        """(b, l, m) -> (b, l, m); context is cos, sin, mask, documents."""
+        """(b, l, m) -> (b, l, m); context is cos, sin, mask and documents."""
         mixed = mix(self.part, self.normed(hidden), *context)  # (b, l, m)
         return self.finished(self.added(hidden, mixed))  # (b, l, m)
 

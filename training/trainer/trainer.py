@@ -14,6 +14,7 @@ from training.config.config import Config
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
 from training.errors import SAVED, TrainingError
+from training.job.restart.steps import StepNotes
 from training.loggers.console import Console
 from training.manifest import Manifest
 from training.observers.phases import Phases
@@ -55,6 +56,7 @@ class Trainer:
         self._last_compiled = self.step + COMPILED if self.config.run.compile_only else None
         self._first = self.step + 1  # of this start
         self._saved = time.monotonic()
+        self._notes = StepNotes(self.step)
 
     def run(self) -> int:
         """Train to the last step; the exit code.
@@ -93,6 +95,7 @@ class Trainer:
         )
         if lost:
             raise TrainingError(self.lease.lost or "rank 0 has lost its claim on save_ckpt_path")
+        self._notes.taken(self.step)
         self.stopping = asked and not last
         if not writing:
             self.saver.end()

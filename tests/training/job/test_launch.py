@@ -73,6 +73,28 @@ if __name__ == "__main__":
 """
 
 
+TOGETHER = """\
+import os, sys
+
+def configure(flags):
+    pass
+
+def work():
+    from training.errors import TrainingError
+    from training.process_group import start
+    group = start("cpu")
+    print("met", group.gather(group.rank), flush=True)
+    if "fail" in sys.argv and group.rank == 1:
+        raise TrainingError("the loss is gone", local=True)
+    group.barrier()
+    return 0
+
+if __name__ == "__main__":
+    from training.entrypoint import leave, told
+    leave(told(work))
+"""
+
+
 @pytest.fixture
 def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
@@ -116,16 +138,19 @@ def test_the_cause_of_a_failure_is_told_again_at_the_end(launch: Launch, tmp_pat
     assert err.count("Traceback") == 1 and len(last) <= 2
 
 
+@pytest.mark.parametrize("restarts", ["0", "1"])
 @pytest.mark.parametrize(("kind", "code"), [("TrainingError", 1), ("RequestError", 2)])
 def test_the_cause_of_a_failure_may_be_the_last_to_end(
-    launch: Launch, tmp_path: Path, kind: str, code: int
+    launch: Launch, tmp_path: Path, kind: str, code: int, restarts: str
 ) -> None:
     """It is ended by torchrun then, which is not how it failed: a wrong request stays one."""
     (tmp_path / "failing.py").write_text(SLOW_TO_END.format(kind=kind))
-    got, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
+    words = ("--module", "failing", "--nproc", "2", "--")
+    got, _, err = launch.run(*words, RESTARTS=restarts)
     assert got == code, err
     told = re.findall(r"^training.launch: rank (\d) .* exit code (\d)(.*)$", err, re.MULTILINE)
     assert told[0][:2] == ("1", str(code)) and told[0][2].endswith(": the loss is gone"), err
+    assert err.count("restart in place:") == (restarts == "1" and code == 1)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
@@ -283,16 +308,35 @@ def test_first_node_that_cannot_be_found(launch: Launch) -> None:
     assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
 
 
-def test_first_node_that_never_comes(launch: Launch) -> None:
+@pytest.mark.parametrize(("what", "codes"), [("", (0, 0)), ("fail", (1, 1))])
+def test_nodes_that_meet_by_their_ranks(
+    launch: Launch, tmp_path: Path, what: str, codes: tuple[int, int]
+) -> None:
+    """As large jobs do; a process that fails ends those of the other node."""
+    (tmp_path / "together.py").write_text(TOGETHER)
+    here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    here |= {"RENDEZVOUS": "static", "PREFLIGHT": "0"}
+    words = ("--module", "together", "--nproc", "1", "--", *what.split())
+    with launch.start(*words, **here) as second:
+        code, out, err = launch.run(*words, **(here | {"SLURM_NODEID": "0"}))
+        out_second, err_second = second.communicate(timeout=300)
+    assert (code, second.returncode) == codes, err + err_second
+    assert "met [0, 1]" in out and "met [0, 1]" in out_second
+    assert ("rank 1" in err_second and "the loss is gone" in err_second) == bool(what)
+
+
+@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
+def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
     code = textwrap.dedent("""\
         import sys
         from training import launch
-        from training.job import plan
-        plan.PATIENCE = 2
+        from training.job import rendezvous
+        rendezvous.TIMEOUT = 2
         sys.exit(launch.main(["--module", "door", "--", "0"]))
     """)
     # The rendezvous itself is meant: preflight would tell it before.
     here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
+    here |= {"RENDEZVOUS": rendezvous}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**launch.env, **here},

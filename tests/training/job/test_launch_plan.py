@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.node_program import SLURM
 from training.errors import RequestError
+from training.job.machine.ulimits import Limit
 from training.job.node import Accelerators, look_at_node
 from training.job.plan import Node, Plan, make_plan, read_job
 
@@ -65,6 +67,44 @@ def test_gloo_joins_few_of_many_ranks() -> None:
     many = SLURM | {"SLURM_STEP_NUM_NODES": "64"}
     names = [{one.name for one in plan(env, GPUS).variables} for env in (SLURM, many)]
     assert ["TORCH_GLOO_LAZY_INIT" in found for found in names] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "given", "backend"),
+    [(256, "", "c10d"), (257, "", "static"), (2, "static", "static"), (2000, "c10d", "c10d")],
+)
+def test_the_rendezvous_follows_from_the_number_of_nodes(
+    nodes: int, given: str, backend: str
+) -> None:
+    asked = {"SLURM_STEP_NUM_NODES": str(nodes), "RENDEZVOUS": given, "RESTARTS": "3"}
+    chosen = plan(SLURM | asked, CPU)
+    assert f"--rdzv-backend={backend}" in chosen.torchrun
+    assert f"--max-restarts={3 if backend == 'c10d' else 0}" in chosen.torchrun
+    assert ("--node-rank=1" in chosen.torchrun) == (backend == "static")
+    line = next(line for line in chosen.block().splitlines() if line.startswith("  rendezvous "))
+    assert chosen.rendezvous.restarts_in_place == (backend == "c10d")
+    once = "which restarts nothing in place"
+    why = {256: "", 257: f"static, {once}, as 257 nodes are too many for c10d"}
+    why |= {2: f"static from the environment, {once}"}
+    why |= {2000: "c10d from the environment, though 2,000 nodes are too many for c10d"}
+    assert line.endswith(f"hosted by node 0, as 4242.0{'; ' * bool(why[nodes])}{why[nodes]}")
+
+
+def test_a_rendezvous_that_cannot_be_is_refused() -> None:
+    with pytest.raises(RequestError, match="RENDEZVOUS: must be c10d or static, not 'etcd'"):
+        plan(SLURM | {"RENDEZVOUS": "etcd"}, CPU)
+    with pytest.raises(RequestError, match=r"RENDEZVOUS: static needs a port .*MASTER_PORT"):
+        plan({"RENDEZVOUS": "static"}, PLAIN)
+
+
+def test_node_0_must_hold_a_connection_of_all() -> None:
+    many = SLURM | {"SLURM_STEP_NUM_NODES": "600"}
+    few = replace(GPUS, limits=(Limit("nofile", 1024, 4096),))
+    assert plan(many, few).job.nodes == 600, "a node that hosts nothing"
+    with pytest.raises(RequestError, match=r"4,096 files .* 600 nodes and 4,800 processes"):
+        plan(many | {"SLURM_NODEID": "0"}, few)
+    enough = replace(GPUS, limits=(Limit("nofile", 1024, 5400),))
+    assert plan(many | {"SLURM_NODEID": "0"}, enough).job.nodes == 600
 
 
 def test_one_step_of_a_larger_job() -> None:

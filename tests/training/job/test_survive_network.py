@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.network_namespaces import Bridge, bridged
 from tests.support.processes import descendants
-from tests.training.support.runs import ROOT, TINY, kill_tree, losses, wait_for, write_text
+from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 from training.errors import HUNG
 
 pytestmark = pytest.mark.processes
@@ -41,7 +41,9 @@ def nodes() -> Iterator[Bridge]:
 
 
 @contextmanager
-def job(nodes: Bridge, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+def job(
+    nodes: Bridge, folder: Path, *more: str, **other: str
+) -> Iterator[list[subprocess.Popen[str]]]:
     """A run of one rank a node that trains by now; what node N says is in folder/said.N."""
     flags = (
         *(
@@ -51,10 +53,12 @@ def job(nodes: Bridge, folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
         ),
         *("--num_steps=1000000", "--report_interval=1", "--hang_seconds=4"),
         f"--hang_abort_seconds={ABORT}",
+        *more,
     )
     env = {name: one for name, one in os.environ.items() if not name.startswith("SLURM_")}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "98"}
     env |= {"SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": nodes.machines[0].address}
+    env |= other
     processes = []
     try:
         for rank, machine in enumerate(nodes.machines):
@@ -123,3 +127,46 @@ def test_the_first_rank_is_killed(nodes: Bridge, tmp_path: Path) -> None:
     address = nodes.machines[0].address
     assert f"[{address}]" in said, "the peer that is gone"
     assert f"node 0 has ended, its rendezvous is gone at {address}:" in said
+
+
+RESTARTED = ("--num_steps=120", "--batch_size=2", "--checkpoint_interval=10")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_is_restarted_in_place(nodes: Bridge, tmp_path: Path, victim: int) -> None:
+    """With the other node's, which is sound or taken along; the agents stay."""
+    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 120)
+    with job(nodes, tmp_path, *RESTARTED, RESTARTS="1", REQUEUES="0") as processes:
+        first = [rank_process(process) for process in processes]
+        os.kill(first[victim], signal.SIGKILL)
+        assert [process.wait(120) for process in processes] == [0, 0]
+    said = [(tmp_path / f"said.{rank}").read_text() for rank in range(2)]
+    assert f"restart in place: rank {victim} was killed by SIGKILL after step" in said[victim]
+    assert "restart in place" not in said[1 - victim]
+    assert said[0].count("resumed from") == 1 and "goes on after step" in said[0]
+    assert losses(tmp_path / "save") == undisturbed
+
+
+def test_a_stopped_rank_of_another_node_is_restarted(nodes: Bridge, tmp_path: Path) -> None:
+    """The watch ends the rank of one node; the other node sees one that waits, and follows."""
+    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 120)
+    with job(nodes, tmp_path, *RESTARTED, RESTARTS="1") as processes:
+        os.kill(rank_process(processes[1]), signal.SIGSTOP)
+        assert [process.wait(120) for process in processes] == [0, 0]
+    assert "restarts its ranks too: rank 0 ended with exit code 86" in (
+        (tmp_path / "said.1").read_text()
+    )
+    assert losses(tmp_path / "save") == undisturbed
+
+
+def test_a_node_that_is_lost_is_not_waited_for(nodes: Bridge, tmp_path: Path) -> None:
+    """Its agent cannot come back: the job ends, for its launcher to requeue."""
+    with job(nodes, tmp_path, RESTARTS="3", REQUEUES="3") as processes:
+        for pid in (processes[1].pid, *descendants(processes[1].pid)):
+            os.kill(pid, signal.SIGKILL)
+        begun = time.monotonic()
+        assert processes[0].wait(120) == 1
+        assert time.monotonic() - begun < 50
+    said = (tmp_path / "said.0").read_text()
+    assert "requeue: rank 0 ended with exit code 1 after step" in said
+    assert "no node has said what took its ranks along: one may be lost" in said

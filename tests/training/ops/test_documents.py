@@ -277,8 +277,8 @@ def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
     @given(rows(LENGTH))
     def each(lengths: Lengths) -> None:
         along = ["x", "dt", "B", "C", "z"]
-        # A and D go in as float32, as the kernel has them.
-        assert_as_alone(run, inputs, along, lengths, within=1e-5)
+        # A and D go in as float32, as the kernel has them; a gradient of A sums over all steps.
+        assert_as_alone(run, inputs, along, lengths, within=5e-5)
 
     interface = SimpleNamespace(selective_scan_fn=doubled)
     with standing_in(mamba_ssm__ops__selective_scan_interface=interface):

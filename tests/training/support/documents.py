@@ -6,6 +6,7 @@ Shapes: b batch, l length, v vocabulary size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -13,17 +14,16 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from tests.training.support.families import HYBRIDS
 from training.models import (
-    BambaConfig,
-    GraniteHybridConfig,
     LlamaConfig,
     Mamba2Config,
     MambaConfig,
     MistralConfig,
     MixtralConfig,
-    NemotronHConfig,
     NeoXConfig,
     Sizes,
+    preset,
 )
 
 VOCABULARY = 61
@@ -39,8 +39,8 @@ _MAMBA2: dict[str, Any] = {
     **{"d_state": 8, "head_dim": 16, "n_groups": 2, "chunk_size": 8},
 }
 _HYBRID: dict[str, Any] = {
-    **{"d_model": 32, "vocab_size": VOCABULARY, "n_head": 4, "n_kv_head": 2, "d_ff": 48},
-    **{"n_mamba_head": 4, "mamba_head_dim": 16, "d_state": 8, "chunk_size": 8},
+    **{"d_model": 32, "vocab_size": VOCABULARY, "d_ff": 48, "n_mamba_head": 4},
+    **{"mamba_head_dim": 16, "d_state": 8, "chunk_size": 8},
 }
 FAMILIES: dict[str, Sizes] = {
     "mamba": MambaConfig(d_model=32, n_layer=2, vocab_size=VOCABULARY, d_state=8),
@@ -49,11 +49,8 @@ FAMILIES: dict[str, Sizes] = {
     "mistral": MistralConfig(**_LLAMA, window=5),
     "mixtral": MixtralConfig(**_LLAMA, n_expert=4),
     "gpt_neox": NeoXConfig(d_model=32, n_layer=2, vocab_size=VOCABULARY, n_head=4, d_ff=64),
-    "bamba": BambaConfig(**_HYBRID, n_layer=3, pattern="M*M"),
-    "granitemoehybrid": GraniteHybridConfig(
-        **_HYBRID, n_layer=2, pattern="*M", n_expert=4, top_k=2, d_expert=24
-    ),
-    "nemotron_h": NemotronHConfig(**_HYBRID, n_layer=4, pattern="M-*M", n_groups=2),
+    # Of their tiny presets, with as few channels as the others.
+    **{name.removesuffix("-tiny"): replace(preset(name), **_HYBRID) for name in HYBRIDS},
 }
 
 

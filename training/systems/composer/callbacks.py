@@ -28,6 +28,7 @@ from training import loggers, models
 from training.checkpoint.lease import RunLease
 from training.config import lr_schedule
 from training.errors import TrainingError, writing
+from training.job.restart.steps import StepNotes
 from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
 from training.loggers.jsonl import FILE, JsonLines
@@ -90,12 +91,21 @@ class Described(Callback):
 
 
 class Stopping(Callback):
-    """Ends the run after a step once any rank was asked to stop; Composer then saves."""
+    """Ends the run after a step once any rank was asked to stop; Composer then saves.
+
+    It also notes the steps, for what follows a failure.
+    """
 
     def __init__(self, request: StopRequest) -> None:
         self._request = request
+        self._notes: StepNotes | None = None
+
+    def fit_start(self, state: State, logger: Logger) -> None:
+        self._notes = StepNotes(int(state.timestamp.batch))
 
     def batch_end(self, state: State, logger: Logger) -> None:
+        if self._notes:
+            self._notes.taken(int(state.timestamp.batch))
         self._request.first_step_is_over()
         asked = state.device.tensor_to_device(torch.tensor([int(self._request.made)]))  # (1,)
         dist.all_reduce(asked, "MAX")

@@ -1,0 +1,182 @@
+"""How long the agents of many nodes take to meet by torchrun's static rendezvous, on this machine.
+
+usage: python -m benchmarks.meet [--nodes 256 512 1024 2000] [--small] [--output DIR]
+
+Every node is torch's own agent (benchmarks/scale/agent.py) in a thread of one of a few processes;
+node 0, whose store all of them use, has a process of its own. In the place of a node's 8 processes
+the agent connects to the store 8 times, as they do, and asks what gloo's lazy start asks. Then all
+agents leave by torch's own barrier. Of each number of nodes:
+
+met           seconds from the first agent's beginning until all have their ranks
+connected     seconds from then until the ranks are connected and have asked
+left          seconds from when all are asked to leave until the last has left
+descriptors   files that node 0 has open once all are connected, sockets nearly all
+threads       of node 0 then
+memory        bytes of node 0 then, less those before
+busy          processor seconds of node 0, all in all
+
+All nodes share this machine's processors, and nothing goes over a network. torch looks the name of
+each connection's other side up; where no name server answers that takes seconds each, so run it as
+`unshare -rn sh -c 'ip link set lo up; exec python -m benchmarks.meet'`. Writes meet.json to
+benchmarks/results/; exits 1 where an agent does not get its own ranks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import options
+from benchmarks.models import machine
+from tests.support.slurm_config import free_ports
+
+NODES = (256, 512, 1024, 2000)
+RANKS = 8  # of a node
+PROCESSES = 4  # that the other nodes are threads of
+TIMEOUT = 300.0  # s
+STACK = 1 << 20  # bytes of a thread
+
+
+def main() -> int:
+    parser = options.parser(__doc__)
+    parser.add_argument("--nodes", type=int, nargs="+", default=NODES, metavar="N")
+    given = parser.parse_args()
+    nodes: Sequence[int] = (24,) if given.small else given.nodes
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    for count in nodes:
+        if count < 2 or count * (1 + RANKS) + 64 > most:
+            parser.error(f"--nodes: {count} cannot be tried with {most:,} open files (ulimit -Hn)")
+    rows = [measure(count) for count in nodes]
+    result = {
+        "what": f"agents of torchrun's static rendezvous, each with {RANKS} connections of ranks",
+        "machine": machine(),
+        "rows": rows,
+    }
+    return options.finish(given, "meet", result, met=all(row["own_ranks"] for row in rows))
+
+
+def measure(nodes: int) -> dict[str, Any]:
+    """Let so many nodes meet, and leave; what was seen of it."""
+    port = str(free_ports(1)[0])
+    step = -(-(nodes - 1) // PROCESSES)
+    others = [range(begin, min(begin + step, nodes)) for begin in range(1, nodes, step)]
+    code = "import sys; from benchmarks import meet; meet.be_agents(*map(int, sys.argv[1:]))"
+    parts = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(nodes), port, str(part.start), str(part.stop)],
+            cwd=options.ROOT,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        for part in (range(1), *others)
+    ]
+    try:
+        _say_all(parts)  # all have loaded torch before the first one begins
+        met = _say_all(parts)
+        seen, *_ = _say_all(parts)  # of node 0, while all are connected
+        left = _say_all(parts)
+    finally:
+        for one in parts:
+            one.kill()
+            one.communicate()
+    began, own = min(one["began"] for one in met), max(one["met"] for one in met)
+    row = {
+        "nodes": nodes,
+        "met": round(own - began, 2),
+        "connected": round(max(one["connected"] for one in met) - own, 2),
+        "left": round(max(one["left"] for one in left) - min(one["asked"] for one in left), 2),
+        **seen,
+        "busy": left[0]["busy"],
+        "own_ranks": all(one["own_ranks"] for one in met),
+    }
+    print(
+        f"{nodes:,} nodes: met in {row['met']:.2f} s, {nodes * RANKS:,} ranks connected "
+        f"{row['connected']:.2f} s later, left in {row['left']:.2f} s; node 0: "
+        f"{row['descriptors']:,} descriptors, {row['threads']} threads, "
+        f"{row['memory'] / 1e6:.0f} MB, busy for {row['busy']:.1f} s",
+        flush=True,
+    )
+    return row
+
+
+def _say_all(parts: Sequence[subprocess.Popen[str]]) -> list[dict[str, Any]]:
+    """Wait until all have said something, and let them go on."""
+    said = []
+    for one in parts:
+        assert one.stdout is not None
+        line = one.stdout.readline()
+        if not line:
+            sys.exit("an agent's process has ended before the others")
+        said.append(json.loads(line))
+    for one in parts:
+        assert one.stdin is not None
+        one.stdin.write("go on\n")
+        one.stdin.flush()
+    return said
+
+
+def be_agents(nodes: int, port: int, begin: int, end: int) -> None:
+    """Be some of the agents, in a process of their own; does not return."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    from benchmarks.scale.agent import Agent
+
+    agents = [Agent(nodes, number, RANKS, port, TIMEOUT) for number in range(begin, end)]
+    before = _resident()
+    threading.stack_size(STACK)
+    threads = [threading.Thread(target=one.run, daemon=True) for one in agents]
+    _say({})
+    began = time.time()
+    for thread in threads:
+        thread.start()
+    while not all(one.connected for one in agents):
+        time.sleep(0.05)
+    _say(
+        {
+            "began": began,
+            "met": max(one.met for one in agents),
+            "connected": max(one.connected for one in agents),
+            "own_ranks": all(one.has_its_ranks for one in agents),
+        }
+    )
+    here = Path("/proc/self")
+    _say(
+        {
+            "descriptors": len(list((here / "fd").iterdir())),
+            "threads": len(list((here / "task").iterdir())),
+            "memory": _resident() - before,
+        }
+    )
+    asked = time.time()
+    for one in agents:
+        one.leave.set()
+    for thread in threads:
+        thread.join()
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    busy = round(spent.ru_utime + spent.ru_stime, 1)
+    _say({"asked": asked, "left": time.time(), "busy": busy})
+    os._exit(0)  # thousands of connections are not taken down one by one
+
+
+def _say(what: dict[str, Any]) -> None:
+    """Tell what has been done, and wait until all have done so."""
+    print(json.dumps(what), flush=True)
+    sys.stdin.readline()
+
+
+def _resident() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * resource.getpagesize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

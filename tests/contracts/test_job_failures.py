@@ -1,0 +1,153 @@
+"""What a job notes of its failures and their cost, and what `sqshforge status` makes of it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.run_folders import HOUR, age, facts, history, plan, write
+from training.job import job_log
+from training.job.restart.escalation import Budget, Failure, Step, Verdict, decide
+from training.job.restart.ledger import Ledger, Outage
+from training.job.restart.steps import StepNotes, StepReader, Steps
+
+KILLED = Failure(rank=1, code=137, step=50, why="rank 1 was killed by SIGKILL", host="n2")
+
+
+def begin(run: Path, restart: int = 0, before: float = 0.0) -> Ledger:
+    """Begin a start of job 4242, so many seconds ago."""
+    described = plan(run, restart=restart)
+    job_log.begin(described, {"NODES": "n1 n2", "REQUEUES": "3"})
+    path = run / "jobs" / "4242.jsonl"
+    *lines, last = path.read_text().splitlines()
+    moved = json.loads(last)
+    moved["time"] -= before
+    path.write_text("".join(f"{line}\n" for line in (*lines, json.dumps(moved))))
+    return Ledger(described.job, job_log.folders(described, {}))
+
+
+def steps(resumed: int, last: int, first_at: float, last_at: float) -> Steps:
+    return Steps(resumed=resumed, last=last, first_at=first_at, last_at=last_at)
+
+
+def test_a_restart_in_place_and_what_it_cost(tmp_path: Path) -> None:
+    """It began an hour ago, and trained after a minute; 40 s without a step, 10 steps again."""
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    ledger = begin(run, before=HOUR)
+    outage = ledger.outage()
+    assert outage == Outage(since=outage.since)
+    assert outage.since == pytest.approx(now - HOUR, abs=5)
+    ledger.trains(steps(0, 1, now - HOUR + 60, now - HOUR + 60), ledger.outage(), 0)
+    ledger.failed(KILLED, decide(KILLED, [], Budget(restarts=3)), 0, 2.0)
+    told = facts(run)
+    assert told["why"] == "restart in place after a failure: rank 1 was killed by SIGKILL"
+    outage = Outage(since=now - 40, step=50, step_seconds=2.0)
+    said = ledger.trains(steps(40, 41, now, now), outage, 1)
+    assert said.startswith("goes on after step 40, 40 s after the last step; 10 steps (20 s)")
+    told = facts(run)
+    assert told["state"] == "running"
+    start = told["jobs"][0]["starts"][0]
+    [failure] = start["failures"]
+    assert failure["step"] == 50 and failure["host"] == "n2" and failure["code"] == 137
+    assert failure["then"] == "restart in place"
+    assert failure["cost"]["seconds"] == 40.0 and failure["cost"]["lost"] == 10
+    assert failure["cost"]["repeated"] == 20.0 and len(start["trained"]) == 2
+    assert told["goodput"] == pytest.approx(1 - (60 + 40 + 20) / HOUR, abs=0.002)
+
+
+def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    ledger = begin(run, before=1000)
+    ledger.trains(steps(0, 1, now - 1000, now - 1000), ledger.outage(), 0)
+    failure = Failure(**{**KILLED.record(), "since": now - 300})
+    requeue = Verdict(step=Step.REQUEUE, why="of RESTARTS=3 none is left")
+    ledger.failed(failure, requeue, 3, 0.5)
+    job_log.end(plan(run), {}, 137)
+    assert facts(run)["goodput"] == pytest.approx(0.7, abs=0.01)  # since then nothing is trained
+    ledger = begin(run, restart=1)
+    assert ledger.outage() == Outage(since=now - 300, step=50, step_seconds=0.5)
+    assert [one.is_like(KILLED) for one in ledger.failures()] == [True]
+    ledger.trains(steps(40, 41, now, now), ledger.outage(), 0)
+    told = facts(run)
+    cost = told["jobs"][0]["starts"][0]["failures"][0]["cost"]
+    assert (cost["seconds"], cost["lost"], cost["repeated"]) == (pytest.approx(300), 10, 5.0)
+    assert told["goodput"] == pytest.approx(0.695, abs=0.01)
+
+
+def test_a_start_that_was_killed_with_its_node(tmp_path: Path) -> None:
+    """How far it was stands in its metrics alone."""
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    begin(run, before=1000)
+    age(run, 200, "metrics.jsonl")
+    outage = begin(run, restart=1).outage()
+    assert outage.since == pytest.approx(now - 200, abs=5) and outage.step == 50
+
+
+def test_the_failures_of_another_run_are_not_those_of_this_one(tmp_path: Path) -> None:
+    """Without Slurm all runs of a folder share a record."""
+    alone = plan(tmp_path, job="local")
+    for _ in range(2):
+        job_log.begin(alone, {})
+        ledger = Ledger(alone.job, job_log.folders(alone, {}))
+        assert ledger.failures() == [] and ledger.outage().step is None
+        ledger.failed(KILLED, decide(KILLED, [], Budget(restarts=0)), 0, None)
+        job_log.end(alone, {}, 137)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]\n{}\n", '{"kind": "start", "time": "x"}\n\0\n'])
+def test_a_record_that_is_torn_ends_no_job(tmp_path: Path, text: str) -> None:
+    described = plan(tmp_path)
+    path = tmp_path / "jobs" / "4242.jsonl"
+    path.parent.mkdir()
+    path.write_text(text)
+    ledger = Ledger(described.job, job_log.folders(described, {}))
+    assert ledger.failures() == []
+    ledger.trains(steps(0, 1, time.time(), time.time()), ledger.outage(), 0)
+
+
+def test_what_people_see(tmp_path: Path) -> None:
+    from sqshforge.status.report import lines
+    from sqshforge.status.run import Clock, look
+
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    ledger = begin(run, before=HOUR)
+    ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
+    for number in range(7):
+        failure = Failure(**{**KILLED.record(), "step": 50 + number})
+        ledger.failed(
+            failure, decide(failure, [], Budget(restarts=9, restarted=number)), number, 1.0
+        )
+        outage = Outage(since=now - 30, step=50 + number, step_seconds=1.0)
+        ledger.trains(steps(49 + number, 50 + number, now, now), outage, number + 1)
+    seen = [" ".join(one.split()) for one in lines(look(run, Clock.of(run)))]
+    assert "failures 7, of which the last 5 are shown" in seen
+    assert any(one.endswith("after step 56: rank 1 was killed by SIGKILL on n2") for one in seen)
+    assert "restart in place: restart 7 of 9 in these containers" in seen
+    assert "it cost 30 s without training, 1 step (1 s) taken again" in seen
+    assert any(one.startswith("goodput 94.") for one in seen)
+
+
+def test_ranks_note_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first rank of the node does; whoever reads sees what a rank that is gone has noted."""
+    environment: dict[str, str] = {}
+    reader = StepReader(environment)
+    assert reader.read() is None
+    monkeypatch.setenv("STEP_NOTES", environment["STEP_NOTES"])
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    StepNotes(7).taken(8)
+    assert reader.read() is None
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    notes = StepNotes(7)
+    assert reader.read() == Steps(resumed=7, last=7)
+    for step in (8, 9, 10):
+        notes.taken(step)
+    found = reader.read()
+    assert found and (found.resumed, found.last) == (7, 10) and found.seconds is not None
+    assert 0 < found.first_at <= found.last_at <= time.time()
+    reader.clear()
+    assert reader.read() is None
+    monkeypatch.setenv("STEP_NOTES", "/proc/1/fd/nothing")
+    StepNotes(7).taken(8)  # nobody reads, and nothing fails

@@ -1,0 +1,91 @@
+"""What follows a failure, as the table of docs/cluster.md has it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from training.job import job_log
+from training.job.restart.control import Decision
+from training.job.restart.escalation import (
+    NO_CAUSE,
+    STUCK,
+    Budget,
+    Failure,
+    Step,
+    Verdict,
+    decide,
+)
+
+KILLED = Failure(rank=1, code=137, step=8, why="rank 1 was killed by SIGKILL", host="n2")
+BUDGET = Budget(restarts=3, requeues=3)
+
+
+@pytest.mark.parametrize("code", [1, 86, 134, 137, 139])
+def test_processes_that_fail_are_restarted_in_place(code: int) -> None:
+    verdict = decide(replace(KILLED, code=code), [], BUDGET)
+    assert verdict == Verdict(step=Step.RESTART, why="restart 1 of 3 in these containers")
+
+
+@pytest.mark.parametrize("code", [2, 3])
+def test_what_a_person_has_to_fix_is_not_tried_again(code: int) -> None:
+    assert decide(replace(KILLED, code=code), [], BUDGET).step is Step.FIX
+
+
+def test_a_run_that_was_asked_to_stop_has_not_failed() -> None:
+    assert decide(replace(KILLED, code=85), [], BUDGET).step is Step.STOP
+
+
+@pytest.mark.parametrize(
+    ("code", "obstacle", "why"),
+    [
+        (87, "", "a node is bad"),
+        (135, "", "the files of a container are gone"),
+        (137, STUCK, "a process of the node does not die by kill -9"),
+        (1, NO_CAUSE, "no node has said what took its ranks along: one may be lost"),
+    ],
+)
+def test_the_same_containers_are_of_no_use(code: int, obstacle: str, why: str) -> None:
+    verdict = decide(replace(KILLED, code=code), [], BUDGET, obstacle)
+    assert verdict == Verdict(step=Step.REQUEUE, why=why)
+
+
+def test_the_same_failure_twice_is_not_restarted() -> None:
+    """The same step and exit code, whichever rank it was; also before the first step."""
+    again = replace(KILLED, rank=0, host="n1")
+    verdict = decide(again, [KILLED], BUDGET)
+    assert verdict.step is Step.REQUEUE
+    assert verdict.why == "it failed after step 8 in the same way before"
+    assert decide(replace(again, step=9), [KILLED], BUDGET).step is Step.RESTART
+    assert decide(replace(again, code=1), [KILLED], BUDGET).step is Step.RESTART
+    early = replace(KILLED, step=None)
+    assert decide(early, [early], BUDGET).why == (
+        "it failed before its first step in the same way before"
+    )
+
+
+def test_each_step_has_its_count() -> None:
+    spent = replace(BUDGET, restarted=3)
+    assert decide(KILLED, [], replace(BUDGET, restarted=2)).step is Step.RESTART
+    assert decide(KILLED, [], spent) == Verdict(step=Step.REQUEUE, why="of RESTARTS=3 none is left")
+    assert decide(KILLED, [], replace(spent, requeued=2)).step is Step.REQUEUE
+    end = decide(KILLED, [], replace(spent, requeued=3))
+    assert end.step is Step.GIVE_UP and end.why.endswith("of REQUEUES=3 none is left")
+    alone = decide(KILLED, [], replace(spent, requeues=None))
+    assert alone.step is Step.GIVE_UP and "outside of Slurm" in alone.why
+
+
+def test_a_decision_goes_to_the_other_nodes_and_back() -> None:
+    decision = Decision(KILLED, decide(KILLED, [], BUDGET))
+    assert Decision.of(decision.text) == decision
+
+
+def test_the_page_has_every_step(root: Path) -> None:
+    page = (root / "docs" / "cluster.md").read_text()
+    for step in (Step.RESTART, Step.REQUEUE, Step.GIVE_UP):
+        assert f"**{step.value}**" in page
+    for code in job_log.MEANING:
+        assert re.search(rf"[( ]{code}[,)]", page) or code < 2, code

@@ -1,0 +1,235 @@
+"""Failed processes are started again in place: by torchrun, with real training, on one node."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import processes
+from tests.support.node_program import Launch
+from tests.support.run_folders import facts
+from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
+
+pytestmark = pytest.mark.processes
+
+DOOR = ("--module", "door", "--nproc", "2", "--")
+STEPS = 60
+
+
+@pytest.fixture
+def launch(tmp_path: Path, root: Path) -> Launch:
+    return Launch(tmp_path, root)
+
+
+# A door that does little.
+
+
+def test_a_killed_process_is_started_again(launch: Launch, tmp_path: Path) -> None:
+    follow = str(tmp_path / "follow")
+    code, out, err = launch.run(*DOOR, "0", "once-die", RESTARTS="1", FOLLOW=follow)
+    assert code == 0, err
+    assert re.search(r"^training.launch: rank 1 \(process \d+\) was killed by SIGKILL$", err, re.M)
+    assert (
+        "restart in place: rank 1 was killed by SIGKILL before the first step: restart 1 of 1"
+        in (err)
+    )
+    assert out.count("1 of 2 1") == 2 and re.search("RESTARTS +1 ", out)
+
+
+def test_the_same_failure_twice_ends_it(launch: Launch) -> None:
+    code, out, err = launch.run(*DOOR, "0", "die", RESTARTS="3")
+    assert code == 137
+    assert out.count("1 of 2 1") == 2
+    assert "give up: rank 1 was killed by SIGKILL before the first step: it failed before" in err
+
+
+def test_failures_of_several_kinds_until_the_last_restart(launch: Launch, tmp_path: Path) -> None:
+    follow = str(tmp_path / "follow")
+    code, out, err = launch.run(*DOOR, "4", "once-die", RESTARTS="1", FOLLOW=follow)
+    assert code == 4
+    assert out.count("1 of 2 1") == 2 and "of RESTARTS=1 none is left" in err
+
+
+@pytest.mark.parametrize(("what", "code"), [(("2", "2"), 2), (("85", "85"), 85), (("3", "3"), 3)])
+def test_what_ends_a_job_is_not_tried_again(
+    launch: Launch, what: tuple[str, str], code: int
+) -> None:
+    got, out, err = launch.run(*DOOR, *what, RESTARTS="3")
+    assert got == code
+    assert out.count("0 of 2 1") == 1 and "restart in place" not in err
+
+
+def test_a_stopped_neighbour_is_not_waited_for_long(launch: Launch) -> None:
+    """Torchrun asks it by SIGTERM, which a stopped process does not even see, for 30 s."""
+    begun = time.monotonic()
+    with launch.start(*DOOR, "sleep", "sleep", RESTARTS="1") as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        first, second = ranks(process.pid, "door")
+        os.kill(first, signal.SIGSTOP)
+        os.kill(second, signal.SIGKILL)
+        begun = time.monotonic()
+        while ready < 4:
+            ready += "ready" in process.stdout.readline()
+        took = time.monotonic() - begun
+        assert not {first, second} & set(processes.descendants(process.pid))
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=300)
+    assert process.returncode == 85, err
+    assert took < 30
+
+
+def test_a_wrong_number_of_restarts(launch: Launch) -> None:
+    code, _, err = launch.run(*DOOR, "0", "0", RESTARTS="often")
+    assert code == 2 and "RESTARTS: must be a whole number, not 'often'" in err
+
+
+# Real training.
+
+
+@contextmanager
+def job(save: Path, data: str, *other: str, **env: str) -> Iterator[subprocess.Popen[str]]:
+    """Two ranks of a tiny model, 4242 as Slurm numbers it; what they say is in said beside it."""
+    outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
+    slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "1", "NODES": "n1", "REQUEUES": "1"}
+    here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
+    port = {"MASTER_PORT": str(40000 + os.getpid() % 20000)}
+    flags = (*TINY, f"--save_ckpt_path={save}", f"--dataset_path={data}", "--batch_size=2")
+    more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
+    watched = ("--hang_seconds=2", "--hang_abort_seconds=4")
+    words = ("-m", "training.launch", "--nproc", "2", "--", *flags, *more, *watched, *other)
+    with (save.parent / "said").open("a") as said:
+        process = subprocess.Popen(
+            [sys.executable, *words],
+            env={**outside, **slurm, **here, **port, "RESTARTS": "9", **env},
+            stdout=said,
+            stderr=said,
+            text=True,
+        )
+        try:
+            yield process
+        finally:
+            kill_tree(process)
+            process.wait()
+
+
+def ranks(above: int, module: str = "training.mamba_fsdp") -> list[int]:
+    """The processes that train below one, in the order of their ranks."""
+    found = {}
+    for pid in processes.descendants(above):
+        if f"-m {module}" in processes.command(pid):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            found[next(word for word in words if word.startswith(b"RANK="))] = pid
+    return [pid for _, pid in sorted(found.items())]
+
+
+def records(save: Path, kind: str) -> list[dict[str, Any]]:
+    path = save / "jobs" / "4242.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [one for one in map(json.loads, lines) if one["kind"] == kind]
+
+
+def last_step(save: Path) -> int:
+    return len(losses(save)) if (save / "metrics.jsonl").exists() else 0
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_text(tmp_path_factory.mktemp("data") / "text")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: str, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    return train(tmp_path_factory.mktemp("undisturbed") / "save", data, 2, 2, STEPS)
+
+
+def test_a_handful_of_kills(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    """Of one rank or the other, at steps that rise: the run ends as if there had been none."""
+    save = tmp_path / "save"
+    with job(save, data) as process:
+        for number, (step, victim) in enumerate(((6, 1), (15, 0), (22, 1), (37, 0), (45, 0))):
+            assert wait_for(lambda: last_step(save) >= step, process, 120)  # noqa: B023
+            pids = ranks(process.pid)
+            os.kill(pids[victim], signal.SIGKILL)
+            killed = time.time()
+            assert wait_for(
+                lambda: len(records(save, "training")) == number + 2,  # noqa: B023
+                process,
+                120,
+            )
+            back = records(save, "training")[-1]["time"] - killed
+            print(f"kill -9 of rank {victim}: the first step {back:.1f} s after it")
+            assert not set(pids) & set(processes.descendants(process.pid))
+        assert process.wait(300) == 0, (tmp_path / "said").read_text()
+    assert losses(save) == undisturbed
+    failures = records(save, "failure")
+    assert [one["code"] for one in failures] == [137] * 5
+    assert [one["then"] for one in failures] == ["restart in place"] * 5
+    back_at = records(save, "training")[1:]
+    assert [two["lost"] for two in back_at] == [
+        one["step"] - two["step"] for one, two in zip(failures, back_at, strict=True)
+    ]
+    said = (tmp_path / "said").read_text()
+    assert said.count("resumed from") == 5 and said.count("preflight") <= 2
+    assert re.search(r"[1-9]\d\.\d% of the job's time was training", said.splitlines()[-1])
+    told = facts(save)
+    assert 0.0 < told["goodput"] < 1.0 and told["state"] == "done"
+    assert len(told["jobs"][0]["starts"][0]["failures"]) == 5
+
+
+def test_a_rank_that_hangs(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    save = tmp_path / "save"
+    with job(save, data) as process:
+        assert wait_for(lambda: last_step(save) >= 6, process, 120)
+        os.kill(ranks(process.pid)[1], signal.SIGSTOP)
+        assert process.wait(300) == 0, (tmp_path / "said").read_text()
+    assert losses(save) == undisturbed
+    [failure] = records(save, "failure")
+    assert failure["code"] == 86 and "no progress" in failure["why"]
+
+
+def test_the_same_failure_at_the_same_step(data: str, tmp_path: Path) -> None:
+    """A loss that is no number comes again; then its launcher has the job requeued."""
+    save = tmp_path / "save"
+    with job(save, data, "--learning_rate=1e30") as process:
+        assert process.wait(300) == 1
+    first, second = records(save, "failure")
+    assert (first["step"], first["then"]) == (second["step"], "restart in place")
+    assert second["then"] == "requeue" and "in the same way before" in second["because"]
+    with job(save, data, "--learning_rate=1e30", SLURM_RESTART_COUNT="1") as process:
+        assert process.wait(300) == 1
+    [*_, third] = records(save, "failure")
+    assert third["then"] == "give up" and third["restarted"] == 0
+    assert third["because"].endswith("of REQUEUES=1 none is left")
+    assert facts(save)["state"] == "failed"
+
+
+def test_asked_to_stop_while_it_starts_again(
+    data: str, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    save = tmp_path / "save"
+    with job(save, data) as process:
+        assert wait_for(lambda: last_step(save) >= 6, process, 120)
+        os.kill(ranks(process.pid)[1], signal.SIGKILL)
+        assert wait_for(lambda: records(save, "failure"), process, 120)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(300) == 85, (tmp_path / "said").read_text()
+    with job(save, data, SLURM_RESTART_COUNT="1") as process:
+        assert process.wait(300) == 0, (tmp_path / "said").read_text()
+    assert losses(save) == undisturbed
+    assert len(records(save, "failure")) == 1
+    ends = [one["code"] for one in records(save, "end")]
+    assert ends == [85, 0]

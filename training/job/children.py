@@ -1,0 +1,95 @@
+"""The processes that this one has started: which they are, how they ended, and ending them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def own_children() -> list[int]:
+    """The children that this process has started.
+
+    Others were its own before it became this program: enroot's processes that serve the files of
+    the root, which must not be signalled.
+    """
+    return [pid for pid in _children(os.getpid()) if pid not in INHERITED]
+
+
+def workers() -> list[int]:
+    """The processes that train: the children, or what a profiler among them has started."""
+    return [pid for child in own_children() for pid in _pythons(child) or [child]]
+
+
+def exit_code(pid: int) -> int | None:
+    """The exit code of a child that has ended and was not collected; None for one that runs."""
+    try:
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # collected at this moment
+        return None
+    if found is None:
+        return None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def has_ended(pid: int) -> bool:
+    """Tell whether a child has ended, collected or not."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def kill_groups(pids: Iterable[int]) -> None:
+    """Kill -9 children with all that they have started, which may outlive them.
+
+    Torchrun makes each of its processes the leader of a group.
+    """
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signal.SIGKILL)
+        if not has_ended(pid):  # the leader of no group
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_ended(pids: Iterable[int], seconds: float) -> list[int]:
+    """Wait so long until all of these children have ended; those that have not."""
+    deadline = time.monotonic() + seconds
+    while (left := [pid for pid in pids if not has_ended(pid)]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
+
+
+def _pythons(parent: int) -> list[int]:
+    """Give the process itself if it is a Python, else those below it."""
+    if _is_python(parent):
+        return [parent]
+    return [pid for child in _children(parent) for pid in _pythons(child)]
+
+
+def _is_python(pid: int) -> bool:
+    """Tell whether a process was started as this interpreter."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(f"{sys.executable}\0".encode())
+    return False
+
+
+def _children(parent: int) -> list[int]:
+    """The processes whose parent is this one."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, IndexError):
+            if folder.name.isdigit():
+                fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+                if int(fields[1]) == parent:
+                    found.append(int(folder.name))
+    return found
+
+
+INHERITED = frozenset(_children(os.getpid()))
+"""The children of this process when this module was loaded, which is before it starts any."""

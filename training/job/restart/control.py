@@ -1,0 +1,148 @@
+"""The part of a node's agent that decides, without torch: what it knows, what it says and notes."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import MutableMapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from training.job.node import Job
+from training.job.restart import escalation
+from training.job.restart.escalation import Budget, Failure, Step, Verdict
+from training.job.restart.ledger import Ledger, Outage, here
+from training.job.restart.steps import StepReader
+
+LOOK = 0.2
+"""Seconds between two looks whether the first step of a start is over."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the nodes of a job have agreed on: a failure, and what follows it."""
+
+    failure: Failure
+    verdict: Verdict
+
+    @classmethod
+    def of(cls, text: str) -> Decision:
+        """Read what `text` has written."""
+        told = json.loads(text)
+        verdict = Verdict(step=Step(told["then"]), why=told["why"])
+        return cls(Failure(**told["failure"]), verdict)
+
+    @property
+    def text(self) -> str:
+        told = {"then": self.verdict.step.value, "why": self.verdict.why}
+        return json.dumps({"failure": self.failure.record(), **told})
+
+
+class RestartControl:
+    """What one node knows of its job's failures, from one start of its ranks to the next."""
+
+    def __init__(
+        self,
+        job: Job,
+        ledger: Ledger,
+        budget: Budget,
+        environment: MutableMapping[str, str] = os.environ,
+    ) -> None:
+        """Begin. environment: of the ranks, which learn there where to note their steps."""
+        self._job, self._ledger, self._budget = job, ledger, budget
+        self._before = ledger.failures()
+        self._steps = StepReader(environment)
+        self._outage = ledger.outage()
+        self._starts = 0
+
+    @property
+    def restarts(self) -> int:
+        """How many restarts in place are allowed."""
+        return self._budget.restarts
+
+    @property
+    def has_started(self) -> bool:
+        """Whether ranks were started on this node by now."""
+        return self._starts > 0
+
+    def starting(self, restarted: int) -> None:
+        """Begin to follow ranks that are about to start, after so many restarts in place."""
+        self._steps.clear()
+        self._starts += 1
+        if self._job.node_rank == 0:
+            watch = threading.Thread(
+                target=self._watch, args=(self._starts, restarted), name="steps", daemon=True
+            )
+            watch.start()
+
+    def failure(self, rank: int, code: int, why: str) -> Failure:
+        """Describe how this node's ranks have failed."""
+        steps = self._steps.read()
+        took = steps is not None and steps.first_at > 0
+        return Failure(
+            rank=rank,
+            code=code,
+            step=steps.last if steps and took else None,
+            since=round(steps.last_at, 3) if steps and took else None,
+            why=why,
+            host=here(),
+        )
+
+    def decide(
+        self, failure: Failure, restarted: int, *, asked: bool, obstacle: str = ""
+    ) -> Decision:
+        """Decide for this node alone. asked: this node was asked to stop."""
+        if asked and failure.code not in escalation.FINAL:
+            verdict = Verdict(step=Step.STOP, why="the job was asked to stop")
+        else:
+            budget = replace(self._budget, restarted=restarted)
+            verdict = escalation.decide(failure, self._before, budget, obstacle)
+        return Decision(failure, verdict)
+
+    def note(self, decision: Decision, restarted: int) -> None:
+        """Note what this node has decided for all, and say it where there was a choice.
+
+        The end of a sound run is no failure.
+        """
+        failure, verdict = decision.failure, decision.verdict
+        if verdict.step is Step.STOP:
+            return
+        steps = self._steps.read()
+        self._ledger.failed(failure, verdict, restarted, steps.seconds if steps else None)
+        after = "before the first step" if failure.step is None else f"after step {failure.step}"
+        alone = not self._budget.restarts and self._budget.requeues is None
+        if verdict.step is Step.FIX or alone:
+            return
+        tell(f"{verdict.step.value}: {failure.why} {after}: {verdict.why}")
+
+    def adopt(self, decision: Decision) -> None:
+        """Take what the nodes have agreed on for what has happened here."""
+        self._before.append(decision.failure)
+        steps = self._steps.read()
+        if steps and steps.first_at:
+            self._outage = Outage(since=steps.last_at, step=steps.last, step_seconds=steps.seconds)
+
+    def goodput(self) -> str:
+        """Say what share of the job's time was training; empty before the first step."""
+        steps = self._steps.read()
+        if not steps or not steps.first_at:
+            return ""
+        return f"{self._ledger.goodput(time.time()):.1%} of the job's time was training"
+
+    def _watch(self, start: int, restarted: int) -> None:
+        """Wait for the first step of a start; note it and say what has been lost."""
+        while start == self._starts:
+            steps = self._steps.read()
+            if steps and steps.first_at:
+                if said := self._ledger.trains(steps, self._outage, restarted):
+                    tell(said, sys.stdout)
+                return
+            time.sleep(LOOK)
+
+
+def tell(text: str, where: Any = None) -> None:
+    """Say something in the job's log."""
+    print(f"training.launch: {text}", file=where or sys.stderr, flush=True)

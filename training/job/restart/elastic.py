@@ -1,0 +1,277 @@
+"""Torchrun's agent, which starts all ranks of a job again in the containers that there are.
+
+The agent of a node sees its ranks fail, meets the others' at the rendezvous for another round and
+starts its ranks anew; agents whose ranks are sound see one that waits and follow. That is torch's
+own (torch.distributed.elastic). What is decided here is whether: the first node to see a failure
+publishes what follows in the store of the round, and all that fail obey. One that does not restart
+closes the rendezvous, so no other waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+
+from training.errors import HUNG, SAVED, TrainingError
+from training.job import children
+from training.job.restart.control import Decision, RestartControl, tell
+from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, Step
+
+GRACE = 5.0
+"""Seconds that ranks of a node get to end by themselves after the first of them has failed."""
+HANG_GRACE = 15.0
+"""The same, after the watch has ended the first: the others end by theirs, rank 0 as the last."""
+DEATH = 20.0
+"""Seconds that a process may take to die by kill -9; after that it hangs in a driver or disk."""
+CAUSE = 20.0
+"""Seconds that a node waits for the one whose failure has taken its own ranks along."""
+STORE = 20.0
+"""Seconds that the store on node 0 may take for an answer."""
+REJOIN = 60
+"""Seconds in which all nodes meet again: none has a container to start."""
+
+NOTHING = "none"
+KEY = "decision"
+
+
+class Stopped(Exception):  # noqa: N818 - not an error
+    """The job was asked to stop while no ranks ran: all there is to save is saved."""
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """What the agent does with the ranks of its node, as its program has it."""
+
+    asked: Callable[[], bool]  # whether the job was asked to stop
+    hand_on: Callable[[], None]  # the request to the ranks
+    examine: Callable[[Mapping[int, Any], Ranks], Found]  # torch's failures of ranks
+    leave: Callable[[list[int]], Any]  # end this process, as node 0 cannot be reached
+    control: RestartControl | None = None
+    found: Found | None = None  # how the ranks have failed that ran last
+    killed: set[int] = field(default_factory=set)  # processes that were ended here, not failed
+    ended: dict[int, float] = field(default_factory=dict)  # when they were seen to have ended
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a node's failed ranks say, the first that failed first."""
+
+    rank: int
+    code: int  # exit code of the node
+    codes: tuple[int, ...]
+    why: str
+    was_taken_along: bool  # none of them has failed by itself
+    may_be_cause: bool  # or that is not certain
+
+
+class InPlaceAgent(LocalElasticAgent):
+    """Restarts ranks in place as training.job.restart.escalation has it."""
+
+    def __init__(self, *words: Any, ranks: Ranks, **named: Any) -> None:
+        super().__init__(*words, **named)
+        assert ranks.control is not None
+        self._ranks, self._control = ranks, ranks.control
+        self._pids: list[int] = []
+        self._is_stuck = False  # a process of the last start survives kill -9
+
+    @property
+    def _restarted(self) -> int:
+        return int(self._worker_group.spec.max_restarts - self._remaining_restarts)
+
+    @property
+    def _nodes(self) -> int:
+        return self._worker_group.group_world_size or 1
+
+    def _rendezvous(self, worker_group: Any) -> None:
+        with self._rejoining(worker_group):
+            super()._rendezvous(worker_group)
+            world = worker_group.group_world_size
+            if world > 1 and self._control.restarts:  # an agent that follows has not counted
+                self._remaining_restarts = _agree(
+                    self._store, worker_group.group_rank, world, self._remaining_restarts
+                )
+
+    @property
+    def _codes(self) -> list[int]:
+        return list(self._ranks.found.codes) if self._ranks.found else [TrainingError.exit_code]
+
+    @contextmanager
+    def _rejoining(self, worker_group: Any) -> Iterator[None]:
+        """Wait less for nodes that only have to come back, and not for ever for node 0."""
+        if not self._control.has_started:
+            yield
+            return
+        handler: Any = worker_group.spec.rdzv_handler
+        handler.settings.timeout._join = timedelta(seconds=REJOIN)
+        # Torch 2.13 keeps the store of the ranks, where the addresses of dead ones are.
+        handler._shared_tcp_store_server = handler._bootstrap_store_info = None
+        guard = threading.Timer(REJOIN + STORE, self._ranks.leave, (self._codes,))
+        guard.daemon = True
+        guard.start()
+        try:
+            yield
+        finally:
+            guard.cancel()
+
+    def _start_workers(self, worker_group: Any) -> Any:
+        ranks = self._ranks
+        if ranks.asked() and self._control.has_started:
+            self._publish_stop()
+            raise Stopped
+        self._control.starting(self._restarted)
+        found = super()._start_workers(worker_group)
+        self._pids, ranks.found = list(found.values()), None
+        ranks.killed.clear()
+        ranks.ended.clear()
+        if ranks.asked():  # after the look above, when there was nobody to hand it on to
+            ranks.hand_on()
+        return found
+
+    def _monitor_workers(self, worker_group: Any) -> RunResult:
+        if self._remaining_restarts > 0 and not self._ranks.asked():
+            self._end_those_left()
+        result = super()._monitor_workers(worker_group)
+        failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
+        if failed and not (result.failures and self._restarts(result)):
+            self._remaining_restarts = 0
+        return result
+
+    def _restart_workers(self, worker_group: Any) -> None:
+        if worker_group.state is WorkerState.HEALTHY:
+            self._follow()
+        self._kill(self._pids)
+        if self._is_stuck:
+            raise TrainingError("a process does not die by kill -9", local=True)
+        super()._restart_workers(worker_group)
+
+    def _exit_barrier(self) -> None:
+        # A node that fails after this one has succeeded must not wait for it at a rendezvous.
+        self._publish_stop()
+        super()._exit_barrier()
+
+    def _end_those_left(self) -> None:
+        """Once a rank has failed, end the node's others, which wait for it, without a long grace.
+
+        Torchrun would ask them by SIGTERM, which ranks take for a wish to save, and wait for 30 s.
+        """
+        codes = {pid: children.exit_code(pid) for pid in self._pids}
+        failed = [code for code in codes.values() if code]
+        if not failed or SAVED in failed or set(failed) & set(FINAL):
+            return
+        deadline = time.monotonic() + (HANG_GRACE if HUNG in failed else GRACE)
+        left = self._pids
+        while left and time.monotonic() < deadline:
+            left = [pid for pid in left if not self._has_ended(pid)]
+            time.sleep(0.05)
+        self._ranks.killed.update(left)
+        self._kill(left)
+
+    def _has_ended(self, pid: int) -> bool:
+        if not children.has_ended(pid):
+            return False
+        self._ranks.ended.setdefault(pid, time.time())
+        return True
+
+    def _kill(self, pids: Sequence[int]) -> None:
+        """Kill processes with all below them; those that live on are noted."""
+        children.kill_groups(pids)
+        self._is_stuck = bool(children.wait_ended(pids, DEATH))
+
+    def _restarts(self, result: RunResult) -> bool:
+        """Decide what follows a failure; whether that is a restart in place."""
+        ranks, control, restarted = self._ranks, self._control, self._restarted
+        found = ranks.found = ranks.examine(result.failures, ranks)
+        failure = control.failure(found.rank, found.code, found.why)
+        obstacle = STUCK if self._is_stuck else ""
+        own = control.decide(failure, restarted, asked=ranks.asked(), obstacle=obstacle)
+        if self._nodes == 1 or not control.restarts:
+            if not found.was_taken_along or self._nodes == 1:
+                control.note(own, restarted)
+            control.adopt(own)
+            return own.verdict.step is Step.RESTART
+        text: str | None = ""
+        if found.was_taken_along and own.verdict.step is not Step.STOP:
+            text = self._ask(lambda: self._published(CAUSE))
+            if text == "" and not found.may_be_cause:
+                own = control.decide(failure, restarted, asked=ranks.asked(), obstacle=NO_CAUSE)
+        text = self._ask(lambda: self._publish(own)) if text == "" else text
+        if text is None:
+            tell("node 0 has ended: no restart in place")
+            control.adopt(own)
+            return False
+        agreed = Decision.of(text)
+        if text == own.text:
+            control.note(own, restarted)
+        control.adopt(agreed)
+        vetoed = self._is_stuck or own.verdict.step in (Step.STOP, Step.FIX)
+        return agreed.verdict.step is Step.RESTART and not vetoed
+
+    def _publish(self, own: Decision) -> str:
+        """Publish a decision, unless another node has published one; the one that counts."""
+        store: Any = self._store
+        return bytes(store.compare_set(KEY, "", own.text)).decode()
+
+    def _published(self, wait: float = 0.0) -> str:
+        """Give what a node publishes in this round within some seconds; empty if none does."""
+        store: Any = self._store
+        deadline = time.monotonic() + wait
+        while True:
+            text = bytes(store.compare_set(KEY, NOTHING, NOTHING)).decode()
+            if text != NOTHING:
+                return text
+            if time.monotonic() >= deadline:
+                return ""
+            time.sleep(0.2)
+
+    def _publish_stop(self) -> None:
+        """Let no node restart in this round: this one is through."""
+        control = self._control
+        if self._nodes > 1 and control.restarts:
+            own = control.decide(control.failure(0, SAVED, ""), 0, asked=True)
+            self._ask(lambda: self._publish(own))
+
+    def _follow(self) -> None:
+        """Take over what another node has decided, and say so."""
+        text = self._ask(self._published)
+        if text:
+            agreed = Decision.of(text)
+            self._control.adopt(agreed)
+            tell(f"restarts its ranks too: {agreed.failure.why} on {agreed.failure.host}")
+
+    def _ask(self, question: Callable[[], str]) -> str | None:
+        """Ask the store on node 0; None if it is gone. Leaves if it never answers."""
+        given: list[str | None] = []
+
+        def ask() -> None:
+            try:
+                given.append(question())
+            except RuntimeError:  # torch's errors of a store and its connection
+                given.append(None)
+
+        thread = threading.Thread(target=ask, name="decision", daemon=True)
+        thread.start()
+        thread.join(CAUSE + STORE)
+        if not given:
+            self._ranks.leave(self._codes)
+        return given[0]
+
+
+def _agree(store: Any, rank: int, world: int, remaining: int) -> int:
+    """Give all nodes of a round the same number, the least of any. Raises RendezvousError."""
+    try:
+        store.set(f"remaining/{rank}", str(remaining))
+        if rank == 0:
+            counts = [int(store.get(f"remaining/{one}")) for one in range(world)]
+            store.set("remaining", str(min(counts)))
+        return int(store.get("remaining"))
+    except RuntimeError as error:
+        raise RendezvousConnectionError(f"the store has gone: {error}") from error

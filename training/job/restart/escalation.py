@@ -1,0 +1,110 @@
+"""What follows when a rank has failed: restart in place, then requeue, then give up.
+
+docs/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one of these
+steps comes out, with the reason in words.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from enum import Enum
+from typing import Any
+
+from training.errors import BAD_NODE, SAVED, RequestError
+
+MISSING = 3
+"""Exit code where something is not installed."""
+FINAL = (RequestError.exit_code, MISSING)
+LOST_FILES = 128 + signal.SIGBUS
+"""Exit code where the files of a container are gone, as when its squashfuse was killed."""
+
+
+STUCK = "a process of the node does not die by kill -9"
+NO_CAUSE = "no node has said what took its ranks along: one may be lost"
+
+
+class Step(str, Enum):
+    """What follows a failure, in the order in which it is tried."""
+
+    RESTART = "restart in place"
+    REQUEUE = "requeue"
+    GIVE_UP = "give up"
+    FIX = "end: a person has to fix it"
+    STOP = "stop"  # no failure: it was asked to, and has saved
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """How a node's ranks failed: as the first of them did, which took the others along."""
+
+    rank: int
+    code: int  # exit code of the node
+    step: int | None  # the last one that was taken; None: none of this start
+    since: float | None = None  # when that was; seconds of the epoch
+    why: str = ""  # in words
+    host: str = ""
+
+    def is_like(self, other: Failure) -> bool:
+        """Tell whether another one came at the same step and in the same way."""
+        return (self.step, self.code) == (other.step, other.code)
+
+    def record(self) -> dict[str, Any]:
+        """Everything, as JSON has it."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """How often each step may be taken, and has been."""
+
+    restarts: int  # in place, of one start of the job: RESTARTS
+    restarted: int = 0
+    requeues: int | None = None  # of the job: REQUEUES; None: nobody requeues it
+    requeued: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What follows, and why not something cheaper."""
+
+    step: Step
+    why: str
+
+
+def decide(
+    failure: Failure, before: Sequence[Failure], budget: Budget, obstacle: str = ""
+) -> Verdict:
+    """Choose what follows a failure.
+
+    before: the failures of this job so far. obstacle: why the node sees that these containers are
+    of no use, as STUCK or NO_CAUSE; empty: it sees nothing.
+    """
+    if failure.code == SAVED:
+        return Verdict(step=Step.STOP, why="it was asked to stop, and has saved")
+    if failure.code in FINAL:
+        return Verdict(step=Step.FIX, why="the next try would end the same")
+    why = _why_not_in_place(failure, before, budget) or obstacle
+    if not why:
+        made = f"restart {budget.restarted + 1} of {budget.restarts}"
+        return Verdict(step=Step.RESTART, why=f"{made} in these containers")
+    if budget.requeues is None:
+        return Verdict(step=Step.GIVE_UP, why=f"{why}; outside of Slurm nobody requeues it")
+    if budget.requeued < budget.requeues:
+        return Verdict(step=Step.REQUEUE, why=why)
+    return Verdict(step=Step.GIVE_UP, why=f"{why}; of REQUEUES={budget.requeues} none is left")
+
+
+def _why_not_in_place(failure: Failure, before: Sequence[Failure], budget: Budget) -> str:
+    """Say why the same containers are of no use; empty where they may be."""
+    if failure.code == BAD_NODE:
+        return "a node is bad"
+    if failure.code == LOST_FILES:
+        return "the files of a container are gone"
+    if any(failure.is_like(one) for one in before):
+        after = "before its first step" if failure.step is None else f"after step {failure.step}"
+        return f"it failed {after} in the same way before"
+    if budget.restarted >= budget.restarts:
+        return f"of RESTARTS={budget.restarts} none is left"
+    return ""

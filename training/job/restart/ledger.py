@@ -1,0 +1,170 @@
+"""What a job's failures have cost, in its record in the run's folder (training.job.job_log).
+
+    {"kind": "failure", "time", "job", "restart", "restarted", "rank", "host", "code", "meaning",
+     "why", "step", "since", "step_seconds", "then", "because"}
+    {"kind": "training", "time", "job", "restart", "restarted", "step", "seconds", "lost",
+     "repeated", "goodput"}
+
+A failure is noted by the node that saw it first: restarted counts the restarts in place so far,
+step is the last one that was taken and since when that was, null before the first; then is one of
+escalation.Step and because its reason. Node 0 notes that the ranks train, when the first step of a
+start is over: step is the one that they went on from, seconds is the time since the last step
+before (since the job began, for the first), lost are the steps that are taken again and repeated
+the seconds that these had taken; goodput is the share of the job's time so far that was neither.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training.cli import duration
+from training.job import job_log
+from training.job.node import Job
+from training.job.restart.escalation import Failure, Verdict
+from training.job.restart.steps import Steps
+
+METRICS = "metrics.jsonl"
+TAIL = 1 << 16  # bytes of its end that are read
+ALONE = "local"  # the id of what was started without Slurm, whose record is that of many runs
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outage:
+    """Since when nothing is trained, and how far it was; None where that is not known."""
+
+    since: float  # seconds of the epoch
+    step: int | None = None
+    step_seconds: float | None = None
+
+
+class Ledger:
+    """A job's record as one of its nodes reads and continues it."""
+
+    def __init__(self, job: Job, folders: Sequence[Path]) -> None:
+        """Read what is there. folders: as job_log has them; the first is read, all are written."""
+        self._job, self._folders = job, list(folders)
+        self._records = self._read()
+        begun = [one["time"] for one in self._records if one.get("kind") == "start"]
+        self.begun = float(begun[0]) if begun else time.time()
+        self._not_trained = sum(
+            one.get("seconds", 0.0) + one.get("repeated", 0.0)
+            for one in self._records
+            if one.get("kind") == "training"
+        )
+
+    def failures(self) -> list[Failure]:
+        """Give the failures of the starts before this one."""
+        return [
+            Failure(rank=one.get("rank", 0), code=one.get("code", 1), step=one.get("step"))
+            for one in self._records
+            if one.get("kind") == "failure"
+        ]
+
+    def outage(self) -> Outage:
+        """Tell since when the job does not train, as its start before this one has noted it."""
+        starts = [n for n, one in enumerate(self._records) if one.get("kind") == "start"]
+        if len(starts) < 2:
+            return Outage(since=self.begun)
+        earlier = self._records[starts[-2] : starts[-1]]
+        for one in reversed(earlier):
+            if one.get("kind") == "failure" and one.get("since"):
+                return Outage(
+                    since=one["since"], step=one.get("step"), step_seconds=one.get("step_seconds")
+                )
+            if one.get("kind") == "training":
+                break
+        return self._by_metrics() or Outage(since=earlier[-1]["time"])
+
+    def failed(
+        self, failure: Failure, verdict: Verdict, restarted: int, step_seconds: float | None
+    ) -> None:
+        """Note a failure and what follows it. Never fails."""
+        told = failure.record() | {
+            "restarted": restarted,
+            "meaning": job_log.meaning(failure.code),
+            "step_seconds": step_seconds,
+            "then": verdict.step.value,
+            "because": verdict.why,
+        }
+        job_log.note(self._job, self._folders, "failure", told)
+
+    def trains(self, steps: Steps, outage: Outage, restarted: int) -> str:
+        """Note that the first step of a start is over; what that cost, in words."""
+        seconds = max(0.0, steps.first_at - outage.since)
+        lost = None if outage.step is None else max(0, outage.step - steps.resumed)
+        repeated = (lost or 0) * (outage.step_seconds or 0.0)
+        self._not_trained += seconds + repeated
+        told = {
+            "restarted": restarted,
+            "step": steps.resumed,
+            "seconds": round(seconds, 3),
+            "lost": lost,
+            "repeated": round(repeated, 3),
+            "goodput": self.goodput(steps.first_at),
+        }
+        job_log.note(self._job, self._folders, "training", told)
+        if lost is None:
+            return ""
+        share = f"{self.goodput(steps.first_at):.1%} of the job's time was training"
+        return (
+            f"goes on after step {steps.resumed}, {duration(seconds)} after the last step; "
+            f"{lost} steps ({duration(repeated)}) are taken again; {share}"
+        )
+
+    def goodput(self, now: float) -> float:
+        """Give the share of the job's time until now that was training which is kept."""
+        whole = now - self.begun
+        return max(0.0, round(1.0 - self._not_trained / whole, 4)) if whole > 0 else 0.0
+
+    def _read(self) -> list[Record]:
+        """Read the job's record; of one without Slurm the last start."""
+        found: list[Record] = []
+        for folder in self._folders[:1]:
+            with suppress(OSError):
+                lines = job_log.path(folder, self._job).read_bytes().splitlines()
+                found = [one for line in lines if (one := _parse(line)) and _is_timed(one)]
+        starts = [n for n, one in enumerate(found) if one.get("kind") == "start"]
+        return found[starts[-1] :] if self._job.id == ALONE and starts else found
+
+    def _by_metrics(self) -> Outage | None:
+        """Tell how far a start was that was killed with its nodes, as far as it has written."""
+        for folder in reversed(self._folders):
+            path = folder / METRICS
+            with suppress(OSError), path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                file.seek(max(0, size - TAIL))
+                records = [one for line in file if (one := _parse(line)) is not None]
+                taken = [one for one in records if one.get("kind") == "step"]
+                speeds = [one for one in records if one.get("kind") == "report"]
+                return Outage(
+                    since=path.stat().st_mtime,
+                    step=taken[-1].get("step") if taken else None,
+                    step_seconds=speeds[-1].get("seconds_per_step") if speeds else None,
+                )
+        return None
+
+
+def here() -> str:
+    """Name this node, as the record does."""
+    return socket.gethostname()
+
+
+def _is_timed(record: Record) -> bool:
+    return isinstance(record.get("time"), (int, float))
+
+
+def _parse(line: bytes) -> Record | None:
+    with suppress(ValueError):
+        record = json.loads(line)
+        return record if isinstance(record, dict) else None
+    return None

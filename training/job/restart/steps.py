@@ -1,0 +1,79 @@
+"""How far the ranks of a node are, for the program that has started them.
+
+A rank may be gone at any moment, so it notes each step in a file without a name (memfd) of that
+program, which STEP_NOTES names: nothing is left on a disk, and a note costs some microseconds. The
+first rank of a node notes; all are at the same step.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import MutableMapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+VARIABLE = "STEP_NOTES"
+_LAYOUT = struct.Struct("<qqdd")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """What the ranks of one start have noted; times are seconds of the epoch."""
+
+    resumed: int  # the step that they went on from
+    last: int  # the last one that was taken
+    first_at: float = 0.0  # when their first step was over; 0: it is not
+    last_at: float = 0.0
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds of a step; None where fewer than two were taken."""
+        steps = self.last - self.resumed - 1
+        return (self.last_at - self.first_at) / steps if steps > 0 else None
+
+
+class StepNotes:
+    """What a rank notes; nothing, without an error, where nobody has asked for it."""
+
+    def __init__(self, resumed: int) -> None:
+        """Note that the ranks are ready to go on after step `resumed`."""
+        self._resumed, self._first_at, self._file = resumed, 0.0, -1
+        if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get(VARIABLE):
+            with suppress(OSError):
+                self._file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_CLOEXEC)
+        self._write(resumed, 0.0)
+
+    def taken(self, step: int) -> None:
+        """Note that a step was taken."""
+        now = time.time()
+        self._first_at = self._first_at or now
+        self._write(step, now)
+
+    def _write(self, step: int, now: float) -> None:
+        if self._file >= 0:
+            with suppress(OSError):
+                note = _LAYOUT.pack(self._resumed, step, self._first_at, now)
+                os.pwrite(self._file, note, 0)
+
+
+class StepReader:
+    """The file that the ranks of this node note in, and what it says."""
+
+    def __init__(self, environment: MutableMapping[str, str]) -> None:
+        """Make the file, and name it to processes that are started with this environment."""
+        self._file = os.memfd_create("steps")
+        environment[VARIABLE] = f"/proc/{os.getpid()}/fd/{self._file}"
+
+    def clear(self) -> None:
+        """Forget what ranks have noted that are gone."""
+        os.ftruncate(self._file, 0)
+
+    def read(self) -> Steps | None:
+        """Give what was noted since; None: the ranks are not ready yet."""
+        note = os.pread(self._file, _LAYOUT.size, 0)
+        if len(note) < _LAYOUT.size:
+            return None
+        resumed, last, first_at, last_at = _LAYOUT.unpack(note)
+        return Steps(resumed=resumed, last=last, first_at=first_at, last_at=last_at)
