@@ -277,8 +277,8 @@ def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
     @given(rows(LENGTH))
     def each(lengths: Lengths) -> None:
         along = ["x", "dt", "B", "C", "z"]
-        # A and D go in as float32, as the kernel has them, and so do their gradients come back. Those
-        # of A reach 300, of which float32 keeps 2e-5; the small ones beside them are sums of large.
+        # A and D are float32, as the kernel has them, and so are their gradients. Those of A
+        # reach 300, of which float32 keeps 2e-5; the small ones beside them are sums of large.
         assert_as_alone(run, inputs, along, lengths, within=5e-5)
 
     interface = SimpleNamespace(selective_scan_fn=doubled)
