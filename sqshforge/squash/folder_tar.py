@@ -1,8 +1,8 @@
 """A folder as the tar that a reader of archives makes of the same image, hot files first.
 
 Mksquashfs is to have something to compress at once: the hot files are found by their list, and go
-on their way before the rest of the folder is looked through. The content of large files goes from
-the page cache into the pipe without a copy.
+on their way before the rest of the folder is looked through, of which each file follows as soon as
+it is found. The content of large files goes from the page cache into the pipe without a copy.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import IO
 
@@ -35,14 +36,6 @@ NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system t
 
 
 @dataclass(frozen=True)
-class Tree:
-    """What a folder has, each in the order of a walk: paths from its top."""
-
-    files: list[bytes]
-    others: list[bytes]
-
-
-@dataclass(frozen=True)
 class Folder:
     """A folder to be packed, without what is not: /sqshforge where it is `split` off."""
 
@@ -61,18 +54,19 @@ class Folder:
             and generalized(os.fsdecode(path)) == line
         ]
 
-    def tree(self) -> Tree:
-        """All of it."""
-        files, others, todo = list[bytes](), list[bytes](), [b""]
+    def walk(self) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
+        """All that it has, in the order of a walk, each folder looked through when it is met."""
+        todo = self._sorted(b"")
         while todo:
-            for path, entry in self._entries(todo.pop()).items():
-                if entry.is_file(follow_symlinks=False):
-                    files.append(path)
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    todo.append(path)
-                others.append(path)
-        return Tree(sorted(files, key=walk_order), sorted(others, key=walk_order))
+            path, entry = todo.pop()
+            yield path, entry
+            if entry.is_dir(follow_symlinks=False):
+                todo += self._sorted(path)
+
+    def _sorted(self, above: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
+        """What a folder has, the last first. Names of one folder sort as a walk meets them."""
+        found = self._listed.get(above) or self._scanned(above)
+        return sorted(found.items(), key=itemgetter(0), reverse=True)
 
     def _candidates(self, line: bytes) -> list[bytes]:
         """Paths that a line may name: a star in it stands for anything within a name."""
@@ -99,14 +93,17 @@ class Folder:
     def _entries(self, above: bytes) -> dict[bytes, os.DirEntry[bytes]]:
         """What a folder has, by its paths."""
         if above not in self._listed:
-            found, carried = {}, os.fsencode(CARRIED)
-            with os.scandir(self.root + b"/" + above) as entries:
-                for entry in entries:
-                    path = above + b"/" + entry.name if above else entry.name
-                    if not is_left_out(path) and not (self.split and path == carried):
-                        found[path] = entry
-            self._listed[above] = found
+            self._listed[above] = self._scanned(above)
         return self._listed[above]
+
+    def _scanned(self, above: bytes) -> dict[bytes, os.DirEntry[bytes]]:
+        found, carried = {}, os.fsencode(CARRIED)
+        with os.scandir(self.root + b"/" + above) as entries:
+            for entry in entries:
+                path = above + b"/" + entry.name if above else entry.name
+                if not is_left_out(path) and not (self.split and path == carried):
+                    found[path] = entry
+        return found
 
 
 def write(
@@ -128,15 +125,24 @@ def write(
     try:
         writer = _Writer(top, out, Output(out, xattrs=False), advance)
         writer.files(first)
-        tree, taken = folder.tree(), set(first)
-        writer.files(path for path in tree.files if path not in taken)
+        others: list[bytes] = []
+        writer.files(_rest(folder, set(first), others))
         # For each entry mksquashfs looks through what its folders have so far, the newest first: a
         # folder that came with its first file is found soon, and so is one in this order.
-        writer.others(reversed(tree.others), devices=devices)
+        writer.others(reversed(others), devices=devices)
         writer.output.end()
     finally:
         os.close(top)
     return first
+
+
+def _rest(folder: Folder, taken: set[bytes], others: list[bytes]) -> Iterator[bytes]:
+    """The files that were not `taken` yet; what is no file goes into `others`."""
+    for path, entry in folder.walk():
+        if not entry.is_file(follow_symlinks=False):
+            others.append(path)
+        elif path not in taken:
+            yield path
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
-from sqshforge.hot import HotList, hot_first
+from sqshforge.hot import HotList, hot_first, walk_order
 from sqshforge.image import address
 from sqshforge.squash import folder_tar
 from sqshforge.squash.folder_tar import Folder
@@ -66,7 +66,9 @@ def test_hot_files_are_those_that_are_found_among_all(tree: Path, split: bool) -
     for lines in (LINES, LINES[::-1]):
         hot = HotList.parse("\n".join(lines))
         found = folder.hot(hot)
-        assert found == hot_first(hot, folder.tree().files)[0]
+        every = [path for path, entry in folder.walk() if entry.is_file(follow_symlinks=False)]
+        assert every == sorted(every, key=walk_order)
+        assert found == hot_first(hot, every)[0]
         assert len(found) == 11 + (not split)
 
 
