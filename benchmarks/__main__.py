@@ -20,7 +20,9 @@ from sqshforge.host.programs import Programs
 ALL = {
     "rebuild": ("rebuild",),
     "pack": ("pack",),
+    "hot": ("hot",),
     "start": ("start",),
+    "delta": ("delta",),
     "models": ("models",),
     "train": ("train",),
     "data": ("data",),

@@ -15,6 +15,7 @@ import json
 import sys
 from pathlib import Path
 
+from benchmarks import pages
 from benchmarks.scale import page, plots
 from benchmarks.scale.study import study
 
@@ -41,8 +42,8 @@ def main() -> int:
     for row in result["saves"]:
         if row["background"]:
             print(
-                f"{row['nodes']:,} nodes: a failure every {page.seconds(row['mtbf_s'])}, a save "
-                f"every {page.seconds(row['interval_s'])}, goodput {row['goodput']:.1%}"
+                f"{row['nodes']:,} nodes: a failure every {pages.seconds(row['mtbf_s'])}, a save "
+                f"every {pages.seconds(row['interval_s'])}, goodput {row['goodput']:.1%}"
             )
     print(f"torchrun's c10d rendezvous holds {result['most_nodes']:,} nodes at most")
     print(f"wrote {given.output / 'scale.json'}, {told}, {len(pictures)} pictures")

@@ -1,203 +1,249 @@
-"""What a cold start reads of a squash file: packed in the order of a walk, and hot files first.
+"""How long a cold start takes to its first training step, and what it reads meanwhile.
 
-usage: python -m benchmarks.start [--image ADDRESS] [--small] [--output DIR]
+usage: python -m benchmarks.start [--latency MS ...] [--reader NAME ...] [--order NAME ...]
+                                  [--block SIZE ...] [--level N] [--counts] [--small] ...
 
-One image is packed twice, without a list of hot files and with cpu-mamba's (recipes/hot), and one
-start of it is traced: the first steps of training. Nothing is timed, so any machine does. Of each
-file:
+Starts the training of cpu-mamba's tiny model out of a squash file of which nothing is in memory,
+from a server with a latency (nbdkit's filter `delay`; nbdfuse makes a file of it), for each
 
-size          bytes of the file
-read          bytes that the kernel's squashfs asks of the file, without its tables and reading
-              ahead: it keeps what it has unpacked of a file, and three of the blocks that the ends
-              of many files share, so it reads such a block again for files that are far apart
-distinct      the same, each block once: what comes from a server whose client keeps all of it
-requests      how often the next new block, in the order of the start, does not follow the one
-              before it: requests to a disk that reads on while it is asked for what comes next
+latency     0, 1 and 5 ms a request
+reader      what mounts the file: kernel (as root), squashfuse, squashfuse_ll; those that are here
+order       walk: files in the order of a walk; hot: hot files first (recipes/hot); warm: the same,
+            and the start reads ahead what the file notes (WARM)
+block       128K, 256K, 1M; at zstd level 3, unless --level says another
 
-The last row is a warm start: the range that the file notes is read in one piece, which is one
-request, and of the file is asked only what lies outside of it.
+and, where its files are in memory already, in the container and without one. Each of these
+options can be given several times, and takes a part: `--latency 1 --reader kernel`. What is
+measured replaces the same rows of the result, of which those of another image go.
 
-Goals of hot files first: at most 0.5 of the bytes, 0.6 of the requests, and 1.01 of the size.
-ADDRESS is that which build/cpu-mamba.sqsh was packed from. Writes start.json to benchmarks/results/
-and exits 1 where a goal is missed. Takes root or user namespaces, and squashfuse.
+Bytes and requests are those of the server until the first step has ended, but for what a machine
+that is short of memory reads again. They hardly depend on what else it does, seconds do: --counts
+keeps none. Writes start.json to benchmarks/results/, and the tables and the picture of
+docs/cold-start.md. All of it takes some 20 minutes of a quiet machine.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import random
+import signal
 import sys
 import tempfile
-from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
-from benchmarks import options
+from benchmarks import hot, options, report
+from benchmarks.cold import page, starting
+from benchmarks.cold.served import busiest, distinct, require, served
+from benchmarks.cold.starting import READERS, Command, Started
 from benchmarks.options import ROOT
-from sqshforge.errors import MissingError
+from sqshforge.errors import SqshforgeError
 from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
-from sqshforge.host.terminal import Reporter, human, show_table
+from sqshforge.host.terminal import Reporter, human
 from sqshforge.hot import NONE, HotList
 from sqshforge.image import address
-from sqshforge.image.enroot import ImageConfig
-from sqshforge.run import trace
-from sqshforge.run.trace import Trace
 from sqshforge.squash import pack as squash
 from sqshforge.squash import request
-from sqshforge.squashfs import superblock
-from sqshforge.squashfs.content import LENGTH, blocks, fragment
-from sqshforge.squashfs.hot_note import HotRange, noted
-from sqshforge.squashfs.image import Image, open_image
-from sqshforge.squashfs.inode import FILE
-from tests.support import tiny_root
 
-COLUMNS = ("size", "read", "distinct", "requests")
-GOALS = {"read": 0.5, "requests": 0.6, "size": 1.01}
-SHARED = 3  # CONFIG_SQUASHFS_FRAGMENT_CACHE_SIZE, as it is by default
-FILES = 400  # of the small run's image, a tenth of which are read
-COMMAND = ("sh", "-c", "cat /usr/data/*5 > /dev/null")
+LATENCIES = (0, 1, 5)  # milliseconds
+ORDERS = ("walk", "hot", "warm")
+BLOCKS = ("128K", "256K", "1M")
+AXES = ("level", "block", "order", "reader", "latency_ms")  # what a row is of
+PAGE = ROOT / "docs" / "cold-start.md"
 
 
 def main() -> int:
-    parser = options.parser(__doc__)
-    parser.add_argument("--image", metavar="ADDRESS")
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
-        place = Path(folder)
-        image = small_image(place) if given.small else given.image or packed_from()
-        result = measure(image, place, COMMAND if given.small else None)
-    show(result)
-    met = all(one["met"] for one in result["goals"].values())
-    return options.finish(given, "start", result, met=met)
-
-
-def packed_from() -> str:
-    """The address of the image in build/cpu-mamba.sqsh."""
-    facts = request.read_record(ROOT / "build" / "cpu-mamba.sqsh")
-    if facts is None:
-        raise MissingError("build/cpu-mamba.sqsh is not there", fix="make sqsh, or --image")
-    return request.record_image(facts).reference
-
-
-def small_image(place: Path) -> str:
-    """An image of this machine's shell and small files."""
-    tree = tiny_root.tree(place / "tree", ImageConfig(reference="small"))
-    (tree / "usr" / "data").mkdir()
-    chance = random.Random(1)
-    for index in range(FILES):
-        (tree / "usr" / "data" / f"{index:03}").write_bytes(chance.randbytes(20_000))
-    return f"rootfs:{tree}"
-
-
-def measure(image: str, place: Path, command: tuple[str, ...] | None) -> dict[str, Any]:
-    """Pack, trace and count; `command` is the start, None for the recipe's."""
+    given = parsed()
     programs, reporter = Programs(), Reporter()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        require(programs)
+        with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
+            found = measure(given, Path(folder), programs, reporter)
+    except SqshforgeError as error:
+        print("\n".join(error.lines()), file=sys.stderr)
+        return error.exit_code
+    place = options.folder(given)
+    if place is not None:
+        found = merged(before(place / "start.json"), found)
+        pages = given.docs or (PAGE.parent if given.output is None else None)
+        if pages is not None:
+            page.write(pages / PAGE.name, found)
+    return options.finish(given, "start", found, met=True)
 
-    def packed(name: str, hot: HotList) -> Path:
-        chosen = squash.Options.of("shared", hot=hot)
-        source, output = address.parse(image, programs), place / name
+
+def parsed() -> argparse.Namespace:
+    parser = options.parser(__doc__)
+    parser.add_argument("--latency", type=int, action="append", metavar="MS")
+    parser.add_argument("--reader", action="append", choices=READERS)
+    parser.add_argument("--order", action="append", choices=ORDERS)
+    parser.add_argument("--block", action="append", choices=BLOCKS)
+    parser.add_argument("--level", type=int, default=3, metavar="N", help="of zstd [default: 3]")
+    parser.add_argument("--counts", action="store_true", help="keep no seconds")
+    parser.add_argument("--image", metavar="ADDRESS", help="[default: build/cpu-mamba.sqsh's]")
+    parser.add_argument(
+        "--docs", type=Path, metavar="DIR", help="[default: docs; with --output: none]"
+    )
+    given = parser.parse_args()
+    given.reader = given.reader or starting.usable()
+    given.order = given.order or list(ORDERS)
+    given.latency = given.latency or list(LATENCIES[:2] if given.small else LATENCIES)
+    given.block = given.block or list(BLOCKS[:1] if given.small else BLOCKS)
+    if min(given.latency) < 0:
+        parser.error("--latency: none is below 0")
+    return given
+
+
+def measure(
+    given: argparse.Namespace, place: Path, programs: Programs, reporter: Reporter
+) -> dict[str, Any]:
+    """Pack the files, and start all that is asked for."""
+    image = hot.small_image(place) if given.small else given.image or hot.packed_from()
+    files = packed(given, image, place, programs, reporter)
+    command = Command.small(place) if given.small else Command.of(next(iter(files.values())))
+    rows = []
+    for block, order, reader, latency in chosen(given):
+        file = files[block, order != "walk"]
+        took = list(starts(file, order, reader, latency, command, programs, given))
+        for name, one in zip((order, "again"), took, strict=False):
+            row = {
+                "level": given.level,
+                "block": block,
+                "order": name,
+                "reader": reader,
+                "latency_ms": latency,
+                "file_bytes": file.stat().st_size,
+                **counted(one, counts=given.counts),
+            }
+            rows.append(row)
+            reporter.say(shown(row))
+    bare = None if given.counts else starting.bare(command)
+    return {
+        "what": "cold starts of training out of a squash file, until the first step has ended",
+        "how": "python -m benchmarks.start",
+        "image": identity(files),
+        "rows": rows,
+        "bare": bare if bare is None else {"seconds": round(bare, 2)},
+        "machine": report.machine(len(os.sched_getaffinity(0))),
+        "tools": starting.tools(programs),
+    }
+
+
+def identity(files: dict[tuple[str, bool], Path]) -> str:
+    """What tells the image of these files from others."""
+    facts = request.read_record(next(iter(files.values())))
+    assert facts is not None
+    of_image = request.record_image(facts)
+    return of_image.digest or of_image.reference
+
+
+def chosen(given: argparse.Namespace) -> list[tuple[str, str, str, int]]:
+    """The combinations that are asked for, in an order that favours none."""
+    every = [
+        (block, order, reader, latency)
+        for block in given.block
+        for order in given.order
+        for reader in given.reader
+        for latency in given.latency
+    ]
+    return random.Random(0).sample(every, len(every))
+
+
+def packed(
+    given: argparse.Namespace, image: str, place: Path, programs: Programs, reporter: Reporter
+) -> dict[tuple[str, bool], Path]:
+    """The image packed in each way that is asked for, by block and whether hot files come first."""
+    listed = small_list() if given.small else HotList.read(ROOT / "recipes/hot/cpu-mamba.txt")
+
+    def one(block: str, is_hot: bool) -> Path:
+        plain = squash.Options.of("shared", hot=listed if is_hot else NONE)
+        words = replace(plain, block=block, level=given.level)
+        source = address.parse(image, programs)
+        output = place / f"{block}-{'hot' if is_hot else 'walk'}.sqsh"
         done = rootless.call_as_root(
-            lambda: squash.pack(source, output, chosen, programs, reporter), image, programs
+            lambda: squash.pack(source, output, words, programs, reporter), image, programs
         )
         return done.path
 
-    plain = packed("plain.sqsh", NONE)
-    traced = trace.trace(plain, command or trace.default_command(plain), programs, reporter)
-    own = HotList.of(os.fsdecode(path) for path in traced.paths)
-    hot = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt") if command is None else own
-    sorted_file = packed("hot.sqsh", hot)
-    rows = {
-        "as in a walk": count(plain, traced),
-        "hot first": count(sorted_file, traced),
-        "hot first, warm": count(sorted_file, traced, noted_range(sorted_file)),
-    }
-    first, second, _ = rows.values()
-    goals = {}
-    for name, most in GOALS.items():
-        ratio = second[name] / first[name]
-        goals[name] = {"ratio": round(ratio, 3), "goal": most, "met": ratio <= most}
     return {
-        "what": "bytes and requests of a cold start, counted from one trace",
-        "files": len(traced.paths),
-        "bytes_unpacked": traced.size,
-        "rows": rows,
-        "goals": goals,
+        (block, is_hot): one(block, is_hot)
+        for block in given.block
+        for is_hot in sorted({order != "walk" for order in given.order})
     }
 
 
-def noted_range(file: Path) -> HotRange:
-    """Where a file says that its hot files lie."""
-    with file.open("rb") as opened:
-        found = noted(opened, superblock.read(file).used)
-    assert found is not None
+def small_list() -> HotList:
+    """The files that the small run's start reads."""
+    return HotList.of(f"usr/data/{index:03}" for index in range(5, hot.FILES, 10))
+
+
+def starts(
+    file: Path,
+    order: str,
+    reader: str,
+    latency: int,
+    command: Command,
+    programs: Programs,
+    given: argparse.Namespace,
+) -> Iterator[Started]:
+    """A cold start; without a latency, and hot files first, also one of what is in memory."""
+    with served(file, latency, programs) as behind:
+        yield starting.start(behind, reader, command, is_warm=order == "warm")
+        if order == "hot" and not latency and not given.counts:
+            yield starting.start(behind, reader, command, is_warm=False)
+
+
+def counted(one: Started, *, counts: bool) -> dict[str, Any]:
+    """What is kept of a start."""
+    new = distinct(one.requests)
+    asked, size = (sum(read.length for read in reads) for reads in (one.requests, new))
+    found: dict[str, Any] = {
+        "bytes": size,
+        "requests": len(new),
+        "bytes_again": max(0, asked - size),  # pages are whole, the file's last one is not
+    }
+    if not counts:
+        most, count = busiest(new)
+        found |= {"seconds": round(one.seconds, 2), "busiest_bytes": most, "busiest": count}
     return found
 
 
-def count(file: Path, traced: Trace, warm: HotRange | None = None) -> dict[str, int]:
-    """What a start reads of a file, a part of which has been read before in one piece."""
-    before = range(0) if warm is None else range(warm.offset, warm.offset + warm.length)
-    with open_image(file) as image:
-        seen: set[int] = set()
-        kept: deque[int] = deque(maxlen=SHARED)
-        read = distinct = len(before)
-        requests, end = int(bool(before)), before.stop
-        for place, length, is_shared in _blocks(image, traced):
-            if place in before:
-                continue
-            if place not in (kept if is_shared else seen):
-                read += length
-            if is_shared and place not in kept:
-                kept.append(place)  # the kernel replaces them in turn
-            if place not in seen:
-                seen.add(place)
-                distinct += length
-                requests += place != end
-                end = place + length
-    found = {"size": file.stat().st_size, "read": read, "distinct": distinct}
-    return {**found, "requests": requests}
+def shown(row: dict[str, Any]) -> str:
+    """A row as a line."""
+    took = f", {row['seconds']:.1f} s" if "seconds" in row else ""
+    return (
+        f"{row['reader']}, {row['block']}, {row['order']}, {row['latency_ms']} ms: "
+        f"{human(row['bytes'])} in {row['requests']} requests{took}"
+    )
 
 
-def _blocks(image: Image, traced: Trace) -> Iterator[tuple[int, int, bool]]:
-    """The blocks that each read takes, in order: place, length, whether it is for many files."""
-    unpacked: set[tuple[bytes, int]] = set()  # what the kernel has in memory of each file
-    whole = image.superblock.block
-    for path, offset, size in traced.reads:
-        entry = image.entries.get(path)
-        if entry is None or entry.kind != FILE:
-            continue
-        own = list(blocks(image, entry))
-        for index in range(offset // whole, (offset + size - 1) // whole + 1):
-            if (path, index) in unpacked:
-                continue
-            unpacked.add((path, index))
-            is_shared = index >= len(own)
-            found = fragment(image, entry.inode.data.fragment) if is_shared else own[index]
-            if found.length:
-                yield found.place, found.length & LENGTH, is_shared
+def before(path: Path) -> dict[str, Any]:
+    """The result that is there; nothing where there is none."""
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
-def show(result: dict[str, Any]) -> None:
-    """Print it as a table."""
-    table = Table("", *COLUMNS)
-    for name, row in result["rows"].items():
-        sizes = [human(row[column]) for column in COLUMNS[:-1]]
-        table.add_row(name, *sizes, str(row["requests"]))
-    ratios = [_ratio(result, column) for column in COLUMNS]
-    table.add_row("the second to the first (goal)", *ratios)
-    show_table(table)
-    print(f"{result['files']} files, {human(result['bytes_unpacked'])} of their content")
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A result with what an older one has beside it, if that is of the same image.
 
-
-def _ratio(result: dict[str, Any], column: str) -> str:
-    if column not in result["goals"]:
-        first, second, _ = (row[column] for row in result["rows"].values())
-        return f"{second / first:.2f}"
-    one = result["goals"][column]
-    return f"{one['ratio']:.2f} ({one['goal']}, {'met' if one['met'] else 'MISSED'})"
+    A row that was counted anew keeps its seconds.
+    """
+    if old.get("image") != new["image"]:
+        return new
+    rows = {tuple(row[axis] for axis in AXES): row for row in old["rows"]}
+    for row in new["rows"]:
+        key = tuple(row[axis] for axis in AXES)
+        rows[key] = {**rows.get(key, {}), **row}
+    return {
+        **new,
+        "rows": [rows[key] for key in sorted(rows)],
+        "bare": new["bare"] or old.get("bare"),
+    }
 
 
 if __name__ == "__main__":

@@ -6,46 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
+from benchmarks.pages import seconds, size, table
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
 Rows = Sequence[Mapping[str, Any]]
 
 
 def fill(page: str, result: Mapping[str, Any]) -> str:
     """Put the result's tables into the page. Raises ValueError for one that has no place there."""
-    for name, make in TABLES.items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
-        before, found, rest = page.partition(begin)
-        _, ended, after = rest.partition(end)
-        if not found or not ended:
-            raise ValueError(f"the page has no {begin.strip()} ... {end}")
-        page = f"{before}{begin}{make(result)}\n{end}{after}"
-    return page
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def seconds(value: float) -> str:
-    """A time in a unit that suits it, to two or three digits."""
-    for name, size in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
-        if value >= 2 * size:
-            return f"{_digits(value / size)} {name}"
-    return f"{_digits(value)} s" if value >= 0.1 else f"{_digits(1000 * value)} ms"
-
-
-def size(value: float) -> str:
-    """Bytes in a unit that suits them."""
-    for name, unit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if value >= unit:
-            return f"{_digits(value / unit)} {name}"
-    return f"{_digits(value / 1e3)} kB"
-
-
-def _digits(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2g}" if value < 10 else f"{value:.3g}"
+    return pages.fill(page, {name: make(result) for name, make in TABLES.items()})
 
 
 def _image(result: Mapping[str, Any]) -> str:

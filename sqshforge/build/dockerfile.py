@@ -12,7 +12,7 @@ from typing import Any
 import jinja2
 
 from sqshforge import __version__, recipe
-from sqshforge.build.context import Context
+from sqshforge.build.context import TIME, Context
 from sqshforge.errors import RequestError
 from sqshforge.lock import Lock, LockedImage, LockedPackage, requirements
 from sqshforge.lock.model import LockedPatch
@@ -65,6 +65,7 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
             built=[_compiled(one.package, one.source, what, lock) for one in what.python.built],
             triton=_triton(what, lock),
             version=__version__,
+            time=TIME,
         )
     except jinja2.TemplateNotFound as error:
         raise RequestError(

@@ -16,6 +16,7 @@ DEBIAN = {
     "docker": "docker.io",
     "ensurepip": "python3-venv",
     "mksquashfs": "squashfs-tools",
+    "nbdfuse": "libnbd-bin",
     "newgidmap": "uidmap",
     "newuidmap": "uidmap",
     "sbatch": "slurm-wlm",
@@ -31,6 +32,7 @@ FEDORA = {
     "gpgv": "gnupg2",
     "mmdebstrap": "",  # no package there that we know of
     "mount": "util-linux",
+    "nbdfuse": "nbdfuse",
     "newgidmap": "shadow-utils",
     "newuidmap": "shadow-utils",
     "python3": "python3.11",

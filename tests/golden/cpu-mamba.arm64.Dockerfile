@@ -5,10 +5,12 @@
 #
 # Stages:
 #
-#   base ──> system ──> image
+#   base ──> system ──┬──────────> image
+#                     └─> code ─────┘
 #
 # system   what apt brings
-# image    locked Python packages + launchers + training code
+# code     launchers + training code, compiled
+# image    locked Python packages + what code has
 
 ARG BASE=debian:bookworm-slim
 
@@ -30,6 +32,15 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
         python3 \
     && apt-get clean \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
+
+FROM system AS code
+# With its byte code, which each process of a job would make anew otherwise. That says, as the
+# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
+# neither a time nor the order of a set.
+COPY payload/ /code/
+RUN PYTHONHASHSEED=0 python3.11 -B -m compileall -q --invalidation-mode unchecked-hash \
+        -s /code -p /sqshforge /code \
+    && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
 
 FROM system AS image
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
@@ -71,4 +82,4 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
     && { test "$(sha256sum </run/inside/sbom.py)" = "63eb02445a003a4704c68f117c3ddfe64f6d0dfc1ac5801ebdbf1f3d4e2d1a2c  -" || { echo "wrong checksum: /run/inside/sbom.py" >&2; exit 1; }; } \
     && SOURCE_DATE_EPOCH="${SOURCE_DATE_EPOCH}" python3.11 -B /run/inside/sbom.py --meta /sqshforge/meta
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
-COPY payload/ /sqshforge/
+COPY --from=code /code/ /sqshforge/

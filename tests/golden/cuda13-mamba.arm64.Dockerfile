@@ -11,12 +11,14 @@
 #                                   ├─> causal-conv1d ─┤
 #                                   ├─> mamba-ssm ─────┤
 #                                   └─> gdrcopy ───────┤
-#             system ──> licenses ─────────────────────┘
+#             system ──> licenses ─────────────────────┤
+#             system ──> code ─────────────────────────┘
 #
 # system    what apt and the EFA installer bring
 # packages  locked Python packages, CUDA's libraries and NCCL among them
 # compiler  CUDA's compiler from its Python packages; nothing of it stays but what is copied
-# image     what the other stages made + launchers + training code
+# code      launchers + training code, compiled
+# image     what the other stages made
 
 ARG BASE=debian:bookworm-slim
 
@@ -188,6 +190,15 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
         /run/sources/gdrcopy.tar
 
 
+FROM system AS code
+# With its byte code, which each process of a job would make anew otherwise. That says, as the
+# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
+# neither a time nor the order of a set.
+COPY payload/ /code/
+RUN PYTHONHASHSEED=0 python3.11 -B -m compileall -q --invalidation-mode unchecked-hash \
+        -s /code -p /sqshforge /code \
+    && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
+
 FROM packages AS image
 # Only what comes now is compiled to byte code: all else has it already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
@@ -244,4 +255,4 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
 # Kernels that Triton has compiled before, from warm/cuda13-mamba.arm64/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
-COPY payload/ /sqshforge/
+COPY --from=code /code/ /sqshforge/

@@ -10,12 +10,14 @@
 #   compiled-on ──> compiler ──┬─> triton ──────────┤
 #                              ├─> nccl ────────────┤
 #                              └─> aws-ofi-nccl ────┤  links against system's libfabric
-#   system ──> licenses ────────────────────────────┘
+#   system ──> licenses ────────────────────────────┤
+#   system ──> code ────────────────────────────────┘
 #
 # system    what apt and the EFA installer bring
 # packages  locked Python packages
 # compiler  the base's twin with CUDA's compiler; nothing of it stays but what is copied
-# image     what the other stages made + launchers + training code
+# code      launchers + training code, compiled
+# image     what the other stages made
 
 ARG BASE=nvidia/cuda:12.1.1-base-ubuntu22.04
 ARG COMPILER=nvidia/cuda:12.1.1-devel-ubuntu22.04
@@ -240,6 +242,15 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
         /run/sources/triton.tar
 
 
+FROM system AS code
+# With its byte code, which each process of a job would make anew otherwise. That says, as the
+# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
+# neither a time nor the order of a set.
+COPY payload/ /code/
+RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
+        -s /code -p /sqshforge /code \
+    && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
+
 FROM packages AS image
 # Only what comes now is compiled to byte code: all else has it already.
 RUN --mount=type=bind,source=wheels,target=/run/wheels \
@@ -293,4 +304,4 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
 # Kernels that Triton has compiled before, from warm/llama-fsdp/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
-COPY payload/ /sqshforge/
+COPY --from=code /code/ /sqshforge/

@@ -5,19 +5,33 @@
 #
 # Stages:
 #
-#   base ──> image
+#   base ──> system ──┬──────────> image
+#                     └─> code ─────┘
 #
-# base    the vendor's image: Python, torch, the vendor's libraries and EFA are its own
-# image   the few packages it lacks + launchers + training code
+# base     the vendor's image: Python, torch, the vendor's libraries and EFA are its own
+# system   that, if its Python is the recipe's
+# code     launchers + training code, compiled
+# image    the few packages it lacks + what code has
 
 ARG BASE=658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121
 
 FROM ${BASE} AS base
 
-FROM base AS image
+FROM base AS system
 LABEL io.sqshforge.target=smp-llama
 RUN command -v python3.10 || \
     { echo "the base has no python3.10: set the parameter python to what its tag says" >&2; exit 1; }
+
+FROM system AS code
+# With its byte code, which each process of a job would make anew otherwise. That says, as the
+# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
+# neither a time nor the order of a set.
+COPY payload/ /code/
+RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
+        -s /code -p /sqshforge /code \
+    && find /code \( -type d -o -name '*.pyc' \) -exec touch -d @1577836800 {} +
+
+FROM system AS image
 # Only what is in the lock is installed, and only files whose sums are in it; pip runs from its
 # own wheel and stays out of the image.
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
@@ -56,4 +70,4 @@ RUN --mount=type=bind,source=inside,target=/run/inside \
 # Kernels that Triton has compiled before, from warm/smp-llama/; mostly none.
 COPY triton-cache/ /sqshforge/triton-cache/
 # Our own code comes last and in one step, as an edit of it makes all that follows anew.
-COPY payload/ /sqshforge/
+COPY --from=code /code/ /sqshforge/

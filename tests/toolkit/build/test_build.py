@@ -28,6 +28,7 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = pytest.mark.processes
 
 PROGRAMS = Programs()
+UNCHECKED = "01000000"  # of byte code, PEP 552: goes by the source's hash, which is not looked at
 
 
 @dataclass(frozen=True)
@@ -173,17 +174,35 @@ def test_what_did_not_change_is_not_built(case: Case) -> None:
     assert again.image.id == case.built.image.id
 
 
-def test_an_edit_of_training_runs_only_its_copy_again(case: Case) -> None:
+def test_all_of_our_code_has_its_byte_code(case: Case) -> None:
+    """Which is never compared with its source: each process of a job would do either anew."""
+    code = (
+        "import json, marshal\n"
+        "from importlib.util import cache_from_source\n"
+        "from pathlib import Path\n"
+        "def header_and_name(made):\n"
+        "    data = made.read_bytes()\n"
+        "    return data[4:8].hex(), marshal.loads(data[16:]).co_filename\n"
+        "files = map(str, Path('/sqshforge').rglob('*.py'))\n"
+        "print(json.dumps({f: header_and_name(Path(cache_from_source(f))) for f in files}))\n"
+    )
+    found = json.loads(case.run(code))
+    assert "/sqshforge/training/trainer/trainer.py" in found
+    assert found == {name: [UNCHECKED, name] for name in found}
+
+
+def test_an_edit_of_training_runs_only_its_own_steps_again(case: Case) -> None:
     assert any(one.startswith("RUN ") for one in case.executed)
     (case.root / "training" / "edited.py").write_text(f"EDIT = '{uuid.uuid4().hex}'\n")
     reporter = checkouts.Listening()
     again = checkouts.build(case.engine, case.root, reporter)
     assert not again.up_to_date
-    assert reporter.executed() == [
-        "COPY payload/ /sqshforge/",
-    ], reporter.heard
+    bring, copy, compiling = sorted(reporter.executed())  # docker runs stages side by side
+    assert (bring, copy) == ("COPY --from=code /code/ /sqshforge/", "COPY payload/ /code/")
+    assert compiling.startswith("RUN PYTHONHASHSEED=0 python3.11 -B -m compileall "), compiling
     expected = (case.root / "training" / "edited.py").read_text()
     assert case.run("print(open('/sqshforge/training/edited.py').read(), end='')") == expected
+    assert case.run("from training.edited import EDIT; print(f'EDIT = {EDIT!r}')") == expected
 
 
 def test_after_an_edit_or_a_commit_all_else_comes_from_the_cache(

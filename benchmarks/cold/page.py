@@ -1,0 +1,199 @@
+"""The tables and the picture of docs/cold-start.md, made of the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from benchmarks import pages
+from benchmarks.pages import seconds, size, table
+from benchmarks.scale import facts, staging, study
+
+Row = Mapping[str, Any]
+Key = tuple[int, str, str]  # zstd's level, block, order
+
+NODES = 1000
+PICTURE = "cold-start.png"
+ORDERS = {
+    "walk": "order of a walk",
+    "hot": "hot files first",
+    "warm": "hot files first, read ahead",
+    "again": "all in memory",
+}
+UNMEASURED = ""
+NONE: Mapping[str, Any] = {"rows": []}  # a result that is not there yet
+MISSING = "Not measured yet; `.venv/bin/python -m benchmarks.start` fills this in."
+
+
+def write(path: Path, result: Mapping[str, Any]) -> None:
+    """Put the result into the page at a path, and draw its picture beside it."""
+    path.write_text(pages.fill(path.read_text(), tables(result)))
+    draw(result, path.with_name(PICTURE))
+
+
+def tables(result: Mapping[str, Any]) -> dict[str, str]:
+    """The page's tables, by their names."""
+    return {"reads": reads(result), "seconds": times(result), "nodes": nodes(result)}
+
+
+def reads(result: Mapping[str, Any]) -> str:
+    """Bytes and requests of a start without a latency, a column for each reader."""
+    rows = _cold(result)
+    if not rows:
+        return MISSING
+    readers = _readers(rows)
+    found = {(_key(row), row["reader"]): row for row in rows}
+    lines = []
+    for key in _keys(rows):
+        cells = [found.get((key, reader)) for reader in readers]
+        whole = next(cell["file_bytes"] for cell in cells if cell)
+        lines.append([*_named(key), size(whole), *map(_read, cells)])
+    picture = f"![Bytes, requests and seconds of a cold start]({PICTURE})"
+    return f"{table(['packed', 'order', 'file', *readers], lines)}\n\n{picture}"
+
+
+def times(result: Mapping[str, Any]) -> str:
+    """Seconds to the end of the first step, for each reader and latency."""
+    rows = [row for row in result["rows"] if "seconds" in row]
+    if not rows:
+        return f"{MISSING} It takes a quiet machine."
+    latencies = sorted({row["latency_ms"] for row in rows})
+    found = {(_key(row), row["reader"], row["latency_ms"]): row for row in rows}
+    lines = []
+    for key in _keys(rows):
+        for reader in _readers(rows):
+            cells = [found.get((key, reader, latency)) for latency in latencies]
+            if any(cells):
+                took = [seconds(cell["seconds"]) if cell else UNMEASURED for cell in cells]
+                lines.append([*_named(key), reader, *took])
+    if result.get("bare"):
+        bare = seconds(result["bare"]["seconds"])
+        blank = [UNMEASURED] * (len(latencies) - 1)
+        lines.append([UNMEASURED, ORDERS["again"], "no container", bare, *blank])
+    return table(["packed", "order", "reader", *(f"{one} ms" for one in latencies)], lines)
+
+
+def nodes(result: Mapping[str, Any]) -> str:
+    """What `NODES` such nodes ask of the file system, by the model of docs/scale.md."""
+    rows = _cold(result)
+    if not rows:
+        return MISSING
+    _, servers = study.image_rates(facts.STRIPES.value)
+    lines = []
+    for row in sorted(rows, key=lambda row: (row["reader"], _rank(_key(row)))):
+        rate = node_rate(row["bytes"], row["requests"])
+        lines.append(
+            [
+                row["reader"],
+                *_named(_key(row)),
+                size(NODES * row["bytes"]),
+                f"{NODES * row['requests'] / 1e6:.1f} M",
+                f"{size(NODES * rate)}/s",
+                seconds(staging.shared_seconds(NODES, row["bytes"], rate, servers)),
+                _busiest(result, row),
+            ]
+        )
+    head = ["reader", "packed", "order", "all read", "requests", "asked for", "read after"]
+    return table([*head, "busiest second"], lines)
+
+
+def node_rate(read: int, requests: int) -> float:
+    """Bytes/s of a node that waits for each request before the next one (docs/scale.md)."""
+    flow = facts.CLIENT_SERVER.value
+    if not requests:
+        return flow
+    return staging.mounted_rate(read / requests, facts.MOUNT_WAIT.value, flow)
+
+
+def _busiest(result: Mapping[str, Any], row: Row) -> str:
+    """The measured most of a second at the model's latency, of all nodes at once."""
+    latency = round(1000 * facts.MOUNT_WAIT.value)
+    for one in result["rows"]:
+        if (_key(one), one["reader"], one["latency_ms"]) == (_key(row), row["reader"], latency):
+            found = one.get("busiest_bytes")
+            return f"{size(NODES * found)}/s" if found is not None else UNMEASURED
+    return UNMEASURED
+
+
+def draw(result: Mapping[str, Any], path: Path) -> None:
+    """Draw bytes and requests by block and order, and seconds by latency where they are there."""
+    counted = _cold(result)
+    if not counted:
+        return
+    timed = [row for row in result["rows"] if "seconds" in row and row["order"] != "again"]
+    figure = Figure(figsize=(11 if timed else 7.5, 3.6), layout="constrained")
+    sheets = figure.subplots(1, 3 if timed else 2)
+    reader = _readers(counted)[0]
+    rows = [row for row in counted if row["reader"] == reader]
+    _bars(sheets[0], rows, [row["bytes"] / 1e6 for row in rows], f"MB read, {reader}")
+    _bars(sheets[1], rows, [float(row["requests"]) for row in rows], f"requests, {reader}")
+    if timed:
+        _lines(sheets[2], [row for row in timed if row["reader"] == reader])
+        sheets[2].set_title(f"s to the first step, {reader}", fontsize="medium")
+    for axes in sheets:
+        axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize="x-small")
+    figure.savefig(path, dpi=80, metadata={"Software": None})
+
+
+def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str) -> None:
+    places = list(dict.fromkeys(_packing(key) for key in _keys(rows)))
+    orders = [one for one in ORDERS if any(row["order"] == one for row in rows)]
+    for number, order in enumerate(orders):
+        of_order = [
+            (places.index(_packing(_key(row))) + 0.27 * (number - 1), value)
+            for row, value in zip(rows, values, strict=True)
+            if row["order"] == order
+        ]
+        at, heights = zip(*of_order, strict=True)
+        axes.bar(at, heights, width=0.25, label=ORDERS[order])
+    axes.set_xticks(range(len(places)), places, fontsize="small")
+    axes.set_title(title, fontsize="medium")
+
+
+def _lines(axes: Axes, rows: Sequence[Row]) -> None:
+    for key in _keys(rows):
+        of_key = sorted((row["latency_ms"], row["seconds"]) for row in rows if _key(row) == key)
+        latencies, took = zip(*of_key, strict=True)
+        axes.plot(latencies, took, "o-", markersize=3, label=", ".join(_named(key)))
+    axes.set(xlabel="ms a request", ylim=(0, None))
+
+
+def _cold(result: Mapping[str, Any]) -> list[Row]:
+    """The rows without a latency of which nothing was in memory."""
+    return [row for row in result["rows"] if row["latency_ms"] == 0 and row["order"] != "again"]
+
+
+def _key(row: Row) -> Key:
+    return row["level"], row["block"], row["order"]
+
+
+def _keys(rows: Iterable[Row]) -> list[Key]:
+    return sorted({_key(row) for row in rows}, key=_rank)
+
+
+def _rank(key: Key) -> tuple[int, int, int]:
+    level, block, order = key
+    kilobytes = int(block[:-1]) * {"K": 1, "M": 1024}[block[-1]]
+    return level, kilobytes, list(ORDERS).index(order)
+
+
+def _named(key: Key) -> list[str]:
+    return [_packing(key), ORDERS[key[2]]]
+
+
+def _packing(key: Key) -> str:
+    return f"zstd {key[0]}, {key[1]}"
+
+
+def _readers(rows: Iterable[Row]) -> list[str]:
+    return sorted({row["reader"] for row in rows})
+
+
+def _read(row: Row | None) -> str:
+    return UNMEASURED if row is None else f"{size(row['bytes'])}, {row['requests']:,}"

@@ -1,0 +1,154 @@
+"""One start of a squash file until its first step has ended, and the same without a container."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.cold.served import Request, Served, read_log
+from benchmarks.options import ROOT
+from sqshforge.errors import WorkError
+from sqshforge.host.programs import Programs, failed
+from sqshforge.run import trace
+from sqshforge.run.warm import VARIABLE
+from tests.support import containers
+
+# What mounts the file, and whether that is by FUSE.
+READERS = {"kernel": False, "squashfuse": True, "squashfuse_ll": True}
+FIRST = "the first of this start"  # what the training code says of the first step when it has ended
+SOURCES = "/sqshforge/training"
+RUNS, OWN = "/tmp/trace", "@RUN@"  # where the traced start saves, and one without a container
+LONGEST = 600.0  # seconds of a start
+LAST = 12  # lines of a failed start that its error shows
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is started: in the container, and without one."""
+
+    inside: tuple[str, ...]
+    outside: tuple[str, ...]
+
+    @classmethod
+    def of(cls, file: Path) -> Command:
+        """The first steps of training, as they are traced; outside by this very Python."""
+        inside = trace.default_command(file)
+        words = {"python3": sys.executable}
+        outside = (
+            words.get(one, one).replace(SOURCES, str(ROOT / "training")).replace(RUNS, OWN)
+            for one in inside
+        )
+        return cls(inside, tuple(outside))
+
+    @classmethod
+    def small(cls, place: Path) -> Command:
+        """Reading a tenth of the small run's files."""
+        line = f"cat /usr/data/*5 > /dev/null; echo {FIRST}"
+        return cls(("sh", "-c", line), ("sh", "-c", line.replace("/usr", f"{place}/tree/usr")))
+
+
+@dataclass(frozen=True)
+class Started:
+    """What a start took until its first step had ended, and what it asked of the server."""
+
+    seconds: float
+    requests: list[Request]
+
+
+def usable() -> list[str]:
+    """The readers that this machine has, for this user."""
+    programs = Programs()
+    has_kernel = os.geteuid() == 0 and "\tsquashfs\n" in Path("/proc/filesystems").read_text()
+    return [name for name in READERS if (has_kernel if name == "kernel" else programs.which(name))]
+
+
+def start(behind: Served, reader: str, command: Command, *, is_warm: bool) -> Started:
+    """Start a served file by our own runtime; `WorkError` where that fails."""
+    begin = behind.log.stat().st_size
+    argv = containers.argv_by(behind.path, *command.inside, fuse=READERS[reader])
+    with _mounting_by(reader) as environment:
+        environment[VARIABLE] = str(int(is_warm))
+        seconds, end = until_first(argv, environment, lambda: behind.log.stat().st_size)
+    return Started(seconds, read_log(behind.log.read_bytes()[begin:end].decode()))
+
+
+def bare(command: Command) -> float:
+    """Seconds without a container, of the second start: all that it reads is in memory then."""
+    environment = {"PYTHONPATH": str(ROOT)}
+    took = 0.0
+    for _ in range(2):
+        with tempfile.TemporaryDirectory(prefix="sqshforge-bare-") as own:  # else it would resume
+            argv = [one.replace(OWN, own) for one in command.outside]
+            took, _ = until_first(argv, environment, lambda: 0)
+    return took
+
+
+def until_first(
+    argv: Sequence[str], environment: Mapping[str, str], look: Callable[[], int]
+) -> tuple[float, int]:
+    """Run a start to its end: seconds until its first step had ended, and what `look` gave then.
+
+    Raises `WorkError` where it fails, takes too long or has no first step.
+    """
+    last: deque[str] = deque(maxlen=LAST)
+    since, found = time.monotonic(), None
+    with Programs().start(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        watch = threading.Timer(LONGEST, process.kill)
+        watch.start()
+        try:
+            for line in process.stdout:
+                if found is None and FIRST.encode() in line:
+                    found = time.monotonic() - since, look()
+                last.append(line.decode(errors="replace").rstrip())
+            code = process.wait()
+        finally:
+            watch.cancel()
+    if code != 0:
+        raise failed(argv, code, list(last))
+    if found is None:
+        raise WorkError("the start has said nothing of a first step", where=" ".join(argv))
+    return found
+
+
+@contextlib.contextmanager
+def _mounting_by(reader: str) -> Iterator[dict[str, str]]:
+    """An environment in which our runtime takes this reader: of two it takes squashfuse_ll."""
+    if reader != "squashfuse":
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="sqshforge-reader-") as folder:
+        Path(folder, "squashfuse_ll").symlink_to(Programs().require("squashfuse"))
+        yield {"PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def tools(programs: Programs) -> dict[str, str]:
+    """The versions of what takes part."""
+    asked = {
+        "mksquashfs": ("mksquashfs", "-version"),
+        "nbdkit": ("nbdkit", "--version"),
+        "nbdfuse": ("nbdfuse", "--version"),
+        "squashfuse": ("squashfuse",),
+        "squashfuse_ll": ("squashfuse_ll",),
+    }
+    found = {}
+    for name, argv in asked.items():
+        if programs.which(name):
+            said = programs.attempt(argv)
+            found[name] = (said.out or said.err).strip().partition("\n")[0]
+    return found

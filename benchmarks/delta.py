@@ -1,0 +1,387 @@
+"""What has to be sent to a site that has the file of an earlier build: rsync, casync, zstd.
+
+usage: python -m benchmarks.delta [--file FILE] [--change NAME ...] [--order NAME ...] [--small] ...
+
+Unpacks a squash file, changes its tree as another build would, and packs the tree before and
+after, with hot files first (recipes/hot) and without. Each tool then makes the second file out of
+the first one; what comes out is compared. Changes:
+
+edit      a line more in one file of training/, with its byte code, and the record of the build
+package   another version of one package (--package); all packages are installed anew, so files have
+          another time, as byte code and all else that is the same have the same content
+torch     the same from one patch release of torch to the next (--torch). Such pairs without CUDA's
+          libraries are in the public index for Arm alone, so these are Arm's files: none is run
+
+rsync     bytes sent and received, the file at the other end updated as it does by itself
+casync    the index, and the chunks that the first file has not, compressed as they lie in the store
+zstd      the size of what `zstd --patch-from` writes
+
+Of each also the processor's time that both ends take together, and the peak of memory. FILE is
+build/cpu-mamba.sqsh. Tools that are not installed are left out. Writes delta.json to
+benchmarks/results/, and the table of docs/cold-start.md. Nothing is timed by the clock, so any
+machine does; it takes ten minutes and 12 GB of disk in TMPDIR.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import filecmp
+import json
+import os
+import py_compile
+import random
+import re
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import options, pages
+from benchmarks.options import ROOT
+from benchmarks.pages import size, table
+from sqshforge.errors import MissingError, SqshforgeError, WorkError
+from sqshforge.host.programs import Programs, failed
+from sqshforge.host.terminal import Reporter, human
+from sqshforge.hot import NONE, HotList
+from sqshforge.image import address
+from sqshforge.image.enroot import ImageConfig
+from sqshforge.squash import pack as squash
+from sqshforge.squash.stage import Identity
+from tests.support import tiny_root
+
+TOOLS = ("rsync", "casync", "zstd")
+ORDERS = {"walk": "order of a walk", "hot": "hot files first"}
+AXES = ("change", "order", "tool")
+PACKAGE, TORCH = "pyyaml==6.0.2", ("torch==2.9.0", "torch==2.9.1")
+PLATFORM = "manylinux_2_28_aarch64"  # of torch
+WINDOW = "--long=31"  # zstd finds what is alike up to 2 GiB apart
+PAGE = ROOT / "docs" / "cold-start.md"
+LATER = 86_400  # seconds between the two builds
+
+
+def main() -> int:
+    given = parsed()
+    programs, reporter = Programs(), Reporter()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        with tempfile.TemporaryDirectory(prefix="sqshforge-delta-") as folder:
+            for result in measure(given, Path(folder), programs, reporter):
+                keep(given, result)  # after each change: all of it takes a while
+    except SqshforgeError as error:
+        print("\n".join(error.lines()), file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def parsed() -> argparse.Namespace:
+    parser = options.parser(__doc__)
+    parser.add_argument("--file", type=Path, default=ROOT / "build" / "cpu-mamba.sqsh")
+    parser.add_argument("--change", action="append", choices=CHANGES)
+    parser.add_argument("--order", action="append", choices=ORDERS)
+    parser.add_argument("--package", default=PACKAGE, metavar="NAME==VERSION")
+    parser.add_argument("--torch", nargs=2, default=TORCH, metavar="torch==VERSION")
+    parser.add_argument(
+        "--docs", type=Path, metavar="DIR", help="[default: docs; with --output: none]"
+    )
+    given = parser.parse_args()
+    given.change = given.change or list(CHANGES)
+    given.order = given.order or list(ORDERS)
+    return given
+
+
+def keep(given: argparse.Namespace, result: dict[str, Any]) -> None:
+    """Keep a result, with the rows of an earlier one for other changes, orders and tools."""
+    place = options.folder(given)
+    if place is not None and (place / "delta.json").exists():
+        result = merged(json.loads((place / "delta.json").read_text()), result)
+    docs = given.docs or (PAGE.parent if place == options.RESULTS else None)
+    if docs is not None:
+        path = docs / PAGE.name
+        path.write_text(pages.fill(path.read_text(), {"delta": shown(result)}))
+    options.finish(given, "delta", result, met=True)
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """A result with what an older one of the same file has beside it."""
+    if old.get("file") != new["file"]:
+        return new
+    rows = {tuple(row[axis] for axis in AXES): row for row in (*old["rows"], *new["rows"])}
+    places = [list(CHANGES), list(ORDERS), list(TOOLS)]
+    ordered = sorted(rows, key=lambda key: [a.index(b) for a, b in zip(places, key, strict=True)])
+    return {
+        **new,
+        "changes": {**old["changes"], **new["changes"]},
+        "tools": {**old["tools"], **new["tools"]},
+        "rows": [rows[key] for key in ordered],
+    }
+
+
+def measure(
+    given: argparse.Namespace, place: Path, programs: Programs, reporter: Reporter
+) -> Iterator[dict[str, Any]]:
+    """Pack the tree before and after each change, and have each tool make one of the other.
+
+    Gives what there is after each change.
+    """
+    tools = [one for one in TOOLS if programs.which(one)]
+    if not tools:
+        raise MissingError("no tool is installed", fix=f"apt-get install {' '.join(TOOLS)}")
+    versions = {
+        one: programs.attempt([one, "--version"]).out.strip().partition("\n")[0] for one in tools
+    }
+    tree = place / "tree"
+    if given.small:
+        listed = small(tree)
+    else:
+        programs.capture(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, given.file])
+        listed = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt")
+
+    def packed(of: Path, order: str) -> Path:
+        chosen = squash.Options.of("shared", hot=listed if order == "hot" else NONE)
+        output = place / f"{of.name}-{order}.sqsh"
+        source = address.parse(f"rootfs:{of}", programs)
+        return squash.pack(source, output, chosen, programs, reporter).path
+
+    def copied(name: str) -> Path:
+        programs.capture(["cp", "--archive", "--reflink=auto", tree, place / name])
+        return place / name
+
+    ours = {order: packed(tree, order) for order in given.order}
+    rows: list[dict[str, Any]] = []
+    what: dict[str, str] = {}
+    for change in given.change:
+        before = ours
+        if change == "torch" and not given.small:
+            other = copied("earlier")
+            replaced(other, given.torch[0], programs, PLATFORM)
+            before = {order: packed(other, order) for order in given.order}
+            shutil.rmtree(other)
+        changed = copied(change)
+        what[change] = CHANGES[change](changed, given, programs)
+        for order in given.order:
+            after = packed(changed, order)
+            for tool in tools:
+                with tempfile.TemporaryDirectory(dir=place) as work:
+                    sent = SENDERS[tool](before[order], after, Path(work), programs)
+                row = {"change": change, "order": order, "tool": tool}
+                rows.append({**row, "file_bytes": after.stat().st_size, **vars(sent)})
+                reporter.say(f"{change}, {order}, {tool}: {human(sent.bytes)}")
+            after.unlink()
+        shutil.rmtree(changed)
+        yield {
+            "what": "bytes that are sent to make the file of a build out of that of an earlier one",
+            "how": "python -m benchmarks.delta",
+            "file": "made up" if given.small else str(Identity.of(given.file).digest),
+            "changes": what,
+            "rows": rows,
+            "tools": versions,
+        }
+
+
+def small(tree: Path) -> HotList:
+    """A tree of this machine's shell, packages and training code; half of it is hot."""
+    tiny_root.tree(tree, ImageConfig(reference="small"))
+    site = tree / "usr/local/lib/python3.11/dist-packages"
+    chance = random.Random(1)
+    for name in ("first", "torch", "yaml"):
+        (site / name).mkdir(parents=True)
+        for index in range(20):
+            (site / name / f"{index:02}.py").write_bytes(chance.randbytes(20_000))
+    (tree / "sqshforge/training").mkdir(parents=True)
+    (tree / "sqshforge/training/cli.py").write_text("VALUE = 1\n")
+    return HotList.of(f"usr/local/lib/python3.11/dist-packages/torch/{n:02}.py" for n in range(20))
+
+
+# Changes: each changes a tree, and says in words what it did.
+
+
+def edit(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
+    """Write a line more into a module, and its byte code."""
+    module = tree / "sqshforge/training/cli.py"
+    module.write_text(module.read_text() + "EDITED = True\n")
+    py_compile.compile(
+        str(module), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True
+    )
+    for record in tree.glob("sqshforge/meta/provenance.json"):
+        record.write_text(record.read_text().replace('"created": "', '"created": "1'))
+    return "a line more in training/cli.py"
+
+
+def package(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
+    """Replace one package."""
+    return made_up(tree, "yaml") if given.small else replaced(tree, given.package, programs)
+
+
+def torch(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
+    """Replace torch."""
+    if given.small:
+        return made_up(tree, "torch")
+    replaced(tree, given.torch[1], programs, PLATFORM)
+    return f"{given.torch[0]} to {given.torch[1].partition('==')[2]}, for Arm".replace("==", " ")
+
+
+def made_up(tree: Path, name: str) -> str:
+    """Replace a file of a package of the small run."""
+    site = site_of(tree)
+    (site / name / "00.py").write_bytes(random.Random(2).randbytes(20_100))
+    later(site)
+    return f"{name}, made up"
+
+
+def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") -> str:
+    """Put another version of a package into a tree, all of whose packages get a later time."""
+    site = site_of(tree)
+    name, _, version = wanted.partition("==")
+    before = removed(site, name)
+    added = tree.with_name(f"{tree.name}-added")
+    argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+    argv += ["--no-compile", "--disable-pip-version-check", "--root-user-action=ignore"]
+    argv += ["--platform", platform, "--only-binary=:all:"] if platform else []
+    programs.capture([*argv, "--target", added, wanted])
+    shutil.rmtree(added / "bin", ignore_errors=True)
+    argv = [sys.executable, "-m", "compileall", "-qq", "-s", added]
+    argv += ["-p", f"/{site.relative_to(tree)}", "--invalidation-mode", "unchecked-hash", added]
+    programs.attempt(argv)  # as in a build, a few files for other versions of Python stay
+    shutil.copytree(added, site, dirs_exist_ok=True, symlinks=True)
+    shutil.rmtree(added)
+    later(site)
+    return f"{name} {before} to {version}"
+
+
+def site_of(tree: Path) -> Path:
+    """Where a tree has its packages."""
+    (found,) = tree.glob("usr/local/lib/python3*/dist-packages")
+    return found
+
+
+def later(site: Path) -> None:
+    """Give all packages the time of another build."""
+    for path in [site, *site.rglob("*")]:
+        time = path.lstat().st_mtime + LATER
+        os.utime(path, (time, time), follow_symlinks=False)
+
+
+def removed(site: Path, name: str) -> str:
+    """Remove a package's files, as its list has them; its version."""
+    (facts,) = [
+        one for one in site.glob("*.dist-info") if one.name.lower().startswith(f"{name.lower()}-")
+    ]
+    with (facts / "RECORD").open(newline="") as file:
+        paths = [site / row[0] for row in csv.reader(file)]
+    for path in paths:
+        for one in (path, *path.parent.glob(f"__pycache__/{path.stem}.*.pyc")):
+            if one.is_relative_to(site):
+                one.unlink(missing_ok=True)
+    return facts.name.removesuffix(".dist-info").partition("-")[2]
+
+
+CHANGES: Mapping[str, Callable[[Path, argparse.Namespace, Programs], str]] = {
+    "edit": edit,
+    "package": package,
+    "torch": torch,
+}
+
+
+# Tools: each makes the file `after` out of `before` in an empty folder, and says what that took.
+
+
+@dataclass(frozen=True)
+class Sent:
+    """Bytes that go over the wire; seconds of processors at both ends, and the peak of memory."""
+
+    bytes: int
+    cpu_seconds: float
+    memory_bytes: int
+
+
+def by_rsync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
+    """As between two machines: a local rsync would copy the whole file."""
+    there = work / "there.sqsh"
+    shutil.copyfile(before, there)
+    argv: list[str | Path] = ["rsync", "--no-whole-file", "--ignore-times", "--stats", after, there]
+    said, cpu, memory = used(argv)
+    found = re.findall(r"Total bytes (?:sent|received): ([\d,.]+)", said)
+    same(there, after)
+    return Sent(sum(int(re.sub(r"\D", "", one)) for one in found), cpu, memory)
+
+
+def by_casync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
+    """Chunks that the first file has are taken from it, which casync cuts again for that."""
+    had, store = work / "had", work / "store.castr"
+    used(["casync", "make", f"--store={had}", work / "had.caibx", before])
+    _, cpu, memory = used(["casync", "make", f"--store={store}", work / "index.caibx", after])
+    here = {path.name for path in had.rglob("*.cacnk")}
+    new = [path for path in store.rglob("*.cacnk") if path.name not in here]
+    sent = (work / "index.caibx").stat().st_size + sum(path.stat().st_size for path in new)
+    argv: list[str | Path] = ["casync", "extract", f"--store={store}", f"--seed={before}"]
+    _, more, most = used([*argv, work / "index.caibx", work / "made.sqsh"])
+    same(work / "made.sqsh", after)
+    return Sent(sent, round(cpu + more, 1), max(memory, most))
+
+
+def by_zstd(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
+    """A patch, made where both files are, and applied where the first one is."""
+    patch, made = work / "patch.zst", work / "made.sqsh"
+    words: list[str | Path] = ["zstd", "-q", WINDOW, f"--patch-from={before}"]
+    _, cpu, memory = used([*words, after, "-o", patch])
+    _, more, most = used([*words, "-d", patch, "-o", made])
+    same(made, after)
+    return Sent(patch.stat().st_size, round(cpu + more, 1), max(memory, most))
+
+
+SENDERS: Mapping[str, Callable[[Path, Path, Path, Programs], Sent]] = {
+    "rsync": by_rsync,
+    "casync": by_casync,
+    "zstd": by_zstd,
+}
+
+
+def used(argv: list[str | Path]) -> tuple[str, float, int]:
+    """What a program says, and what it and its children take: processors' seconds, peak bytes."""
+    words = [str(word) for word in argv]
+    code = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:])\n"
+    code += "u = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
+    code += "print(f'\\n{u.ru_utime + u.ru_stime:.1f} {u.ru_maxrss * 1024}')\n"
+    code += "sys.exit(done.returncode)"
+    done = Programs().attempt([sys.executable, "-c", code, *words])
+    if done.code != 0:
+        raise failed(words, done.code, (done.err or done.out).splitlines())
+    said, _, last = done.out.rstrip().rpartition("\n")
+    cpu, memory = last.split()
+    return said, float(cpu), int(memory)
+
+
+def same(made: Path, wanted: Path) -> None:
+    """Raise `WorkError` where a tool has not made the file that it was to make."""
+    if not filecmp.cmp(made, wanted, shallow=False):
+        raise WorkError("what comes out is another file", where=str(made))
+
+
+def shown(result: Mapping[str, Any]) -> str:
+    """The table of docs/cold-start.md."""
+    rows = result["rows"]
+    if not rows:
+        return "Not measured yet; `.venv/bin/python -m benchmarks.delta` fills this in."
+    tools = [one for one in TOOLS if any(row["tool"] == one for row in rows)]
+    found = {(row["change"], row["order"], row["tool"]): row for row in rows}
+    lines = []
+    for change, order in dict.fromkeys((row["change"], row["order"]) for row in rows):
+        cells = [found[change, order, tool] for tool in tools]
+        lines.append(
+            [
+                result["changes"][change],
+                ORDERS[order],
+                size(cells[0]["file_bytes"]),
+                *(f"{size(one['bytes'])}, {one['cpu_seconds']:.0f} s" for one in cells),
+            ]
+        )
+    return table(["change", "packed", "file", *tools], lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

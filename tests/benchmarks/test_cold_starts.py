@@ -1,0 +1,119 @@
+"""By what cold starts are measured: the server with a latency; and docs/cold-start.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import delta, pages, start
+from benchmarks.cold import page
+from benchmarks.cold.served import Request, busiest, distinct, served
+from benchmarks.options import RESULTS
+from benchmarks.scale import facts, staging, study
+from sqshforge.errors import WorkError
+from sqshforge.host.programs import Programs
+
+TOLD = start.PAGE.read_text()
+
+
+def result(name: str) -> dict[str, Any]:
+    """What was measured; no rows where nothing was, which the page then says."""
+    path = RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else dict(page.NONE)
+    return found
+
+
+@pytest.mark.processes
+def test_a_file_behind_a_server_is_the_same_and_each_read_of_it_is_noted(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(3 << 20))
+    with served(file, 0, Programs()) as behind:
+        assert behind.path.read_bytes() == file.read_bytes()
+        first = behind.requests()
+        assert sum(one.length for one in first) == 3 << 20
+        assert abs(first[-1].at - time.time()) < 600
+        behind.path.read_bytes()
+        assert behind.requests() == first  # the kernel had it
+        folder = behind.path.parent
+    assert not folder.exists()
+    assert str(folder) not in Path("/proc/self/mountinfo").read_text()
+
+
+@pytest.mark.processes
+def test_each_request_takes_at_least_the_latency(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(os.urandom(1 << 20))
+    with served(file, 500, Programs()) as behind:
+        since = time.monotonic()
+        with behind.path.open("rb", buffering=0) as opened:
+            opened.read(1)
+        assert time.monotonic() - since >= 0.5
+
+
+@pytest.mark.processes
+def test_a_file_that_is_not_there_is_not_served(tmp_path: Path) -> None:
+    with (
+        pytest.raises(WorkError, match="nbdkit does not come up"),
+        served(tmp_path / "none", 0, Programs()),
+    ):
+        raise AssertionError
+
+
+def test_the_busiest_second() -> None:
+    times = {0.0: 1, 0.9: 2, 1.5: 4, 1.8: 8, 9.0: 5}  # and bytes
+    requests = [Request(at, 0, length) for at, length in times.items()]
+    assert busiest(requests) == (14, 3)
+    assert busiest([]) == (0, 0)
+
+
+def test_what_is_read_again_does_not_count() -> None:
+    requests = [Request(0.0, 0, 8192), Request(1.0, 4096, 8192), Request(2.0, 0, 4096)]
+    assert distinct(requests) == [Request(0.0, 0, 8192), Request(1.0, 8192, 4096)]
+
+
+def row(**values: Any) -> dict[str, Any]:
+    axes = {"level": 3, "block": "1M", "order": "hot", "reader": "kernel", "latency_ms": 0}
+    return {**axes, "file_bytes": 9, "bytes": 1, "requests": 1, **values}
+
+
+def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others() -> None:
+    old = {"image": "a", "rows": [row(seconds=2.0), row(block="128K")], "bare": {"seconds": 1.0}}
+    new = {"image": "a", "rows": [row(bytes=5)], "bare": None}
+    found = start.merged(old, new)
+    assert found["rows"] == [row(block="128K"), row(bytes=5, seconds=2.0)]
+    assert found["bare"] == {"seconds": 1.0}
+    assert start.merged(old, {**new, "image": "b"})["rows"] == [row(bytes=5)]
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    tables = {**page.tables(result("start")), "delta": delta.shown(result("delta"))}
+    assert pages.fill(TOLD, tables) == TOLD
+
+
+def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
+    _, servers = study.image_rates(facts.STRIPES.value)
+    said = []
+    for of in ("as in a walk", "hot first"):
+        read, requests = (result("hot")["rows"][of][name] for name in ("read", "requests"))
+        rate = page.node_rate(read, requests)
+        after = staging.shared_seconds(page.NODES, read, rate, servers)
+        said.append((round(page.NODES * rate / 1e9), round(after, 1), requests, round(read / 1e6)))
+    assert said == [(351, 2.6, 318, 255), (287, 0.9, 166, 88)]
+
+
+def test_a_result_becomes_tables_and_a_picture(tmp_path: Path) -> None:
+    rows = [row(seconds=3.21), row(latency_ms=5, seconds=9.0), row(order="again", seconds=2.5)]
+    measured = {"rows": rows, "bare": {"seconds": 2.0}}
+    text = page.times(measured)
+    assert "| reader | 0 ms | 5 ms |" in text
+    assert "| zstd 3, 1M | hot files first | kernel | 3.2 s | 9 s |" in text
+    assert "no container | 2 s" in text
+    (tmp_path / "page.md").write_text(TOLD)
+    page.write(tmp_path / "page.md", measured)
+    assert page.times(measured) in (tmp_path / "page.md").read_text()
+    assert (tmp_path / page.PICTURE).stat().st_size > 4_000

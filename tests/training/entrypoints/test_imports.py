@@ -1,0 +1,46 @@
+"""What a process of a job loads before it needs it: a start waits for each module."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.training.support.runs import ROOT
+
+pytestmark = pytest.mark.processes
+
+# Every entry point that trains, and the command line of one of them.
+CONFIGURED = """
+from training import launch, llama_fsdp, llama_smp, mamba2_neuron, mamba_composer, mamba_fsdp
+mamba_fsdp.configure(["--dataset_path=synthetic", "--save_ckpt_path=/nowhere", "--num_steps=1"])
+"""
+BUILT = "import training.trainer.run"  # all that every run has
+# Of some runs alone: their loggers, data and systems, each a tenth of a second or more.
+OF_SOME = {
+    *("composer", "datasets", "fsspec", "matplotlib", "neuronx_distributed", "pandas", "s3fs"),
+    *("tensorboard", "tokenizers", "torch_xla", "torch._dynamo", "transformers", "triton", "wandb"),
+}
+
+
+def loaded(code: str) -> set[str]:
+    """The modules that are there once some code has run in a fresh process."""
+    code += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return set(json.loads(done.stdout))
+
+
+def test_a_configuration_takes_nothing_but_yaml() -> None:
+    found = {name.partition(".")[0] for name in loaded(CONFIGURED) - loaded("")}
+    ours = {"training", "__mp_main__"}  # the second is multiprocessing's name of the program
+    assert found - sys.stdlib_module_names <= {*ours, "yaml", "_yaml"}
+
+
+def test_what_some_runs_take_is_loaded_by_them_alone() -> None:
+    found = loaded(BUILT)
+    assert "torch" in found
+    assert found & OF_SOME == set()
