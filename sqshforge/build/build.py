@@ -99,7 +99,7 @@ def build(
             _build(what, locked, engine, project, inputs_digest, machine, programs, reporter)
             image = engine.image(name)
     if image is None:
-        raise WorkError(f"{engine.name} built {name} and does not have it", where=engine.name)
+        raise WorkError(f"{engine.name} built {name}, but does not list it", where=engine.name)
     return Built(
         name=name,
         image=image,
@@ -296,7 +296,7 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
     return WorkError(
         f"the patch {patch.file} does not apply to {patch.of} at {at}:\n    {file[1]}: {where}",
         where=f"patches/{patch.file}",
-        fix="make the patch anew against that source, or pin the commit that it was made for",
+        fix="rebase the patch onto that source, or pin the commit it was made for",
     )
 
 

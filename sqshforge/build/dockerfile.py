@@ -212,7 +212,7 @@ def _patch(root: Path, patch: LockedPatch) -> bytes:
         raise RequestError(
             "the patch is not the one of the lock",
             where=str(path),
-            fix="sqshforge lock TARGET, where the change is meant",
+            fix="sqshforge lock TARGET, if the change is intended",
         )
     return content
 

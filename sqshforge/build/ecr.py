@@ -142,9 +142,9 @@ def parse(reference: str) -> Repository | None:
         return None
     if not re.fullmatch("[0-9]{12}", found["account"]):
         raise RequestError(
-            f"{found['account']!r} is no AWS account: it has 12 digits",
+            f"{found['account']!r} is not an AWS account: one has 12 digits",
             where=reference,
-            fix="see to the image's name, or to parameters.account of the recipe",
+            fix="correct the image's name, or parameters.account in the recipe",
         )
     return Repository(account=found["account"], region=found["region"], host=host, name=name)
 

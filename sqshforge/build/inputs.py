@@ -194,7 +194,7 @@ def bundled(lock: Lock, folder: Path) -> Bundle:
             f"there is no bundle of {lock.target} to build from", where=str(folder), fix=fix
         ) from None
     if manifest["lock"] != lock.digest():
-        raise MissingError("the bundle is that of another lock", where=str(folder), fix=fix)
+        raise MissingError("the bundle was made for another lock", where=str(folder), fix=fix)
     supplies = tuple(BuildInput(path=folder / one["file"], **one) for one in manifest["files"])
     for one in supplies:
         if not one.path.is_file():

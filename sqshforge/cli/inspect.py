@@ -108,7 +108,7 @@ def sign(file: Path, key: Path) -> None:
     faults = [one for one in found.checks if one.result == "FAILED" and one.name != "signature"]
     if faults:
         raise WorkError(
-            f"it is not signed, for its {faults[0].name} is not right: {faults[0].detail}",
+            f"the file was not signed: its {faults[0].name} is wrong: {faults[0].detail}",
             where=str(file),
             fix="pack it anew",
         )

@@ -73,7 +73,7 @@ def pack(
     if hot is not None and (xattrs or no_hot):
         other = "--xattrs" if xattrs else "--no-hot"
         raise RequestError(
-            f"--hot does not go with {other}, which packs files in the order of their names",
+            f"--hot cannot be combined with {other}, which packs files in the order of their names",
             fix="leave one of the two out",
         )
     options = squash.Options.of(

@@ -62,7 +62,7 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
         sys.exit(nodes.main(project.find(), nodes.Request(**given), Programs(), Reporter()))
     if given:
         option = {"folders": "folder", "seconds": "timeout"}.get(name := next(iter(given)), name)
-        raise RequestError(f"--{option} counts only with --cluster", fix="add --cluster")
+        raise RequestError(f"--{option} has an effect only with --cluster", fix="add --cluster")
     sys.exit(examination.main(project.find()))
 
 

@@ -45,9 +45,9 @@ def status(
     from sqshforge.status.run import Clock, look
 
     if every is not None and not again:
-        raise RequestError("--every counts only with --watch", fix="add --watch")
+        raise RequestError("--every has an effect only with --watch", fix="add --watch")
     if as_json and again:
-        raise RequestError("--json tells once, --watch again and again", fix="leave one out")
+        raise RequestError("--json prints once and --watch repeatedly", fix="leave one out")
     below = find.roots(given, os.environ)
     found = find.one(what, below) if what else None
     clocks: dict[int, Clock] = {}  # of each file system

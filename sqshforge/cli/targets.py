@@ -167,7 +167,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
     lost = [one for one in remarks if one.lost]
     if lost and check:
         raise SqshforgeError(
-            f"no registry has them any more: {', '.join(one.image for one in lost)}",
+            f"no longer found in any registry: {', '.join(one.image for one in lost)}",
             where=str(home.recipes),
             fix=lost[0].fix,
         )

@@ -55,7 +55,7 @@ def trace(
     from sqshforge.squash.cache import Cache
 
     if check and command:
-        raise RequestError("--check starts nothing", fix="leave the command out, or --check")
+        raise RequestError("--check takes no command", fix="leave the command out, or --check")
     target = default = None
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)

@@ -259,14 +259,12 @@ class Daemon:
             said = error.explanation or f"status {error.status_code}"
             raise WorkError(f"docker cannot {what}: {said}", where=self.host) from None
         except JSONDecodeError as error:
-            raise WorkError(
-                f"docker's answer cannot be understood: {error}", where=self.host
-            ) from None
+            raise WorkError(f"unexpected answer from docker: {error}", where=self.host) from None
         except (DockerException, RequestException, HTTPError) as error:
             raise WorkError(
-                f"docker did not {what}: the connection broke off ({_reason(error)})",
+                f"docker did not {what}: the connection was lost ({_reason(error)})",
                 where=self.host,
-                fix="see whether its daemon runs, and try again",
+                fix="check that its daemon is running, then try again",
             ) from None
 
 
@@ -291,7 +289,7 @@ def _refused(error: Exception, host: str) -> SqshforgeError:
     """What it means that no connection came about."""
     if error.__cause__ is None:  # none was tried
         return RequestError(
-            f"docker's daemon cannot be at that address: {error}",
+            f"DOCKER_HOST is not a valid address: {error}",
             where=host,
             fix=f"set DOCKER_HOST to {FORMS}, or unset it",
         )

@@ -175,7 +175,7 @@ class _Cached:
         while start < end:
             copied = os.sendfile(self.go, self.come, start, end - start)
             if not copied:
-                raise OSError("the file became shorter")
+                raise OSError("the file shrank while it was being read")
             start += copied
 
 
@@ -237,7 +237,7 @@ class _Direct:
             whole = done - done % PAGE
             reached = whole + os.preadv(self.come, [piece[whole:]], start + whole)
         if reached <= done:
-            raise OSError("the file became shorter")
+            raise OSError("the file shrank while it was being read")
         return reached
 
 

@@ -99,9 +99,7 @@ def understanding(reference: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:
-        raise WorkError(
-            f"the image's config cannot be understood: {error}", where=reference
-        ) from None
+        raise WorkError(f"the image's config is invalid: {error}", where=reference) from None
 
 
 def parse_time(text: str) -> int:
@@ -134,7 +132,7 @@ def _volumes(found: Any, reference: str) -> tuple[str, ...]:
             raise WorkError(
                 f"the image is refused: its volume {volume!r} has a control character",
                 where=reference,
-                fix="build the image anew with another VOLUME",
+                fix="rebuild the image with another VOLUME",
             )
     return tuple(sorted(found))
 

@@ -51,7 +51,7 @@ class Dockerd:
             facts = self._facts
             folders = _folders(facts)
             if digest not in (None, facts["Id"]):
-                raise WorkError(f"{self.name} is another image by now", fix="pack it again")
+                raise WorkError(f"{self.name} now names another image", fix="pack it again")
         if not folders or os.geteuid() != 0 or not all(one.is_dir() for one in folders):
             yield Saved(self.name, facts, self._daemon, self.reporter)
             return

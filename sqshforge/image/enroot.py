@@ -32,7 +32,7 @@ class ImageConfig:
         if not all(isinstance(one, tuple) for one in lists) or any(
             len(pair) != 2 for pair in self.labels
         ):
-            raise TypeError("it has something else where lists of texts belong")
+            raise TypeError("expected a list of strings")
         texts = [
             self.reference,
             self.digest or "",
@@ -40,14 +40,14 @@ class ImageConfig:
             *(one for all_ in lists for one in all_),
         ]
         if not all(isinstance(one, str) for one in texts):
-            raise TypeError("it has something else where a text belongs")
+            raise TypeError("expected a string")
         if not all(type(one) is int for one in (self.created, self.base_created or 0, self.size)):
-            raise TypeError("it has something else where a number belongs")
+            raise TypeError("expected a number")
         times = (self.created, self.base_created or 0)
         if not all(0 <= one <= NEWEST_EPOCH for one in times):
-            raise ValueError("it has a time that no squash file can hold")
+            raise ValueError("a time is out of the range of a squash file")
         if any("\0" in one for one in texts):
-            raise ValueError("it has a text with a NUL in it")
+            raise ValueError("a string contains a NUL byte")
         for one in texts:
             one.encode(errors="surrogateescape")  # what follows writes it so
 

@@ -67,7 +67,7 @@ class Registry:
         manifest_digest, manifest = self._manifest()
         if digest not in (None, manifest["config"]["digest"]):
             raise WorkError(
-                f"{self.name} is another image by now: it was pushed anew meanwhile",
+                f"{self.name} now names another image: it was pushed again meanwhile",
                 fix="pack it again",
             )
         pulled = cache_home() / "pulled"
@@ -118,7 +118,7 @@ class Registry:
         state = registries.state_of(why)
         if state is registries.State.ABSENT:
             return RequestError(
-                f"the registry has no image {self.name!r}", where=why, fix="see to the spelling"
+                f"the registry has no image {self.name!r}", where=why, fix="check the spelling"
             )
         if state is registries.State.CLOSED:
             host = self.name.partition("/")[0]
@@ -128,7 +128,7 @@ class Registry:
                 fix=f"skopeo login {host}",
             )
         if "invalid reference format" in why:
-            return RequestError(f"{self.name!r} is no image's name", fix="HOST/NAME:TAG")
+            return RequestError(f"{self.name!r} is not an image reference", fix="HOST/NAME:TAG")
         return WorkError(f"the registry of {self.name!r} cannot be read", where=why)
 
     def _pinned(self, digest: str) -> str:

@@ -25,7 +25,7 @@ def draw(found: Inspection, picture: Path) -> None:
     """
     if picture.suffix.lower() not in KINDS:
         raise RequestError(
-            f"{picture.name} is no kind of picture that we draw",
+            f"{picture.name} has an unsupported picture format",
             where="--plot",
             fix=f"end its name with {', '.join(KINDS)}",
         )
@@ -62,7 +62,7 @@ def draw(found: Inspection, picture: Path) -> None:
         raise RequestError(
             f"the picture cannot be written: {error.strerror}",
             where=str(picture),
-            fix="name another place with --plot",
+            fix="name another file with --plot",
         ) from None
 
 

@@ -61,7 +61,7 @@ def read(file: Path) -> Signature | None:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise WorkError(
-            "this is no signature of a squash file", where=str(path), fix="remove it, sign again"
+            "this is not the signature of a squash file", where=str(path), fix="sign again"
         ) from None
     return Signature(statement, signed, armor + rest)
 
@@ -75,10 +75,10 @@ class Key:
 
     @classmethod
     def of(cls, path: Path, programs: Programs) -> Key:
-        """Raises `RequestError` where there is no such key, `MissingError` without ssh-keygen."""
+        """Raises `RequestError` where the key does not exist, `MissingError` without ssh-keygen."""
         if not path.is_file():
             raise RequestError(
-                "there is no such key",
+                "the key does not exist",
                 where=str(path),
                 fix="ssh-keygen -t ed25519 -f KEY makes one, or name another with --key",
             )
@@ -125,13 +125,13 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
             asked = programs.attempt([program, "-Y", "find-principals", "-s", armor, "-f", signers])
             name = next(iter(asked.out.splitlines()), "")
             if asked.code != 0 or not name:
-                raise WorkError("nobody of the signers made the signature", where=str(signers))
+                raise WorkError("no allowed signer made the signature", where=str(signers))
             argv = [program, "-Y", "verify", "-f", signers, "-I", name]
         argv += ["-n", NAMESPACE, "-s", armor]
         done = programs.attempt(argv, stdin=found.signed)
     said = (done.out or done.err).strip()
     if done.code != 0:
-        raise WorkError(f"the signature is not good: {said}")
+        raise WorkError(f"the signature is invalid: {said}")
     key = said.rpartition(" with ")[2]
     return f"{name}, {key}" if name else key
 

@@ -61,7 +61,7 @@ def verify(
     """
     if signers is not None and not signers.is_file():
         raise RequestError(
-            "there is no such file of signers",
+            "the file of allowed signers does not exist",
             where=str(signers),
             fix="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
         )

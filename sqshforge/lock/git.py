@@ -81,7 +81,7 @@ def snapshot(
             f"the tag {source.ref} of {source.name} has moved:\n"
             f"    locked  {commit}\n    now at  {seen['commit']}",
             where=bare(url),
-            fix="ask who moved it; if the change is meant, sqshforge lock",
+            fix="ask who moved it; if the change is intended, run sqshforge lock",
         )
     place = folder / f"{source.name}-{commit}.tar"
     if not place.is_file():
@@ -140,9 +140,9 @@ def _pack(
             )
     if git("cat-file", "-e", f"{commit}^{{commit}}").code != 0:
         raise WorkError(
-            f"the commit {commit} is not in the history of {ref} any more",
+            f"the commit {commit} is no longer in the history of {ref}",
             where=bare(url),
-            fix="a branch was rewritten: sqshforge lock takes its present commit",
+            fix="the branch was rewritten: sqshforge lock records its current commit",
         )
     # Files may be stamped with what is known of their commit: that is the same with its history.
     (repository / "shallow").write_text(f"{commit}\n")

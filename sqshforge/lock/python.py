@@ -134,7 +134,7 @@ class Resolver:
         strays = sorted({package.name for package in packages} & self.recipe.python.bound())
         if strays:
             raise WorkError(
-                f"{', '.join(strays)} would come from an index that it is not bound to",
+                f"{', '.join(strays)} would come from an index other than the one set for it",
                 where=self._where,
                 fix="name a version of what needs it in python.indexes too, beside it",
             )

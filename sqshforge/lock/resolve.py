@@ -104,7 +104,7 @@ def _patch(path: Path, file: str, of: str) -> LockedPatch:
     changed = re.findall(r"^\+\+\+ [^/\s]+/(\S+)", text, re.MULTILINE)
     if after is None or len(changed) != 1:
         raise RequestError(
-            "a patch changes one file and says in its header what sum that has then (After: ...)",
+            "a patch must change one file and name its new checksum in the header (After: ...)",
             where=str(path),
         )
     digest = hashlib.sha256(text.encode()).hexdigest()

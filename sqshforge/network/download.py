@@ -153,5 +153,5 @@ def _wrong(name: str, wanted: str | None, found: str, where: str) -> WorkError:
         f"{name} has another checksum than the lock says:\n"
         f"    locked  {wanted}\n    found   {found}",
         where=where,
-        fix="do not use it: ask who changed it; if the change is meant, sqshforge lock",
+        fix="do not use it: ask who changed it; if the change is intended, run sqshforge lock",
     )

@@ -52,7 +52,7 @@ def read_mirrors(root: Path, environment: Mapping[str, str] = os.environ) -> Mir
     named = environment.get(FILE)
     path = Path(named) if named else root / "mirrors.yaml"
     if named and not path.exists():
-        raise RequestError("the file of mirrors is not there", where=f"{FILE}={named}")
+        raise RequestError("the mirrors file does not exist", where=f"{FILE}={named}")
     tables = _written(path).model_dump() if path.exists() else {}
     for kind in KINDS:
         variable = f"{FILE}_{kind.upper()}"

@@ -92,7 +92,7 @@ def require_answers(pins: Sequence[Pin]) -> None:
     if pins and all(pin.state == "not asked" for pin in pins):
         reasons = dict.fromkeys(pin.silent for pin in pins)
         raise MissingError(
-            "nothing could be asked:" + "".join(f"\n    {one}" for one in reasons),
+            "no source of versions answered:" + "".join(f"\n    {one}" for one in reasons),
             fix="check the network, the proxy and pip's settings (docs/machines.md)",
         )
 

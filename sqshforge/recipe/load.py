@@ -205,7 +205,7 @@ def _load(
             raise RequestError(
                 f"the recipe extends itself: {' -> '.join((*chain, parent))}",
                 where=f"{path}, extends",
-                fix="let one of them start from a base of its own",
+                fix="remove extends from one of them",
             )
         _, inherited = _load(_file(parent, path.parent, f"{path}, extends"), chain)
         template = inherited.get("template", parent)
@@ -274,7 +274,7 @@ def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         raise _broken(path, error) from None
     if not isinstance(data, dict):
         raise RequestError(
-            "a recipe is a mapping of keys to values, and this file holds none",
+            "a recipe is a mapping of keys to values, and this file is not one",
             where=str(path),
             fix="start from recipes/cpu-mamba.yaml; docs/recipes.md explains every key",
         )

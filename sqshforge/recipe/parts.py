@@ -62,7 +62,7 @@ class Bootstrap(Part):
                 "snapshot and mirror go together: a snapshot needs a mirror with {snapshot} in it"
             )
         if self.mirror is None and (self.pockets or self.components != ("main",)):
-            raise ValueError("components and pockets are those of a mirror, which is not named")
+            raise ValueError("components and pockets need a mirror, and none is given")
         return self
 
 
@@ -88,7 +88,7 @@ class Base(Part):
         if self.mirrors and self.compiler is not None:
             here, there = (split_image(one)[0] for one in (self.image, self.compiler))
             if here != there:
-                raise ValueError(f"mirrors are of one repository, and not of {here} and {there}")
+                raise ValueError(f"the mirrors serve different repositories: {here} and {there}")
         return self
 
     def addresses(self, image: str) -> tuple[str, ...]:

@@ -40,7 +40,7 @@ def put_in(text: str, parameters: Mapping[str, str]) -> str:
     """A text with the values of parameters for each {NAME}; `ValueError` for one that is none."""
     unknown = sorted(set(re.findall(r"{(\w*)}", text)) - set(parameters))
     if unknown:
-        raise ValueError(f"{text} names {', '.join(unknown)}, which parameters do not give")
+        raise ValueError(f"{text} names {', '.join(unknown)}, which are not defined in parameters")
     return re.sub(r"{(\w+)}", lambda found: parameters[found[1]], text)
 
 

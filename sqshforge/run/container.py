@@ -344,7 +344,7 @@ def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
         host = _host_folder(place, {**by_link, **bound})
         if host is not None:
             raise WorkError(
-                f"the mount's target {target} lies in the host's {host} and is not there"
+                f"the mount target {target} is inside the host's {host} and does not exist"
             )
         _bind(Path(source), place, read_only)
         before.append((place, name, source))

@@ -70,13 +70,13 @@ def call(
 def _require_passable(name: str, value: str) -> None:
     if not passed.is_name(name):
         raise RequestError(
-            f"enroot knows no variable of the name {name!r}",
+            f"enroot does not accept the variable name {name!r}",
             where="--env",
-            fix="take letters, digits and _, or --runtime=builtin",
+            fix="use letters, digits and _ only, or --runtime=builtin",
         )
     if not _is_line(value):
         raise RequestError(
-            f"enroot passes no value of several lines, as {name} has",
+            f"enroot cannot pass a value with line breaks: {name} has",
             where="--env",
             fix="--runtime=builtin",
         )

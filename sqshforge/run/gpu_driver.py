@@ -64,7 +64,7 @@ def _options(environment: Mapping[str, str], programs: Programs) -> list[str]:
     for part in parts:
         if part not in PARTS:
             raise WorkError(
-                f"NVIDIA_DRIVER_CAPABILITIES names no part of the driver: {part!r}",
+                f"NVIDIA_DRIVER_CAPABILITIES names an unknown part of the driver: {part!r}",
                 fix=f"take all, or some of {','.join(PARTS)}",
             )
         options.append(f"--{part}")

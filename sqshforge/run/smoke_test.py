@@ -132,7 +132,7 @@ def _check(found: dict[str, Any]) -> Check:
     name, ok, seconds, detail = (found.pop(key) for key in ("name", "ok", "seconds", "detail"))
     wanted = ((name, str), (ok, bool), (seconds, (int, float)), (detail, str))
     if not all(isinstance(value, kind) for value, kind in wanted) or not math.isfinite(seconds):
-        raise ValueError("not of a check's types")
+        raise ValueError("unexpected type in a check")
     return Check(name, ok, seconds, detail, figures=found)
 
 

@@ -154,7 +154,7 @@ def _require_rights(programs: Programs, *, fuse: bool) -> None:
     reason = (tried.err.strip().splitlines() or ["no reason given"])[-1]
     if tried.code != 0 and as_root:
         raise MissingError(
-            f"this root may not mount: {reason}",
+            f"root may not mount here: {reason}",
             fix="run with CAP_SYS_ADMIN (in a container of docker: --privileged)",
         )
     if tried.code != 0:

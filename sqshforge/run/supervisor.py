@@ -60,7 +60,7 @@ class Supervisor:
         self.line.send(json.dumps([words, str(mountpoint), str(log or "")]).encode())
         answer = _heard(self.line).decode()
         if answer != MOUNTED:
-            raise WorkError(answer or "the process that serves the image's files is gone")
+            raise WorkError(answer or "the process that serves the image's files has ended")
 
     def set_up(self) -> None:
         """Say that nothing is mounted on `place` any more: it is removed."""
@@ -84,7 +84,7 @@ def start() -> Supervisor:
     theirs.close()
     place = _heard(ours)
     if not place:
-        raise WorkError(f"no folder can be made in {tempfile.gettempdir()}")
+        raise WorkError(f"cannot create a folder in {tempfile.gettempdir()}")
     return Supervisor(ours, Path(os.fsdecode(place)))
 
 

@@ -91,7 +91,7 @@ def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Rep
             code = process.wait()
         if code != 0:
             raise WorkError(
-                f"the command ended with exit code {code}, so nothing is listed"
+                f"the command ended with exit code {code}, so no list was written"
                 + "".join(f"\n    {line}" for line in said),
                 where=f"{' '.join(command)}, inside {image}",
             )
@@ -127,7 +127,7 @@ def default_command(image: Path) -> tuple[str, ...]:
     command = start_command(recipe if isinstance(recipe, dict) else {})
     if not command:
         raise RequestError(
-            "the image has no recipe whose smoke test could be started",
+            "the image has no recipe, so there is no smoke test to start",
             where=str(image),
             fix=f"name a command: sqshforge trace {image} -- COMMAND",
         )

@@ -211,7 +211,7 @@ class _Writer:
                 self._tell(gone)
             self.output.fill(size)
         if rest:
-            raise WorkError("a file became shorter while it was packed", where=os.fsdecode(path))
+            raise WorkError("a file shrank while it was being packed", where=os.fsdecode(path))
 
     def _pass_on(self, file: int, size: int) -> int:
         """Hand bytes of an open file on; how many, none at its end."""

@@ -154,7 +154,7 @@ def record_image(facts: Mapping[str, Any]) -> ImageConfig:
 
 
 def _broken() -> WorkError:
-    return WorkError("the record is of another version, or broken")
+    return WorkError("the record has another version, or is corrupt")
 
 
 def _frozen(value: Any) -> Any:

@@ -110,7 +110,7 @@ def stage_everywhere(
     """
     number = job.get("SLURM_JOB_ID")
     if not number:
-        raise RequestError("this is no job of Slurm", fix="leave --all-nodes out, or use sbatch")
+        raise RequestError("this is not a Slurm job", fix="leave --all-nodes out, or use sbatch")
     each = ("srun", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
     if tree:
@@ -136,7 +136,7 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
         sync(written)
         if files.digest(written, processors()) != identity.digest:
             raise WorkError(
-                "the copy is not what the record says",
+                "the copy does not match the record",
                 where=f"{written.parent}, copied from {arrived or file}",
                 fix=f"sqshforge verify {file} tells whether the file is whole",
             )
@@ -176,5 +176,5 @@ def _plain(name: str) -> str:
     """The digits of a key or digest, without what it was made by."""
     plain = name.rpartition(":")[2]
     if not (plain.isascii() and plain.isalnum() and len(plain) <= LONGEST_KEY):
-        raise RequestError(f"the record's key {name!r} is none", fix="pack the file anew")
+        raise RequestError(f"the record's key {name!r} is invalid", fix="pack the file anew")
     return plain

@@ -18,7 +18,7 @@ Unpack = Callable[[bytes, int], bytes]
 def unpacker(number: int) -> Unpack:
     """The function for a kind of compression, by its number in the superblock."""
     if number not in NAMES:
-        raise RequestError(f"the squash file's compression has the number {number}: it is unknown")
+        raise RequestError(f"the squash file's compression is unknown (number {number})")
     return {1: _gzip, 2: _lzma, 3: _lzo, 4: _xz, 5: _lz4, 6: _zstd}[number]
 
 

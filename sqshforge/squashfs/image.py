@@ -55,7 +55,7 @@ class Attributes:
     def of(self, number: int) -> dict[bytes, bytes]:
         """The names and values of a set."""
         if number >= len(self.sets):
-            raise BrokenError("a file has extended attributes that are not in it")
+            raise BrokenError("a file's extended attributes are missing")
         first, count, _ = XATTR_SET.unpack(self.sets[number])
         place = self.table.place(first >> 16, first & 0xFFFF)
         found = {}
@@ -63,13 +63,13 @@ class Attributes:
             kind, length = XATTR_NAME.unpack(self.table.cut(place, XATTR_NAME.size))
             place += XATTR_NAME.size
             if kind & 0xFF >= len(PREFIXES):
-                raise BrokenError("an extended attribute is of a kind that is none")
+                raise BrokenError("an extended attribute has an invalid type")
             name = PREFIXES[kind & 0xFF] + self.table.cut(place, length)
             place += length
             value, place = self._value(place)
             if kind & ELSEWHERE:
                 if len(value) != 8:
-                    raise BrokenError("an extended attribute names a place that is none")
+                    raise BrokenError("an extended attribute has an invalid offset")
                 (where,) = struct.unpack("<Q", value)
                 value, _ = self._value(self.table.place(where >> 16, where & 0xFFFF))
             found[name] = value
@@ -100,7 +100,7 @@ class Image:
         inodes = Inodes(self._inodes, self.superblock.block)
         todo = [(b"", inodes.at(self.superblock.root >> 16, self.superblock.root & 0xFFFF))]
         if todo[0][1].kind != FOLDER:
-            raise BrokenError("its top is no folder")
+            raise BrokenError("its root is not a folder")
         listed = memory = 0
         while todo:
             path, one = todo.pop()
@@ -218,7 +218,7 @@ class Image:
 
     def _entry(self, path: bytes, one: Inode) -> Entry:
         if max(one.owner, one.group) >= len(self._owners):
-            raise BrokenError(f"/{shown(path)} has an owner who is not in it")
+            raise BrokenError(f"/{shown(path)} has an owner that its table lacks")
         return Entry(
             path=path,
             kind=one.kind,

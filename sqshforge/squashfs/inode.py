@@ -73,7 +73,7 @@ def read(table: Table, place: int, block: int) -> Inode:
     code, mode, owner, group, mtime, number = HEADER.unpack(table.cut(place, HEADER.size))
     more, kind = code > EXTENDED, code - EXTENDED if code > EXTENDED else code
     if not 0 < kind < len(KINDS):
-        raise BrokenError(f"it has a file of a kind ({code}) that is none")
+        raise BrokenError(f"it has an inode of an invalid type ({code})")
     place += HEADER.size
     links, size, target, device, xattrs, data, listing = 1, 0, b"", 0, NONE, Data(), (0, 0)
     if KINDS[kind] == FOLDER:

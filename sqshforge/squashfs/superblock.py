@@ -103,7 +103,7 @@ def parse(start: bytes, path: Path) -> Superblock:
     if len(start) < LAYOUT.size or (fields := LAYOUT.unpack(start))[0] != MAGIC:
         raise none(path)
     if fields[9:11] != VERSION or fields[6] not in BLOCKS or fields[3] != 1 << fields[6]:
-        raise WorkError("this squash file is of another version, or broken", where=str(path))
+        raise WorkError("this squash file has another version, or is corrupt", where=str(path))
     return Superblock(
         inodes=fields[1],
         made=fields[2],

@@ -28,7 +28,7 @@ class Reader:
     def at(self, place: int, size: int) -> bytes:
         """Bytes of the file as they are."""
         if place + size > self.size:
-            raise BrokenError("it ends before what it says that it has")
+            raise BrokenError("it ends before the length it declares")
         data = os.pread(self.file.fileno(), size, place)
         if len(data) != size:
             raise BrokenError("it was cut short while it was read")
@@ -62,7 +62,7 @@ class Reader:
         for (start,) in struct.iter_unpack("<Q", self.at(place, 8 * blocks)):
             data, _ = self.metadata(start)
             if len(data) != min(left, METADATA):
-                raise BrokenError("a table has too little in it")
+                raise BrokenError("a table is too short")
             left -= len(data)
             yield from (data[at : at + size] for at in range(0, len(data), size))
 
@@ -93,11 +93,11 @@ class Table:
     def place(self, block: int, offset: int) -> int:
         """Where something is in `data`, by its block's place and the place in that."""
         if block not in self.starts or offset > METADATA:
-            raise BrokenError("it names a place in a table that is none")
+            raise BrokenError("it refers to an invalid table offset")
         return self.starts[block] + offset
 
     def cut(self, place: int, size: int) -> bytes:
         """Some bytes of it."""
         if place + size > len(self.data):
-            raise BrokenError("a table ends before what it says that it has")
+            raise BrokenError("a table ends before the length it declares")
         return self.data[place : place + size]

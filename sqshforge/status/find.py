@@ -57,7 +57,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
                 return Found(_home(root / what))
     if folder.is_dir():
         raise RequestError(
-            f"{what} is no run's folder: it has no metrics.jsonl, no jobs/ID.jsonl and no "
+            f"{what} is not a run's folder: it has no metrics.jsonl, no jobs/ID.jsonl and no "
             "config.json of a run",
             fix=f"sqshforge status --root {what} lists the runs below it",
         )

@@ -11,7 +11,7 @@ AGAIN = "write the archive again, with the tool that made it, and copy it whole"
 
 def broken(why: str, where: str, fix: str = AGAIN) -> WorkError:
     """What stands in an archive cannot be so."""
-    return WorkError(f"the image archive is broken: {why}", where=where, fix=fix)
+    return WorkError(f"the image archive is corrupt: {why}", where=where, fix=fix)
 
 
 def refused(why: str, where: str, fix: str) -> WorkError:

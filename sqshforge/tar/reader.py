@@ -77,7 +77,7 @@ def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entr
                 long[kind] = data.partition(b"\0")[0]
             header = _header(stream)
             if not header:
-                raise broken("an extended header without its entry", where)
+                raise broken("an extended header has no entry", where)
             kind = header[156:157]
         if records or long or kind not in KINDS:
             entry, stored = _special(stream, header, records, long)
@@ -115,7 +115,7 @@ def _header(stream: TarStream, *, needs_end_mark: bool = False) -> bytes:
         raise stream.ends_early()
     if header == NOTHING:
         if stream.block(BLOCK) not in (b"", NOTHING):
-            raise broken("a block of zeros amid the entries of a tar", stream.where)
+            raise broken("a block of zeros between the entries of a tar", stream.where)
         return b""
     if header:
         field = header[148:156]
@@ -166,7 +166,7 @@ def _special(
         kind = FILE
     if kind not in KINDS:
         raise refused(
-            f"{shown(name)} is of a kind that no image has ({kind!r})",
+            f"{shown(name)} has an entry type that images do not have ({kind!r})",
             where,
             "leave that file out of the image",
         )
@@ -187,7 +187,7 @@ def _special(
     if b"mtime" in known:
         match = _SECONDS.fullmatch(known[b"mtime"])
         if match is None:
-            raise broken("a time in an extended header is none", where)
+            raise broken("an extended header has an invalid time", where)
         seconds = int(match[1])
     target = long.get(LONG_LINK) or known.get(b"linkpath")
     entry = Entry(
@@ -222,7 +222,7 @@ def number(field: bytes, where: str) -> int:
             return int(digits, 8)
     except ValueError:
         pass
-    raise broken("a number of a tar header is none", where)
+    raise broken("a tar header has an invalid number", where)
 
 
 def _stated(text: bytes | None, otherwise: int, where: str) -> int:
@@ -231,20 +231,20 @@ def _stated(text: bytes | None, otherwise: int, where: str) -> int:
     elif text.isdigit() and len(text) < 20:
         size = int(text)
     else:
-        raise broken("a size in an extended header is none", where)
+        raise broken("an extended header has an invalid size", where)
     if size < 0:
         raise _negative(where)
     return size
 
 
 def _negative(where: str) -> Exception:
-    return broken("an entry of negative size", where)
+    return broken("a tar entry has a negative size", where)
 
 
 def _device(header: bytes, where: str) -> tuple[int, int]:
     major, minor = number(header[329:337], where), number(header[337:345], where)
     if not (0 <= major < 1 << 12 and 0 <= minor < 1 << 20):
-        raise broken("a device of a number that Linux does not have", where)
+        raise broken("a device number is out of Linux's range", where)
     return major, minor
 
 
@@ -266,9 +266,9 @@ def _records(data: bytes, where: str) -> list[tuple[bytes, bytes]]:
         line = data[space + 1 : at + length]
         key, is_one, value = line[:-1].partition(b"=")
         if not is_one or not key or line[-1:] != b"\n" or at + length > end:
-            raise broken("a record of an extended header is none", where)
+            raise broken("an extended header has an invalid record", where)
         if b"\0" in key or (b"\0" in value and key in (b"path", b"linkpath", b"GNU.sparse.name")):
-            raise broken("a name in an extended header holds a zero byte", where)
+            raise broken("a name in an extended header contains a NUL byte", where)
         found.append((key, value))
         at += length
     return found

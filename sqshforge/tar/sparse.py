@@ -44,7 +44,7 @@ def of_records(
     if b"GNU.sparse.major" in known:
         version = known[b"GNU.sparse.major"], known.get(b"GNU.sparse.minor")
         if version != (b"1", b"0"):
-            raise broken("a sparse file of an unknown form", where)
+            raise broken("a sparse file has an unknown format", where)
         numbers, used = _lines(stream, size)
         return _pairs(numbers, where), whole, used
     if b"GNU.sparse.map" in known:
@@ -54,7 +54,7 @@ def of_records(
         order = (b"GNU.sparse.offset", b"GNU.sparse.numbytes")
         given = [(key, value) for key, value in records if key in order]
         if any(key != order[index % 2] for index, (key, _) in enumerate(given)):
-            raise broken("the map of a sparse file is none", where)
+            raise broken("a sparse file has an invalid map", where)
         numbers = [_number(value, where) for _, value in given]
     return _pairs(numbers, where), whole, 0
 
@@ -64,10 +64,10 @@ def check(segments: Segments, size: int, stored: int, where: str) -> None:
     end = 0
     for offset, count in segments:
         if offset < end or count < 0:
-            raise broken("the pieces of a sparse file overlap", where)
+            raise broken("the segments of a sparse file overlap", where)
         end = offset + count
     if end > size or size < 0 or sum(count for _, count in segments) != stored:
-        raise broken("the pieces of a sparse file are not its size", where)
+        raise broken("the segments of a sparse file do not add up to its size", where)
 
 
 def _fields(data: bytes, number: Callable[[bytes, str], int], where: str) -> list[tuple[int, int]]:
@@ -88,7 +88,7 @@ def _lines(stream: TarStream, size: int) -> tuple[list[int], int]:
     lines: list[bytes] = []
     while len(lines) < wanted:
         if used + BLOCK > size + -size % BLOCK:
-            raise broken("the map of a sparse file is none", where)
+            raise broken("a sparse file has an invalid map", where)
         if used >= limits.HEADER:
             raise _too_many(where)
         *more, text = (text + stream.take(BLOCK)).split(b"\n")
@@ -101,13 +101,13 @@ def _lines(stream: TarStream, size: int) -> tuple[list[int], int]:
 
 def _pairs(numbers: list[int], where: str) -> Segments:
     if len(numbers) % 2:
-        raise broken("the map of a sparse file is none", where)
+        raise broken("a sparse file has an invalid map", where)
     return tuple(zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def _number(text: bytes, where: str) -> int:
     if not text.isdigit() or len(text) > 19:
-        raise broken("a number of a sparse file's map is none", where)
+        raise broken("a sparse file's map has an invalid number", where)
     return int(text)
 
 

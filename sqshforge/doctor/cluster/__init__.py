@@ -138,7 +138,7 @@ def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
         descriptor, name = tempfile.mkstemp(prefix=".sqshforge-doctor-", dir=folder)
     except OSError as error:
         raise RequestError(
-            f"no file can be made in {folder}: {error.strerror}",
+            f"cannot create a file in {folder}: {error.strerror}",
             fix="--folder=DIR, a shared one that you may write; by default the current one",
         ) from None
     path = Path(name)

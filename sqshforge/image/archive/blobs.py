@@ -29,7 +29,9 @@ class Directory:
 
     def __init__(self, path: Path, closing: contextlib.ExitStack) -> None:
         if not path.is_dir():
-            raise RequestError(f"{path} is no folder", fix="a file's address is oci-archive:FILE")
+            raise RequestError(
+                f"{path} is not a folder", fix="a file's address is oci-archive:FILE"
+            )
         self._root = path.resolve()
         self._closing = closing
 
@@ -89,7 +91,7 @@ class Tarred:
             if name not in self._links:
                 return self._regions.get(name)
             name = self._links[name]
-        raise broken(f"the links of {shown(name)} go round in a circle", self._where)
+        raise broken(f"the links of {shown(name)} form a loop", self._where)
 
 
 def _text(name: bytes) -> str:

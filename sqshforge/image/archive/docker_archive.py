@@ -18,12 +18,12 @@ def find(store: Store, name: str, address: str) -> Image:
     listed = store.region("manifest.json")
     if listed is None:
         raise RequestError(
-            f"{address} is no archive of `docker save`: it has no manifest.json",
+            f"{address} is not an archive of `docker save`: it has no manifest.json",
             fix="an OCI archive is oci-archive:FILE",
         )
     value = load_document(listed.whole(limits.JSON, "manifest.json"), "manifest.json", address)
     if not isinstance(value, list) or not value:
-        raise broken("manifest.json is no list of images", address)
+        raise broken("manifest.json is not a list of images", address)
     manifest = _chosen(
         [Document(one, "an image of manifest.json", address) for one in value], name, address
     )
@@ -50,7 +50,7 @@ def _chosen(images: list[Document], name: str, address: str) -> Document:
                 return one
         raise RequestError(
             f"{address} has no image {name!r}",
-            fix=f"its images are: {', '.join(tags)}" if tags else "leave the name away",
+            fix=f"its images are: {', '.join(tags)}" if tags else "leave the name out",
         )
     if len({one.text("Config") for one in images}) > 1:
         raise RequestError(

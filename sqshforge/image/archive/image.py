@@ -32,8 +32,8 @@ def open_image(address: str) -> Iterator[Archive]:
     scheme, _, rest = address.partition(":")
     if scheme not in SCHEMES or not rest or "\0" in rest:
         raise RequestError(
-            f"{address!r} is no address of an image in an archive",
-            fix="such are: oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG]",
+            f"{address!r} is not the address of an image in an archive",
+            fix="use oci:DIR[:TAG], oci-archive:FILE[:TAG], docker-archive:FILE[:NAME:TAG]",
         )
     path, name = _split(rest)
     with contextlib.ExitStack() as closing:
@@ -57,7 +57,7 @@ def _split(text: str) -> tuple[Path, str]:
         except OSError:  # a name that is too long
             pass
         end = text.rfind(":", 0, end)
-    raise RequestError(f"{text.partition(':')[0]} does not exist", fix="see to the path's spelling")
+    raise RequestError(f"{text.partition(':')[0]} does not exist", fix="check the path")
 
 
 class Archive:

@@ -50,7 +50,7 @@ class File:
         self._first = os.fstat(self._descriptor)
         if not stat.S_ISREG(self._first.st_mode):
             self.close()
-            raise RequestError(f"{path} is no regular file", fix="save the archive to a file first")
+            raise RequestError(f"{path} is not a regular file", fix="save it to a file first")
         self.size = self._first.st_size
 
     def read(self, count: int, offset: int) -> bytes:
@@ -64,7 +64,7 @@ class File:
         now = os.fstat(self._descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._first.st_size, self._first.st_mtime_ns):
             raise WorkError(
-                f"{self.path} was written to while it was read", fix="start again when it is done"
+                f"{self.path} changed while it was being read", fix="try again when it is complete"
             )
 
     def close(self) -> None:

@@ -105,7 +105,7 @@ class Tree:
             node = Folder(entry)
         else:
             if kind == SYMLINK and not 0 < len(entry.target) < limits.PATH:
-                raise broken(f"the link {shown(entry.name)} has no possible target", self.where)
+                raise broken(f"the link {shown(entry.name)} has an invalid target", self.where)
             node = Node(entry, self._index)
         parent = self._parent(parts, entry)
         name = parts[-1]
@@ -123,7 +123,7 @@ class Tree:
         if any(part.startswith(RESERVED) for part in before):
             return True  # what AUFS kept for itself
         if any(part.startswith(WHITEOUT) for part in before):
-            raise broken(f"{shown(entry.name)} lies in what hides a name", self.where)
+            raise broken(f"{shown(entry.name)} is inside a whiteout", self.where)
         if not name.startswith(WHITEOUT):
             return False
         if name == OPAQUE:
@@ -131,7 +131,7 @@ class Tree:
         elif not name.startswith(RESERVED):
             hidden = name[len(WHITEOUT) :]
             if hidden in (b"", b".", b".."):
-                raise broken(f"{shown(entry.name)} hides no name", self.where)
+                raise broken(f"{shown(entry.name)} is a whiteout without a name", self.where)
             _hide(self._parent(parts, entry), hidden)
         return True
 
@@ -174,7 +174,8 @@ class Tree:
             followed += 1
             if child.entry.kind != SYMLINK or followed > limits.LINKS:
                 raise broken(
-                    f"{shown(entry.name)} lies in {shown(part)}, which is no folder", self.where
+                    f"{shown(entry.name)} is inside {shown(part)}, which is not a folder",
+                    self.where,
                 )
             if child.entry.target.startswith(b"/"):
                 del path[1:]
@@ -298,7 +299,7 @@ def _found(root: Folder, link: Node, path: list[bytes], tree: Tree) -> Node:
     if not isinstance(node, Node):
         raise broken(
             f"the hard link {shown(link.entry.name)} leads to {shown(link.entry.target)}, "
-            "where no file is",
+            "which is not a file",
             tree.where,
         )
     node.is_linked = True

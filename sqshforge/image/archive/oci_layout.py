@@ -82,7 +82,7 @@ class Document:
 
     def _is(self, is_right: bool, key: str) -> bool:
         if not is_right:
-            raise self.fault(f"has something else than it should as {key!r}")
+            raise self.fault(f"has a value of the wrong type for {key!r}")
         return True
 
 
@@ -124,7 +124,7 @@ def find(store: Store, tag: str, address: str) -> Image:
     index = store.region("index.json")
     if index is None:
         raise RequestError(
-            f"{address} is no OCI image: it has no index.json",
+            f"{address} is not an OCI image: it has no index.json",
             fix="an archive of `docker save` is docker-archive:FILE",
         )
     document = Document(
@@ -146,13 +146,13 @@ def diff_ids(config: Document) -> tuple[str, ...]:
     found = tuple(config.map("rootfs").texts("diff_ids"))
     for one in found:
         if not DIGEST.fullmatch(one):
-            raise config.fault(f"lists {shown(one)} as a layer, which is no digest")
+            raise config.fault(f"lists {shown(one)} as a layer, which is not a digest")
     for key in ("config", "Config"):
         config.map(key)
     config.text("created", "")
     config.maps("history")
     if "rootfs" not in config.value:
-        raise config.fault("does not list its layers: it is of no container image")
+        raise config.fault("lists no layers: it is not a container image")
     return found
 
 
@@ -202,11 +202,11 @@ def chosen(index: Document, tag: str, address: str) -> Document:
             known = sorted({_names(one)[0] for one in images if _names(one)})
             raise RequestError(
                 f"{address} has no image {tag!r}",
-                fix=f"its images are: {', '.join(known)}" if known else "leave the name away",
+                fix=f"its images are: {', '.join(known)}" if known else "leave the name out",
             )
         images = named
     if not images:
-        raise broken("an index without any image", address)
+        raise broken("an index lists no image", address)
     distinct = list({_digest(one): one for one in images}.values())
     if len(distinct) == 1:
         return distinct[0]
@@ -249,14 +249,14 @@ def _kind(described: Document, document: Document) -> str:
     if not given:
         given = INDEXES[0] if "manifests" in document.value else MANIFESTS[0]
     if given not in (*INDEXES, *MANIFESTS):
-        raise document.fault(f"is {shown(given)}, which is neither an image nor an index")
+        raise document.fault(f"is {shown(given)}, which is neither an image manifest nor an index")
     return given
 
 
 def _digest(described: Document) -> str:
     digest = described.text("digest")
     if not DIGEST.fullmatch(digest):
-        raise described.fault(f"has {shown(digest)} as its digest, which is none")
+        raise described.fault(f"has {shown(digest)} as its digest, which is not a valid digest")
     return digest
 
 
@@ -266,7 +266,7 @@ def _blob(store: Store, described: Document, what: str, address: str) -> Region:
     size = described.number("size")
     if region is None and described.texts("urls"):
         raise refused(
-            f"{what} is not in it, only the address where it could be had",
+            f"{what} is stored elsewhere: the archive has only its URL",
             address,
             "pull the image with its foreign layers, and save it again",
         )

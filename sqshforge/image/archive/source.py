@@ -49,7 +49,7 @@ class Archived:
         with archive.open_image(self.address) as image:
             if digest not in (None, image.digest):
                 raise WorkError(
-                    "the archive holds another image by now",
+                    "the archive has changed: it now holds another image",
                     where=self.address,
                     fix="pack it again",
                 )

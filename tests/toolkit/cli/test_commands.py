@@ -64,12 +64,12 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (["smoke-test", "./no-such.sqsh"], "cannot be read", "make sqsh"),
         (
             ["pack", "rootfs:x", "-o", "x.sqsh", "--hot", "x.txt", "--xattrs"],
-            "--hot does not go with --xattrs",
+            "--hot cannot be combined with --xattrs",
             "leave one of the two out",
         ),
         (
             ["pack", "cpu-mamba", "--hot", "x.txt", "--no-hot"],
-            "--hot does not go with --no-hot",
+            "--hot cannot be combined with --no-hot",
             "leave one of the two out",
         ),
         (

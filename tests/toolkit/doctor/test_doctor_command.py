@@ -88,7 +88,7 @@ def test_what_is_about_nodes_takes_cluster_and_cluster_takes_slurm(tmp_path: Pat
         done = sqshforge("doctor", *words)
         assert done.code == 2, done.out + done.err
         option = words[0].partition("=")[0]
-        assert done.err.splitlines()[0] == f"error: {option} counts only with --cluster"
+        assert done.err.splitlines()[0] == f"error: {option} has an effect only with --cluster"
     (tmp_path / "python3").symlink_to("/usr/bin/python3")
     done = sqshforge("doctor", "--cluster", env={"PATH": str(tmp_path)})
     assert done.code == 3 and done.out == ""

@@ -138,5 +138,5 @@ def test_sizes(text: str, count: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1X", "G"])
 def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
-    with pytest.raises(RequestError, match="is no size"):
+    with pytest.raises(RequestError, match="is not a size"):
         terminal.size(text)

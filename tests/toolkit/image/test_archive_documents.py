@@ -37,12 +37,12 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "nested deep": (b'{"a":' + DEEP, "nested too deep"),
     "nested deep in objects": (b'{"a":' * 100_000, "nested too deep"),
     "large": (b" " * (limits.JSON + 1), "the most"),
-    "no layers at all": (b"{}", "of no container image"),
+    "no layers at all": (b"{}", "not a container image"),
     "rootfs as a list": (b'{"rootfs": [1]}', "is no object"),
-    "layers as text": (b'{"rootfs": {"diff_ids": "sha256"}}', "something else"),
-    "layers as numbers": (b'{"rootfs": {"diff_ids": [1]}}', "something else"),
-    "a layer as a path": (b'{"rootfs": {"diff_ids": ["sha256:../../etc/passwd"]}}', "no digest"),
-    "a layer in MD5": (b'{"rootfs": {"diff_ids": ["md5:00"]}}', "no digest"),
+    "layers as text": (b'{"rootfs": {"diff_ids": "sha256"}}', "wrong type"),
+    "layers as numbers": (b'{"rootfs": {"diff_ids": [1]}}', "wrong type"),
+    "a layer as a path": (b'{"rootfs": {"diff_ids": ["sha256:../../etc/passwd"]}}', "not a digest"),
+    "a layer in MD5": (b'{"rootfs": {"diff_ids": ["md5:00"]}}', "not a digest"),
     "a config as a list": (changed(lambda config: config.update(config=[1])), "is no object"),
     "a time as a number": (
         changed(lambda config: config.update(created=7)),
@@ -51,7 +51,7 @@ CONFIGS: dict[str, tuple[Any, str]] = {
     "a history of texts": (changed(lambda config: config.update(history=["a"])), "is no object"),
     "a history as an object": (
         changed(lambda config: config.update(history={"a": 1})),
-        "something else",
+        "wrong type",
     ),
     "fewer layers": (
         changed(lambda config: config["rootfs"]["diff_ids"].clear()),
@@ -94,7 +94,7 @@ MANIFESTS: dict[str, tuple[Any, str]] = {
     ),
     "layers as an object": (
         changed(lambda manifest: manifest.update(layers={"a": 1})),
-        "something else",
+        "wrong type",
     ),
     "a layer as a number": (changed(lambda manifest: manifest.update(layers=[7])), "is no object"),
     "no config": (changed(lambda manifest: manifest.pop("config")), "no text as 'digest'"),
@@ -108,16 +108,19 @@ MANIFESTS: dict[str, tuple[Any, str]] = {
     ),
     "a layer as a path": (
         layers(lambda one: one.update(digest="sha256:../../etc/passwd")),
-        "which is none",
+        "not a valid digest",
     ),
-    "a layer in MD5": (layers(lambda one: one.update(digest="md5:" + "0" * 32)), "which is none"),
+    "a layer in MD5": (
+        layers(lambda one: one.update(digest="md5:" + "0" * 32)),
+        "not a valid digest",
+    ),
     "a digest in capitals": (
         layers(lambda one: one.update(digest=one["digest"].upper())),
-        "which is none",
+        "not a valid digest",
     ),
     "a digest and a newline": (
         layers(lambda one: one.update(digest=one["digest"] + "\n")),
-        "which is none",
+        "not a valid digest",
     ),
     "a digest as a number": (layers(lambda one: one.update(digest=7)), "no text as 'digest'"),
     "a layer that is not there": (
@@ -126,7 +129,7 @@ MANIFESTS: dict[str, tuple[Any, str]] = {
     ),
     "a layer that is elsewhere": (
         layers(lambda one: one.update(digest="sha256:" + "0" * 64, urls=["http://x/y"])),
-        "address where it could be had",
+        "only its URL",
     ),
     "a size that is wrong": (layers(lambda one: one.update(size=1)), "1 were announced"),
     "a size as text": (layers(lambda one: one.update(size="1")), "no size"),
@@ -149,19 +152,19 @@ INDEXES: dict[str, tuple[Any, str]] = {
     "no JSON": (lambda index: b"\0", "is no JSON"),
     "large": (lambda index: b" " * (limits.JSON + 1), "the most"),
     "nested deep": (lambda index: DEEP, "nested too deep"),
-    "nothing": (changed(lambda index: index.clear()), "without any image"),
-    "no images": (changed(lambda index: index.update(manifests=[])), "without any image"),
-    "null": (changed(lambda index: index.update(manifests=None)), "without any image"),
+    "nothing": (changed(lambda index: index.clear()), "lists no image"),
+    "no images": (changed(lambda index: index.update(manifests=[])), "lists no image"),
+    "null": (changed(lambda index: index.update(manifests=None)), "lists no image"),
     "a number": (changed(lambda index: index.update(manifests=[7])), "is no object"),
     "an unknown kind": (
         described(lambda one: one.update(mediaType="text/html")),
-        "neither an image nor",
+        "neither an image manifest nor",
     ),
     "an old kind": (
         described(
             lambda one: one.update(mediaType="application/vnd.docker.distribution.manifest.v1+json")
         ),
-        "neither an image nor",
+        "neither an image manifest nor",
     ),
     "a platform as text": (described(lambda one: one.update(platform="linux")), "is no object"),
     "notes as numbers": (
@@ -170,11 +173,11 @@ INDEXES: dict[str, tuple[Any, str]] = {
     ),
     "attestations alone": (
         described(lambda one: one.update(platform={"os": "unknown", "architecture": "unknown"})),
-        "without any image",
+        "lists no image",
     ),
     "an image as a path": (
         described(lambda one: one.update(digest="../../etc/passwd")),
-        "which is none",
+        "not a valid digest",
     ),
     "a layer as an index": (
         described(lambda one: one.update(digest=archives.sha256(ONE), size=len(ONE))),
@@ -223,8 +226,8 @@ def test_indexes_in_indexes_without_end(tmp_path: Path) -> None:
 
 
 SAVED: dict[str, tuple[Any, str]] = {
-    "an object": (lambda listed: {}, "no list of images"),
-    "no image": (lambda listed: [], "no list of images"),
+    "an object": (lambda listed: {}, "not a list of images"),
+    "no image": (lambda listed: [], "not a list of images"),
     "a number": (lambda listed: [7], "is no object"),
     "no JSON": (lambda listed: b"\0", "is no JSON"),
     "large": (lambda listed: b" " * (limits.JSON + 1), "the most"),
@@ -238,8 +241,8 @@ SAVED: dict[str, tuple[Any, str]] = {
         changed(lambda listed: listed[0].update(Config="/etc/passwd")),
         "is missing",
     ),
-    "layers as text": (changed(lambda listed: listed[0].update(Layers="a")), "something else"),
-    "a layer as a number": (changed(lambda listed: listed[0].update(Layers=[7])), "something else"),
+    "layers as text": (changed(lambda listed: listed[0].update(Layers="a")), "wrong type"),
+    "a layer as a number": (changed(lambda listed: listed[0].update(Layers=[7])), "wrong type"),
     "a layer that leads up": (
         changed(lambda listed: listed[0].update(Layers=["../../x"])),
         "leads out",
@@ -253,7 +256,7 @@ SAVED: dict[str, tuple[Any, str]] = {
         changed(lambda listed: listed[0].update(Layers=["x"] * 100_000)),
         "are the most",
     ),
-    "names as numbers": (changed(lambda listed: listed[0].update(RepoTags=[7])), "something else"),
+    "names as numbers": (changed(lambda listed: listed[0].update(RepoTags=[7])), "wrong type"),
 }
 
 

@@ -96,7 +96,7 @@ def test_a_digest_names_an_image_whatever_its_tag_is_by_now(registry: str, tmp_p
     push(new, name)
     by_digest = source.parse(f"docker://{registry}/moved@{digest}", Programs())
     assert by_digest.config().digest == first
-    with pytest.raises(WorkError, match="pushed anew"), image.open(first):
+    with pytest.raises(WorkError, match="pushed again"), image.open(first):
         pass
     with by_digest.open(first):
         pass

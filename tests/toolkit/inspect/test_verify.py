@@ -166,7 +166,7 @@ def test_the_signers_may_be_set_once(desk: Desk) -> None:
     env = {"SQSHFORGE_SIGNERS": str(desk.home / "signers")}
     done = sqshforge("verify", desk.file, env=env)
     assert done.code == 1
-    assert "nobody of the signers made the signature" in done.out
+    assert "no allowed signer made the signature" in done.out
 
 
 def test_a_signature_goes_with_its_file(desk: Desk) -> None:
@@ -212,11 +212,11 @@ def spoiled(desk: Desk, old: bytes, new: bytes) -> None:
     ("spoil", "told"),
     [
         (lambda desk: desk.signature.unlink(), "there is no a.sqsh.sig"),
-        (lambda desk: desk.sign("theirs"), "nobody of the signers"),
-        (lambda desk: desk.signature.write_bytes(b"\xff\n"), "no signature of a squash file"),
-        (lambda desk: desk.signature.write_bytes(b""), "no signature of a squash file"),
-        (lambda desk: spoiled(desk, b'"size": ', b'"size": 1'), "is not good"),
-        (lambda desk: spoiled(desk, b"{", b"{ "), "no signature of a squash file"),
+        (lambda desk: desk.sign("theirs"), "no allowed signer"),
+        (lambda desk: desk.signature.write_bytes(b"\xff\n"), "not the signature of a squash file"),
+        (lambda desk: desk.signature.write_bytes(b""), "not the signature of a squash file"),
+        (lambda desk: spoiled(desk, b'"size": ', b'"size": 1'), "is invalid"),
+        (lambda desk: spoiled(desk, b"{", b"{ "), "not the signature of a squash file"),
         (lambda desk: spoiled(desk, b"U1NIU0", b"U1NIU1"), ""),
         (
             lambda desk: desk.edit(key="sha256:0"),
@@ -255,7 +255,7 @@ def test_a_signature_of_another_use_of_the_key(desk: Desk) -> None:
     desk.signature.write_bytes(statement + armor)
     code, checks = desk.verify("--signers", desk.home / "signers")
     assert code == 1
-    assert "is not good" in checks["signature"][1]
+    assert "is invalid" in checks["signature"][1]
 
 
 def test_signed_anew(desk: Desk) -> None:
@@ -266,7 +266,7 @@ def test_signed_anew(desk: Desk) -> None:
     desk.signature.write_text("my notes")
     done = desk.sign("ours")
     assert done.code == 1
-    assert "no signature of a squash file" in done.err
+    assert "not the signature of a squash file" in done.err
     assert desk.signature.read_text() == "my notes"
 
 
@@ -274,7 +274,7 @@ def test_a_spoiled_file_is_not_signed(desk: Desk) -> None:
     desk.flip(5_000)
     done = desk.sign()
     assert done.code == 1
-    assert "it is not signed" in done.err
+    assert "was not signed" in done.err
     assert not desk.signature.exists()
 
 
@@ -284,7 +284,7 @@ def test_a_wrong_request(desk: Desk) -> None:
     assert "ssh-keygen -t ed25519" in done.err
     done = sqshforge("verify", desk.file, "--signers", desk.home / "none")
     assert done.code == 2
-    assert "no such file of signers" in done.err
+    assert "file of allowed signers" in done.err
     for words in (["verify"], ["sign", "--key", desk.home / "ours"]):
         done = sqshforge(*words, desk.file.with_name("none.sqsh"))
         assert done.code == 2

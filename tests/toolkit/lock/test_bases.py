@@ -198,7 +198,7 @@ def test_the_check_of_a_lock_fails_for_a_base_that_no_address_has(
     done = commanded(checkout, index, "lock", "small", "--check")
     assert done.code == 1
     assert f"\n{image}: is gone by the digest of the lock too (" in f"\n{done.err}"
-    assert f"no registry has them any more: {image}" in done.err
+    assert f"no longer found in any registry: {image}" in done.err
     assert f"fix:   {FIX}" in done.err
     base = {"image": image, "mirrors": [f"{registry}/here"]}
     small_recipe(checkout / "recipes", ["app==1.0"], base=base)

@@ -126,7 +126,7 @@ def test_a_broken_file_is_told_with_its_place(text: str | bytes, says: str, tmp_
 def test_a_file_that_is_named_and_not_there_is_told_with_the_variable(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
     error = fault(tmp_path, {"SQSHFORGE_MIRRORS": f"{tmp_path}/not"})
-    assert "the file of mirrors is not there" in error.what
+    assert "the mirrors file does not exist" in error.what
     assert error.where == f"SQSHFORGE_MIRRORS={tmp_path}/not"
 
 
@@ -146,7 +146,7 @@ def test_malformed_pairs_are_told_with_their_variable(pairs: str, tmp_path: Path
 def test_the_command_line_ends_with_code_2(tmp_path: Path) -> None:
     done = sqshforge("lock", "cpu-mamba", "--check", env={"SQSHFORGE_MIRRORS": str(tmp_path / "x")})
     assert done.code == 2
-    assert done.err.startswith("error: the file of mirrors is not there\n")
+    assert done.err.startswith("error: the mirrors file does not exist\n")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,6 @@ def test_the_table_leaves_out_what_is_newest_and_joins_targets_that_agree() -> N
 def test_only_complete_silence_is_an_error() -> None:
     require_answers([])
     require_answers([SILENT, CURRENT])
-    with pytest.raises(MissingError, match="nothing could be asked") as caught:
+    with pytest.raises(MissingError, match="no source of versions answered") as caught:
         require_answers([SILENT, SILENT])
     assert caught.value.what.count("no answer") == 1

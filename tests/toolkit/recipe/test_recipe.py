@@ -80,7 +80,7 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
         ),
         (
             ("slim\n", "slim\n  bootstrap: {suite: noble, components: [main, universe]}\n"),
-            "components and pockets are those of a mirror",
+            "components and pockets need a mirror",
         ),
     ],
 )
@@ -209,7 +209,7 @@ def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -
 def test_parameters_stand_in_images_and_all_must_be_given(tmp_path: Path) -> None:
     text = GOOD.replace("debian:bookworm-slim", "'{account}.example.test/smp:{tag}'")
     what = faults(write(tmp_path, text))
-    assert "names account, tag, which parameters do not give" in what
+    assert "names account, tag, which are not defined in parameters" in what
     path = write(tmp_path, text + "parameters: {account: '1', tag: x}\n")
     loaded = recipe.load(path)
     assert loaded.address(loaded.base.image) == "1.example.test/smp:x"
@@ -249,11 +249,11 @@ def test_a_recipe_that_extends_another_sets_its_parameters(tmp_path: Path) -> No
     [
         (
             ('"3.11"', '"{pyton}"'),
-            "python.version: {pyton} names pyton, which parameters",
+            "python.version: {pyton} names pyton, which are not",
         ),
         (
             ("{torch}", "{tork}"),
-            "env.PYTORCH_VERSION: {tork} names tork, which parameters",
+            "env.PYTORCH_VERSION: {tork} names tork, which are not",
         ),
         (('{python: "3.11"', "{python: 3.11"), "parameters.python (line 12): is 3.11, a number"),
     ],

@@ -154,7 +154,7 @@ def test_of_a_command_that_fails_nothing_is_listed(tiny: Path, tmp_path: Path) -
 @pytest.mark.processes
 def test_what_is_asked_for_in_vain(tiny: Path, tmp_path: Path) -> None:
     both = sqshforge("trace", tiny, "--check", "--", "true")
-    assert both.code == 2 and "--check starts nothing" in both.err
+    assert both.code == 2 and "--check takes no command" in both.err
     no_list = sqshforge("trace", tiny, "--check")
     assert no_list.code == 2 and "--list FILE" in no_list.err
     bare = tiny_root.sqsh(tmp_path / "bare")

@@ -135,7 +135,7 @@ def test_a_file_that_becomes_shorter(
         return os.stat_result(found)
 
     monkeypatch.setattr(os, "fstat", longer)
-    with pytest.raises(WorkError, match="became shorter"):
+    with pytest.raises(WorkError, match="shrank"):
         written(root, HotList(), tmp_path / "a.tar")
 
 

@@ -295,9 +295,9 @@ def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str, dock
         ("unix:///nowhere/docker.sock", 3, "no docker daemon answers: no such file or directory"),
         ("tcp://127.0.0.1:1", 3, "no docker daemon answers: connection refused"),
         ("unix://SOCKET", 3, "no docker daemon answers: connection refused"),
-        ("http//wrong", 2, "docker's daemon cannot be at that address"),
-        ("tcp://host:port", 2, "docker's daemon cannot be at that address"),
-        ("ftp://host:1", 2, "docker's daemon cannot be at that address"),
+        ("http//wrong", 2, "DOCKER_HOST is not a valid address"),
+        ("tcp://host:port", 2, "DOCKER_HOST is not a valid address"),
+        ("ftp://host:1", 2, "DOCKER_HOST is not a valid address"),
     ],
 )
 def test_a_daemon_that_is_not_there_is_one_clear_error(

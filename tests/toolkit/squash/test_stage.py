@@ -77,7 +77,7 @@ def test_what_is_not_what_its_record_says_is_not_taken(file: Path, tmp_path: Pat
         broken.write(b"\xff\x00\xff\x00")
     done = command("stage", file, tmp_path / "disk")
     assert done.returncode == 1
-    assert "not what the record says" in done.stderr and "sqshforge verify" in done.stderr
+    assert "does not match the record" in done.stderr and "sqshforge verify" in done.stderr
     assert list((tmp_path / "disk").iterdir()) == []
 
 

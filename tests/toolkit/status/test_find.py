@@ -96,11 +96,11 @@ def test_an_unknown_run_or_job(tmp_path: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["{}"], "is no run's folder"),
+        (["{}"], "is not a run's folder"),
         (["--root", "{}"], "there are no runs"),
         (["--root", "{}/none"], "there are no runs"),
-        (["{}/run", "--every", "3"], "--every counts only with --watch"),
-        (["{}/run", "--watch", "--json"], "--json tells once"),
+        (["{}/run", "--every", "3"], "--every has an effect only with --watch"),
+        (["{}/run", "--watch", "--json"], "--json prints once"),
         (["{}/run", "--watch", "--every", "soon"], "--every"),
     ],
 )

@@ -191,7 +191,7 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     save(data / "a.json", *[line([1, 2, 3])] * 3)
     save(data / "b.json", *[line([4, 5, 6])] * 3)
     pipe = data / "c.json"
-    os.mkfifo(pipe)  # stands for a file that takes long; it is no regular file
+    os.mkfifo(pipe)  # stands for a file that takes long; it is not a regular file
     program = (
         "import sys; from pathlib import Path; from training.data.lines import converted; "
         "converted([Path(name) for name in sys.argv[2:]], Path(sys.argv[1]))"
