@@ -316,7 +316,7 @@ def open_samples(
     if known := how_to_read(path, seq_length):
         raise RequestError(f"{setting}: {known}")
     raise RequestError(
-        f"{setting}: {path!r} is no source that is known; use text:GLOB, packed:GLOB, "
+        f"{setting}: {path!r} is not a known source; use text:GLOB, packed:GLOB, "
         "packed-17/13:GLOB, lines:FOLDER, synthetic:, mixture:FILE, stream:NAME or the folder "
         "of a Hugging Face set, such as 'text:/usr/lib/python3.11/**/*.py'"
     )

@@ -91,7 +91,7 @@ def _program(root: Path, environment: Mapping[str, str]) -> str:
     named = environment.get("NSYS_PATH")
     if named:
         if not os.access(named, os.X_OK) or Path(named).is_dir():
-            raise RequestError(f"NSYS_PATH: {named} is no program that can be run", local=True)
+            raise RequestError(f"NSYS_PATH: {named} is not an executable program", local=True)
         return named
     found = shutil.which("nsys", path=environment.get("PATH", ""))
     for program in [found] if found else _installed(root):

@@ -69,7 +69,7 @@ def test_a_run_reads_it(tmp_path: Path, kind: object) -> None:
 def test_what_is_no_source_is_told_with_those_that_are(tmp_path: Path) -> None:
     given = (f"--save_ckpt_path={tmp_path}/run", "--num_steps=2")
     for path, says in (
-        ("packed:", "is no source that is known; use text:GLOB, packed:GLOB"),
+        ("packed:", "is not a known source; use text:GLOB, packed:GLOB"),
         (f"packed:{tmp_path}/none.npy", "error: dataset_path: "),
         (f"lines:{tmp_path}/none", "error: dataset_path: "),
         (f"mixture:{tmp_path}/none", "none: cannot be read: "),
