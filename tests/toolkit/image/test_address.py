@@ -289,7 +289,7 @@ NONSENSE = ["", "no json", "[]", "[null]", "{}", "7", '{"Id": "x", "Size": "big"
 def test_a_daemon_that_answers_nonsense(printed: str) -> None:
     with (
         docker_api.answering({"/x/json": printed.encode(), "/history": b"[]"}),
-        pytest.raises(WorkError, match="is invalid|unexpected answer from docker"),
+        pytest.raises(WorkError, match=r"is invalid|unexpected answer from docker"),
     ):
         source.parse("dockerd://x", Programs()).config()
 
@@ -309,7 +309,7 @@ def test_an_engine_that_answers_nonsense(
     stand_in.write_text(f"#!/bin/sh\necho '{printed}'\n")
     stand_in.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    with pytest.raises(WorkError, match="is invalid|unexpected answer from docker"):
+    with pytest.raises(WorkError, match=r"is invalid|unexpected answer from docker"):
         source.parse("buildah://x", Programs()).config()
 
 
