@@ -23,7 +23,7 @@ def shown(text: str | bytes, most: int = LONGEST) -> str:
 
 
 class SqshforgeError(Exception):
-    """Base of all errors that a user is told about without a traceback."""
+    """Base of all errors that a user sees without a traceback."""
 
     exit_code = 1
 

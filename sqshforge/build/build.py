@@ -264,8 +264,8 @@ def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
     if "dubious ownership" in commit.err + state.err:
         trust = shlex.join(["git", "config", "--global", "--add", "safe.directory", str(root)])
         reporter.say(
-            f"warning: the image is not told its commit: {root} belongs to another user, and git "
-            "does not read it"
+            f"warning: the image does not record its commit: {root} belongs to another user, and "
+            "git does not read it"
         )
         reporter.say(f"  fix:   {trust}")
     return "unknown"

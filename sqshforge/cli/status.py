@@ -73,21 +73,21 @@ def status(
 
         watch(all_seen, every or EVERY, job, several=found is None)
         return
-    told = all_seen()
+    statuses = all_seen()
     if as_json:
-        documents = [one.document() for one in told]
+        documents = [one.document() for one in statuses]
         click.echo(json.dumps(documents[0] if found else {"runs": documents}, indent=2))
         return
     from sqshforge.host.terminal import show_lines, show_table
     from sqshforge.status.report import lines, table
 
     if found:
-        show_lines(*lines(told[0], job))
+        show_lines(*lines(statuses[0], job))
         return
     from sqshforge.host import suggest
 
-    newest = sorted(told, key=lambda one: one.facts.quiet)[0]
-    show_table(table(told))
+    newest = sorted(statuses, key=lambda one: one.facts.quiet)[0]
+    show_table(table(statuses))
     show_lines("", f"next: {suggest.sqshforge('status', newest.folder)}")
 
 

@@ -23,7 +23,7 @@ from sqshforge.project import Project, in_the_way, owner
 __all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]
 
 ROOM = 10e9  # bytes that building and packing one small target takes at its peak
-TOLD = 3  # gaps that an error names
+SHOWN = 3  # gaps that an error names
 
 
 def examine(host: Host) -> list[Finding]:
@@ -58,8 +58,8 @@ def require_builder(host: Host) -> None:
 def _refuse(findings: Iterable[Finding]) -> None:
     gaps = [one for one in findings if one.needed and not one.ok]
     if gaps:
-        lines = [f"\n    {one.what}: {one.detail}" for one in gaps[:TOLD]]
-        fixes = dict.fromkeys(one.fix for one in gaps[:TOLD])
+        lines = [f"\n    {one.what}: {one.detail}" for one in gaps[:SHOWN]]
+        fixes = dict.fromkeys(one.fix for one in gaps[:SHOWN])
         raise MissingError(
             f"this machine lacks what it takes ({len(gaps)} in all; `make doctor` has the list):"
             + "".join(lines),

@@ -277,7 +277,7 @@ def _split(name: str) -> tuple[str, str | None]:
 
 
 def _require_socket(host: str) -> None:
-    """A socket that is not there is told before the SDK is loaded, which takes its time."""
+    """A missing socket is reported before the SDK is loaded, which takes its time."""
     if host.startswith("unix://"):
         try:
             Path(host.removeprefix("unix://")).stat()

@@ -50,8 +50,8 @@ def free_memory(root: Path = Path("/")) -> int:
 
     Zero where nothing tells.
     """
-    told = re.search(r"^MemAvailable:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
-    machine = int(told[1]) * 1024 if told else 0
+    found = re.search(r"^MemAvailable:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
+    machine = int(found[1]) * 1024 if found else 0
     return max(0, min([machine, *_left(root)]))
 
 
@@ -89,7 +89,7 @@ def _paths(root: Path, controller: str) -> dict[int, str]:
 def _below(top: str, path: str) -> tuple[str, ...] | None:
     """The folders that lead from the top of a mount to a cgroup; None where it is not in there.
 
-    In a cgroup namespace both are told from the namespace's own root, which is /: what lies above
+    In a cgroup namespace both are given from the namespace's own root, which is /: what lies above
     it starts with /.. and shows no names, so that of such a mount only the top can be read.
     """
     above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]

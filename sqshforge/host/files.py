@@ -299,16 +299,16 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
 
     The kernel drops the lock with its holder, however that ends; the file goes with the block.
     """
-    told = False
+    said = False
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not told:
+                if not said:
                     reporter.say(waiting)
-                told = True
+                said = True
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
             # The one before us may have removed the file that we have waited for.
             if not _is_same_file(lock, descriptor):

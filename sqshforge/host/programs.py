@@ -158,7 +158,7 @@ class Programs:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program for the length of a block; it never outlives the block.
 
-        If this process is killed, the program is told to end, and can clear up after itself. With
+        If this process is killed, the program is asked to end, and can clear up after itself. With
         SIGKILL as `end` it is not asked, here and at the end of the block.
         """
         words = tuple(str(word) for word in argv)

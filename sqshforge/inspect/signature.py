@@ -111,7 +111,7 @@ class Key:
 def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
     """Who made a signature; `WorkError` where it is not good, or by nobody of the signers.
 
-    `signers` is an allowed signers file (ssh-keygen(1)); without one it is only told which key
+    `signers` is an allowed signers file (ssh-keygen(1)); without one the answer is only which key
     signed.
     """
     program = programs.require("ssh-keygen", "it verifies signatures")

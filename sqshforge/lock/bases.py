@@ -108,20 +108,20 @@ def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
     has_moved = "@" in answers[0].name and bool(there) and answers[0] is there[0]
     if not (gone or kept or has_moved) or (there and not gone and not has_moved):
         return None
-    told = [f"is gone{_at(answer, image)} ({answer.said})" for answer in gone]
-    told += [f"cannot be seen{_at(answer, image)} ({answer.said})" for answer in kept]
+    parts = [f"is gone{_at(answer, image)} ({answer.said})" for answer in gone]
+    parts += [f"cannot be seen{_at(answer, image)} ({answer.said})" for answer in kept]
     if has_moved:
-        told.append("has lost its tag, or the tag names another image now")
+        parts.append("has lost its tag, or the tag names another image now")
     if there:
-        told.append(f"is still at {there[0].name}")
+        parts.append(f"is still at {there[0].name}")
     elif one.has_bootstrap:
-        told.append("is made from its packages instead")
+        parts.append("is made from its packages instead")
     fix = f"name an address that has it in base.mirrors of {recipe} (docs/recipes.md)"
     if kept and not there and not gone:
         fix = f"skopeo login {host_of(kept[0].name)}, or {fix}"
     return Remark(
         image=image,
-        what="; ".join(told),
+        what="; ".join(parts),
         fix=fix,
         lost=len(gone) == len(answers) and not one.has_bootstrap,
     )

@@ -90,7 +90,7 @@ def snapshot(
 
 
 def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, str]:
-    """What git is told of this machine: nothing of certificates where its own settings do."""
+    """What git learns of this machine: nothing of certificates where its own settings do."""
     if ca is None or os.environ.get("GIT_SSL_CAINFO") or not url.startswith("https:"):
         return QUIET
     own = programs.attempt(["git", "config", "--get-urlmatch", "http.sslCAInfo", url])

@@ -244,7 +244,7 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
 
     Another region or account serves the same image, so that its digest holds; another tag is
     another image, and nothing is known of it. For another Python the locked packages are taken as
-    they are, and that is told: what they need there was not resolved.
+    they are, and that is reported: what they need there was not resolved.
     """
     images = [image for image in (lock.base, lock.compiler) if image]
     if any(_tag(recipe, one.image) != _tag(wanted, one.image) for one in images):

@@ -83,8 +83,8 @@ class Resolver:
 
         Such an index is asked first, and a name that it has is taken from no other: others carry
         placeholders under these names. One that is `named_only` is asked for nothing else. Where
-        it does not answer, its pins stay without hashes and are told. Raises `WorkError` for what
-        no index has, and where a bound name would come from elsewhere.
+        it does not answer, its pins stay without hashes and are reported. Raises `WorkError` for
+        what no index has, and where a bound name would come from elsewhere.
         """
         wanted = self.recipe.packages()
         indexes = self.recipe.python.indexes

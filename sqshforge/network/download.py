@@ -61,7 +61,7 @@ def download_from(
 ) -> str:
     """Fetch a file as `download` does, from the first of its addresses that gives it.
 
-    Raises `MissingError` that names every address where none does. A wrong sum is told
+    Raises `MissingError` that names every address where none does. A wrong sum is reported
     at once, and no further address is tried.
     """
     total, failed = first_given(
@@ -71,10 +71,10 @@ def download_from(
         return total
     if len(failed) == 1:
         raise failed[0]
-    told = (f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)
+    lines = (f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)
     raise MissingError(
         f"{place.name} cannot be fetched from any of its {len(failed)} addresses:\n"
-        + "\n".join(told),
+        + "\n".join(lines),
         fix=FIX,
     )
 

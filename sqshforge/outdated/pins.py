@@ -49,9 +49,9 @@ class Pin:
 
     def remarks(self) -> str:
         """What a table says of it beside the versions."""
-        told = [self.silent, self.moved, *self.held_by]
-        told += [f"# {self.comment}"] if self.comment and self.state == "outdated" else []
-        return "; ".join(filter(None, told))
+        notes = [self.silent, self.moved, *self.held_by]
+        notes += [f"# {self.comment}"] if self.comment and self.state == "outdated" else []
+        return "; ".join(filter(None, notes))
 
 
 def judged(pin: Pin, offers: Sequence[Offer], python: str) -> Pin:

@@ -201,9 +201,9 @@ def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
         return [replace(pin, silent=f"this machine has no archive of {base.suite}")]
     old = dict(locked.packages)
     other = [f"{name} {new}" for name, new in now.packages if old.get(name, new) != new]
-    told = f"{len(other)} have other versions: {', '.join(other)}" if other else ""
+    others = f"{len(other)} have other versions: {', '.join(other)}" if other else ""
     held = ("base.bootstrap.snapshot",) if base.snapshot and other else ()
-    return [replace(pin, newest=pin.pinned, fits=pin.pinned, moved=told, held_by=held)]
+    return [replace(pin, newest=pin.pinned, fits=pin.pinned, moved=others, held_by=held)]
 
 
 def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:

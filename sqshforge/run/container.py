@@ -201,9 +201,9 @@ def main(words: str) -> NoReturn:
         ValueError,
         SqshforgeError,
     ) as error:  # ValueError: a NUL in a path, a variable
-        told = _failure(error, plan)
-        print("\n".join(told.lines()), file=sys.stderr)
-        sys.exit(told.exit_code)
+        failure = _failure(error, plan)
+        print("\n".join(failure.lines()), file=sys.stderr)
+        sys.exit(failure.exit_code)
 
 
 def _handed_on(environment: Mapping[str, str]) -> set[int]:

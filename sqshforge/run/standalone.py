@@ -20,7 +20,7 @@ from sqshforge.run.start import Mount
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Become a command in a sqsh; what prevents it is told in a few lines, never a traceback."""
+    """Become a command in a sqsh; what prevents it is said in a few lines, never a traceback."""
     # Split off first: argparse would drop a second -- that belongs to the command.
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])

@@ -27,7 +27,7 @@ MODULES = (
 )
 SHEBANG = b"#!/usr/bin/env python3\n"
 TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
-# Python 3.6 can read it, so that an old interpreter is told and not just fails.
+# Python 3.6 can read it, so that an old interpreter gets a message and does not just fail.
 MAIN = b"""\
 import sys
 

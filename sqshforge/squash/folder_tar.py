@@ -117,7 +117,8 @@ def write(
 ) -> list[bytes]:
     """Write a folder as a tar; gives its files of the list `hot`, which come first.
 
-    `advance` is told of bytes that have gone. Raises `WorkError` for a file that changes meanwhile.
+    `advance` is called with the count of bytes written. Raises `WorkError` for a file that changes
+    meanwhile.
     """
     folder = Folder(os.fsencode(root), split)
     first = folder.hot(hot)
@@ -156,7 +157,7 @@ class _Writer:
     # The first name of what has several: the others are links to it.
     named: dict[tuple[int, int], bytes] = field(default_factory=dict)
     is_spliced: bool = True
-    gone: int = 0  # bytes that were not told of yet
+    gone: int = 0  # bytes that were not reported yet
 
     def files(self, paths: Iterable[bytes]) -> None:
         # The kernel looks a path up name by name, so the folder of the last file stays open.

@@ -246,7 +246,7 @@ class Squasher:
                 raise failed([str(word) for word in argv], code, lines)
 
     def _passed(self, target: Path) -> Callable[[int], None]:
-        """The same as bytes go into mksquashfs: what is to be told of each of them."""
+        """The same as bytes go into mksquashfs: what is to be called with their count."""
         began = time.monotonic()
 
         def passed(count: int) -> None:

@@ -54,7 +54,7 @@ def _zstd(data: bytes, most: int) -> bytes:
     import zstandard
 
     # The library gets the memory that a block says it needs.
-    told = zstandard.frame_content_size(data)
-    if told > most:
+    size = zstandard.frame_content_size(data)
+    if size > most:
         raise ValueError("it is larger")
     return zstandard.ZstdDecompressor().decompress(data, max_output_size=most)

@@ -97,7 +97,7 @@ def fragment(image: Image, number: int) -> Block:
 def check(image: Image, jobs: int, advance: Callable[[float], None]) -> None:
     """Unpack every block of every file, `jobs` at once; `BrokenError` for the first that is none.
 
-    `advance` is told the bytes of the squash file as they are read.
+    `advance` is called with the bytes of the squash file as they are read.
     """
     ends: dict[int, int] = {}
     own: set[Block] = set()

@@ -78,8 +78,8 @@ def _found(folder: Path) -> Iterator[tuple[int, Path]]:
 
 def _ours(path: Path) -> tuple[int, str]:
     """The bytes of a checkpoint's files, and what is wrong with it."""
-    told = read_document(path / MANIFEST)
-    files = told.get("files") if told else None
+    manifest = read_document(path / MANIFEST)
+    files = manifest.get("files") if manifest else None
     if not isinstance(files, dict):
         there = (path / MANIFEST).exists()
         return 0, f"its {MANIFEST} cannot be read" if there else f"it has no {MANIFEST}"

@@ -102,9 +102,9 @@ def _last(path: Path, evaluates: bool) -> tuple[list[Record], list[Record], list
     found: dict[str, list[Record]] = {"step": [], "report": [], "evaluation": []}
     wanted = {"step", "report", "evaluation"} if evaluates else {"step", "report"}
     for lines in blocks(path):
-        told = [record for line in lines if (record := _record(line, wanted)) is not None]
+        records = [record for line in lines if (record := _record(line, wanted)) is not None]
         for kind in wanted:
-            found[kind] = [one for one in told if one["kind"] == kind] + found[kind]
+            found[kind] = [one for one in records if one["kind"] == kind] + found[kind]
         wanted = {kind for kind in wanted if not found[kind]}
         if not wanted:
             break
@@ -126,11 +126,11 @@ def _median(reports: Sequence[Record], name: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _tokens_of_a_step(told: Sequence[Record]) -> float | None:
+def _tokens_of_a_step(records: Sequence[Record]) -> float | None:
     """Tokens between the last two of these records; of the only one, those of a mean step."""
-    if not told:
+    if not records:
         return None
-    last, before = told[-1], told[-2] if len(told) > 1 else {}
+    last, before = records[-1], records[-2] if len(records) > 1 else {}
     steps = last["step"] - before.get("step", 0)
     tokens = (number(last.get("tokens_seen")) or 0) - (number(before.get("tokens_seen")) or 0)
     return tokens / steps if steps > 0 and tokens > 0 else None
@@ -153,7 +153,7 @@ def _trend(losses: Sequence[float]) -> Trend | None:
     return Trend(steps=2 * half, before=before, now=now, word=word)
 
 
-def _evaluations(told: Sequence[Record]) -> tuple[Evaluation, ...]:
+def _evaluations(records: Sequence[Record]) -> tuple[Evaluation, ...]:
     return tuple(
         Evaluation(
             step=one["step"],
@@ -162,6 +162,6 @@ def _evaluations(told: Sequence[Record]) -> tuple[Evaluation, ...]:
             tokens=whole(one.get("tokens")),
             label=str(one.get("label", "")),
         )
-        for one in told
-        if one["step"] == told[-1]["step"]
+        for one in records
+        if one["step"] == records[-1]["step"]
     )

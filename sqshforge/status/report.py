@@ -132,9 +132,12 @@ def _jobs(jobs: Sequence[Job], asked: str) -> Iterator[tuple[str, str]]:
             "before it",
             f"{_count(len(jobs) - 1, 'job')}: {names}{' ...' if len(jobs) > 1 + HOSTS else ''}",
         )
-    told = next((one for one in jobs[1:] if one.id == asked), None)
-    if told:
-        yield f"job {asked}", f"{_start(told.last, False)}; the run is now that of job {job.id}"
+    asked_for = next((one for one in jobs[1:] if one.id == asked), None)
+    if asked_for:
+        yield (
+            f"job {asked}",
+            f"{_start(asked_for.last, False)}; the run is now that of job {job.id}",
+        )
 
 
 def _start(start: Start, is_last: bool) -> str:
@@ -164,8 +167,8 @@ def _failure(one: Failure) -> Iterator[tuple[str, str]]:
 
 
 def _progress(status: Status) -> Iterator[tuple[str, str]]:
-    far, told = status.facts.progress, status.facts.settings
-    of = "" if told.num_steps is None else f" of {told.num_steps:,}"
+    far, settings = status.facts.progress, status.facts.settings
+    of = "" if settings.num_steps is None else f" of {settings.num_steps:,}"
     share = "" if status.share is None else f" ({status.share:.1%})"
     tokens = "" if far.tokens_seen is None else f", {far.tokens_seen:,} tokens"
     yield "step", f"{far.step:,}{of}{share}{tokens}"
@@ -233,7 +236,7 @@ def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> 
     """Show runs every so many seconds until all are over; the last look.
 
     Without a terminal that can be drawn on a run has a line, and one that has not changed is not
-    told again.
+    shown again.
     """
     from rich.console import Console
     from rich.live import Live
@@ -253,13 +256,13 @@ def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> 
 
 
 def _tell(look: Look, every: float) -> Sequence[Status]:
-    told: dict[str, tuple[str, str]] = {}
+    shown: dict[str, tuple[str, str]] = {}
     while True:
         found = look()
         for status in found:
             name, state, _, step, of, loss, speed, left, *_ = row(status)
-            if told.get(name) != (state, step):
-                told[name] = state, step
+            if shown.get(name) != (state, step):
+                shown[name] = state, step
                 parts = [f"{name}: {state}", f"step {step}{f' of {of}' if of else ''}"]
                 parts += [f"loss {loss}"] if loss else []
                 parts += [f"{speed} tokens/s"] if speed else []

@@ -24,7 +24,7 @@ THEIRS = "the file system's clock"
 
 HANG_FILE = "hang.txt"
 HANG_LIMIT = 1 << 20  # bytes of its end that are read: stacks of many ranks are long
-TOLD = re.compile(r"^(?P<when>\d{4}-\d\d-\d\dT\S+)\nhang: (?P<what>.*)$", re.MULTILINE)
+REPORTED = re.compile(r"^(?P<when>\d{4}-\d\d-\d\dT\S+)\nhang: (?P<what>.*)$", re.MULTILINE)
 ENDED = "it has ended"
 
 LEAST = 300.0  # seconds in which a run that trains may be quiet
@@ -98,7 +98,7 @@ def _named(folder: Path) -> float | None:
 class Hang:
     """Who hung where, in the watch's words; over once the run has gone on."""
 
-    when: str  # by the clock of the node that told it
+    when: str  # by the clock of the node that reported it
     what: str
     over: bool
     changed: float  # seconds of the epoch, by the file system's clock
@@ -110,14 +110,14 @@ def read_hang(folder: Path, reported: float) -> Hang | None:
     with suppress(OSError), path.open("rb") as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - HANG_LIMIT))
-        told = list(TOLD.finditer(file.read().decode(errors="replace")))
+        found = list(REPORTED.finditer(file.read().decode(errors="replace")))
         changed = path.stat().st_mtime
-        hangs = [one for one in told if not one["what"].startswith(ENDED)]
+        hangs = [one for one in found if not one["what"].startswith(ENDED)]
         if hangs:
             return Hang(
                 when=hangs[-1]["when"],
                 what=hangs[-1]["what"],
-                over=told[-1] is not hangs[-1] or reported > changed,
+                over=found[-1] is not hangs[-1] or reported > changed,
                 changed=changed,
             )
     return None
@@ -223,7 +223,7 @@ def _running(facts: Facts) -> str:
     if facts.checkpoints.writing and facts.checkpoints.changed >= facts.times.get("metrics", 0.0):
         return f"{facts.checkpoints.writing} was written to"
     if facts.progress.step == 0:
-        return "it has not told of a step yet"
+        return "it has not reported a step yet"
     return "lines come"
 
 
@@ -290,20 +290,20 @@ def is_run(folder: Path) -> bool:
 
 def look(folder: Path, clock: Clock) -> Status:
     """Read a run's files; nothing is written, and none is read that grows, but for its end."""
-    told = records.read_settings(folder)
+    settings = records.read_settings(folder)
     times = {
         name: time
         for name, file in (("metrics", metrics.FILE), ("config", records.SETTINGS_FILE))
         if (time := _written(folder / file)) is not None
     }
-    how_far = metrics.read(folder, told)
+    how_far = metrics.read(folder, settings)
     kept = checkpoints.read(folder)
     times["checkpoint"] = kept.changed
     known = jobs.read(folder)
     if known:
         times["job"] = known[0].changed
     facts = Facts(
-        settings=told,
+        settings=settings,
         progress=how_far,
         checkpoints=kept,
         hang=read_hang(folder, times.get("metrics", 0.0)),
@@ -323,7 +323,7 @@ def look(folder: Path, clock: Clock) -> Status:
         clock=clock,
         reported=reported,
         goodput=_goodput(known[0], state, clock) if known else None,
-        left=how_far.seconds_left(told.num_steps, reported or 0.0) if is_running else None,
+        left=how_far.seconds_left(settings.num_steps, reported or 0.0) if is_running else None,
         closed=tuple(name for name in FILES if _is_closed(folder / name)),
     )
 

@@ -25,7 +25,7 @@ from sqshforge.host.terminal import duration, human
 HERE = "this machine"
 CLOCK = 5.0  # seconds that clocks may be apart, as in the check before a job trains
 KILL_WAIT = 30  # seconds, Slurm's default
-# Whatever has these in two ways on the nodes of a job is told, though each way may be right.
+# Whatever has these in two ways on the nodes of a job is reported, though each may be right.
 ALIKE = ("enroot", "pyxis", "unsquashfs", "NVIDIA GPUs", "nvidia-container-cli", "EFA", "fi_info")
 ORDER = (PYXIS, ENROOT, OWN)
 
@@ -85,7 +85,7 @@ def _ranges(numbers: Sequence[str], width: int) -> str:
 
 
 def _shared(seen: Iterable[tuple[str, Seen]]) -> list[Row]:
-    """One row for all nodes that show the same; of their own figures the worst one is told."""
+    """One row for all nodes that show the same; of their own figures the worst one is reported."""
     order: list[str] = []
     grouped: dict[Finding, list[tuple[str, Seen]]] = {}
     for name, members in itertools.groupby(seen, lambda pair: pair[0]):
@@ -170,13 +170,13 @@ def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]
     if silent:
         fix = "ask again: a node of the job did not answer, or the machine is very busy"
         yield Row(Finding("clock", False, "not known", fix, needed=False), silent)
-    told = {HERE: (0.0, 0.0), **clocks}
-    middles = {round((low + high) / 2) for low, high in told.values()}
-    right = max([0, *middles], key=lambda at: sum(_off(one, at) == 0 for one in told.values()))
-    apart = {name: _off(bounds, right) for name, bounds in told.items()}
+    bounds = {HERE: (0.0, 0.0), **clocks}
+    middles = {round((low + high) / 2) for low, high in bounds.values()}
+    right = max([0, *middles], key=lambda at: sum(_off(one, at) == 0 for one in bounds.values()))
+    apart = {name: _off(one, right) for name, one in bounds.items()}
     fine = tuple(name for name in clocks if not apart[name])
     if fine:
-        whole = max(abs(bound - right) for name in fine for bound in told[name])
+        whole = max(abs(bound - right) for name in fine for bound in bounds[name])
         yield Row(Finding("clock", True, f"the same, known to {_seconds(whole)}"), fine)
     for name, seconds in apart.items():
         if seconds:

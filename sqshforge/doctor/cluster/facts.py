@@ -1,4 +1,4 @@
-"""What a node has told of itself, as values.
+"""What a node reports of itself, as values.
 
 It comes from machines that nobody vouches for: what is missing there, of another type or without
 end has the value that says that nothing is known.
@@ -149,7 +149,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Node:
-    """All that a node told. Without a version of Python it could tell nothing."""
+    """All that a node reported: nothing where it has no usable Python."""
 
     node: str = ""
     nodes: str = ""  # of its job, in Slurm's notation

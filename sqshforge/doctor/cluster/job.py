@@ -80,11 +80,11 @@ class Answers:
                 # It was read at some moment between the question and the arrival of its answer.
                 self.clocks[name] = (float(clock) - arrived, float(clock) - self.asked_at)
             return
-        told = self.pieces.setdefault(name, {})
-        told[int(number)] = piece
-        if len(told) == int(count) and sum(map(len, told.values())) <= LONGEST:
+        pieces = self.pieces.setdefault(name, {})
+        pieces[int(number)] = piece
+        if len(pieces) == int(count) and sum(map(len, pieces.values())) <= LONGEST:
             with contextlib.suppress(ValueError, RecursionError):
-                whole = "".join(told[one] for one in sorted(told))
+                whole = "".join(pieces[one] for one in sorted(pieces))
                 self.nodes[name] = facts.node(json.loads(whole), name)
 
 

@@ -1,4 +1,4 @@
-"""What is right and wrong with one node, from what it told."""
+"""What is right and wrong with one node, from what it reported."""
 
 from __future__ import annotations
 

@@ -105,11 +105,11 @@ class Archive:
         All of them are read and their digests checked before the first byte is written. `keep`
         says what is taken of it, by paths without a slash in front; what is in a folder that is
         not kept goes with it. `files` replace the image's own; see
-        `flatten.add_enroot_files`. `advance` is told bytes, of the checks and of the output
+        `flatten.add_enroot_files`. `advance` is called with bytes, of the checks and of the output
         together as many as the image has. Files in the list `hot` come first, and are given back.
         """
         trees = self._scanned(layers, advance)
-        told = advance if trees is None else (lambda amount: advance(amount / 2))
+        report = advance if trees is None else (lambda amount: advance(amount / 2))
         found = layer_tree.merged(self._trees[:layers])
         names = layer_tree.named(
             found, lambda name: not is_left_out(name) and keep(name), self._address
@@ -118,12 +118,12 @@ class Archive:
             names = flatten.without_devices(names)
         placed = flatten.add_enroot_files(names, files, epoch)
         return flatten.write_flat(
-            out, names, placed, self._layers, epoch, told, xattrs=xattrs, hot=hot
+            out, names, placed, self._layers, epoch, report, xattrs=xattrs, hot=hot
         )
 
     def _scanned(self, layers: int | None, advance: Callable[[float], None]) -> int | None:
         """Read those of the layers that were not yet; None where there were none."""
-        self._meter.told = lambda amount: advance(amount / 2)
+        self._meter.report = lambda amount: advance(amount / 2)
         missing = self._layers[len(self._trees) : layers]
         for layer in missing:
             self._trees.append(scan_layer(layer, len(self._trees), self._budget, self._meter))

@@ -176,7 +176,7 @@ class Meter:
 
     packed: int
     unpacked: int = 0
-    told: Callable[[float], None] | None = field(default=None)
+    report: Callable[[float], None] | None = field(default=None)
 
     def count(self, amount: int, where: str) -> None:
         self.unpacked += amount
@@ -184,8 +184,8 @@ class Meter:
             raise too_much("the layers unpack to more than a terabyte", where)
         if self.unpacked > max(limits.RATIO_FROM, limits.RATIO * self.packed):
             raise too_much(f"the layers unpack to over {limits.RATIO} times their size", where)
-        if self.told is not None:
-            self.told(amount)
+        if self.report is not None:
+            self.report(amount)
 
 
 class Hasher:
