@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.training.support.documents import numbers
-from tests.training.support.pieces_spread import DOCUMENTS, ENDS, operations
+from tests.training.support.pieces_spread import DOCUMENTS, DRAWN, ENDS, operations
 from tests.training.support.runs import run
 from training.errors import RequestError
 from training.ops.documents import Documents
@@ -20,7 +20,10 @@ ROWS = torch.zeros(2, 10)
 @pytest.mark.processes
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_each_operation_is_that_of_the_whole_rows(ranks: int) -> None:
-    """Pieces of 3 to 147 positions; documents that end with a piece, beside it and across three."""
+    """Pieces of 3 to 147 positions; documents that end with a piece, beside it and across three.
+
+    And pieces and documents that are drawn.
+    """
     done = run(ranks, program=("-m", "tests.training.support.pieces_spread"), timeout=600)
     assert done.returncode == 0, done.stderr
     names = [name for name, *_ in operations(torch.float32)]
@@ -31,7 +34,7 @@ def test_each_operation_is_that_of_the_whole_rows(ranks: int) -> None:
         for name in names
         for cut in ENDS
         for kind in DOCUMENTS
-    ]
+    ] + [f"{name} drawn {seed}" for seed in range(DRAWN) for name in names]
 
 
 def test_rows_are_cut_as_evenly_as_can_be() -> None:

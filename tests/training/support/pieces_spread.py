@@ -3,7 +3,7 @@
     torchrun --nproc_per_node=N -m tests.training.support.pieces_spread
 
 Each rank computes with its piece of the rows, of whatever length, and with the whole rows; writes a
-line for each case.
+line for each case, the last ones with pieces and documents that are drawn at random.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.training.ops.test_scan import made as scan_inputs
 from tests.training.ops.test_ssd import ssd_inputs
-from tests.training.support.documents import numbers
+from tests.training.support.documents import cut, numbers
 from training.entrypoint import leave
 from training.ops.attention import attention
 from training.ops.conv import causal_conv1d
@@ -37,6 +37,8 @@ DOCUMENTS = {
     "whole": None,
     "documents": [[20, 17, 1, 1, 36, 40, 35], [150], [74, 1, 3, 72]],  # on the ends, beside, across
 }
+DRAWN = 6
+"""Times that pieces and documents are drawn."""
 Inputs = dict[str, Tensor]
 Run = Callable[[Mapping[str, Any], Documents | None], Tensor]
 
@@ -91,16 +93,42 @@ def main() -> None:
     ranks = ContextGroup(world.rank, world.world_size, dist.group.WORLD)
     for dtype, within in ((torch.float64, 1e-9), (torch.float32, 1e-5)):
         for name, inputs, along, run in operations(dtype):
-            for cut, ends in ENDS.items():
+            for evenness, ends in ENDS.items():
                 for kind, lengths in DOCUMENTS.items():
                     seq_idx = None if lengths is None else numbers(lengths)
                     piece = Piece.of_rows(ranks, ends[ranks.size], inputs[along[0]], seq_idx)
                     apart = compare(inputs, along, run, piece, seq_idx)
-                    told = f"{name} {cut} {kind} {dtype}: {apart:.1e}"
+                    told = f"{name} {evenness} {kind} {dtype}: {apart:.1e}"
                     assert apart <= within, told
                     if world.rank == 0:
                         print(told, flush=True)
+    for seed in range(DRAWN):
+        random = torch.Generator().manual_seed(seed)
+        for name, inputs, along, run in operations(torch.float64):
+            lengths = [documents(random) for _ in range(3)]
+            seq_idx = numbers(lengths)
+            stops = [*drawn(random, ranks.size - 1), LENGTH]
+            piece = Piece.of_rows(ranks, stops, inputs[along[0]], seq_idx)
+            apart = compare(inputs, along, run, piece, seq_idx)
+            told = f"{name} drawn {seed}: {apart:.1e}"
+            assert apart <= 1e-9, f"{told}, pieces up to {stops} of {lengths}"
+            if world.rank == 0:
+                print(told, flush=True)
     stop()
+
+
+def documents(random: torch.Generator) -> list[int]:
+    """Lengths of the documents of a row: few long ones or many of one token."""
+    most = [2, 20, 200][int(torch.randint(3, (), generator=random))]
+    return cut(random, LENGTH, most)
+
+
+def drawn(random: torch.Generator, count: int) -> list[int]:
+    """Where so many pieces end, each as long as the taps need at least."""
+    least = TAPS - 1
+    free = LENGTH - (count + 1) * least
+    at = torch.randint(free + 1, (count,), generator=random).sort().values.tolist()
+    return [place + (index + 1) * least for index, place in enumerate(at)]
 
 
 def compare(
