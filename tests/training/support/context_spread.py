@@ -28,19 +28,24 @@ from tests.training.support.documents_spread import fsdp, settings
 from tests.training.support.families import filled
 from tests.training.support.runs import ENGINES
 from training.entrypoint import leave
-from training.models import GraniteHybridConfig, MixtralConfig, Sizes
+from training.models import GraniteHybridConfig, LlamaConfig, MixtralConfig, RopeScaling, Sizes
 from training.models.language import LanguageModel
 from training.parallel.backend import find_backend
 from training.process_group import Group, start, stop
 
 LENGTH = 43  # no multiple of 2 or 4
 WITHIN = 1e-5
+DYNAMIC = LlamaConfig(
+    **{"d_model": 32, "n_layer": 1, "vocab_size": 61, "n_head": 4, "n_kv_head": 2, "d_ff": 48},  # type: ignore[arg-type]
+    rope_scaling=RopeScaling(kind="dynamic", factor=2.0, original_context=16),
+)
+"""Its angles go by the length of the whole sequence."""
 Lengths = list[list[int]]
 
 
 def cases(ranks: int) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
     degrees = [degree for degree in (1, 2, 4) if degree <= ranks][-2:]
-    for name, sizes in FAMILIES.items():
+    for name, sizes in {**FAMILIES, "dynamic": DYNAMIC}.items():
         if isinstance(sizes, MixtralConfig) or (
             isinstance(sizes, GraniteHybridConfig) and sizes.n_expert
         ):
