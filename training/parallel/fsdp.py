@@ -3,7 +3,8 @@
 One unit a block. Master weights and optimizer state are float32; with bf16 the blocks compute in
 bfloat16, and gradients are reduced in it too unless reduce_precision is fp32. FSDP2 where torch has
 it, else FSDP1. Ranks that share layers (training.parallel.tensor) hold parts of one copy, which
-FSDP cuts further.
+FSDP cuts further. Ranks that share rows (training.ops.pieces) are to FSDP like any others: each has
+gradients of its own, of which it makes the mean.
 """
 
 from __future__ import annotations

@@ -139,6 +139,24 @@ def test_a_checkpoint_goes_on_with_another_degree(
 
 
 @processes
+def test_a_stream_goes_on_with_another_degree(tmp_path: Path) -> None:
+    """Texts that are tokenized as they are read: whose place only the ranks that read know."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    lines = [json.dumps({"text": f"text {at} " * (1 + at * 7 % 19)}) for at in range(200)]
+    (texts / "some.jsonl").write_text("\n".join(lines))
+    how = ("tokenizer=bytes", "shuffle_buffer=10")
+    one, two, four = (tmp_path / name for name in ("one", "two", "four"))
+    train(one, f"stream:{texts}", 0, 1, "mamba2-tiny", *how)
+    train(two, f"stream:{texts}", 2, 2, "mamba2-tiny", *how)
+    same(one, two)
+    kept = "checkpoints/step_2_ckp"
+    shutil.copytree(two / kept, four / kept)
+    train(four, f"stream:{texts}", 4, 2, "mamba2-tiny", *how)
+    same(one, four, first=2)
+
+
+@processes
 @pytest.mark.parametrize("name", ["llama-tiny", "mamba-tiny", "mamba2-tiny"])
 def test_blocks_compute_in_bfloat16(tmp_path: Path, data: str, name: str) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
