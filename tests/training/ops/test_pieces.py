@@ -18,7 +18,7 @@ ROWS = torch.zeros(2, 10)
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_each_operation_is_that_of_the_whole_rows(ranks: int) -> None:
     """Pieces of 3 to 147 positions; documents that end with a piece, beside it and across three.
 

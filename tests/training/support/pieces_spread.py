@@ -29,8 +29,8 @@ from training.process_group import start, stop
 
 LENGTH, TAPS = 150, 4
 ENDS = {
-    "even": {1: (150,), 2: (75, 150), 4: (37, 75, 112, 150)},
-    "uneven": {1: (150,), 2: (3, 150), 4: (70, 73, 78, 150)},
+    "even": {1: (150,), 2: (75, 150), 3: (50, 100, 150), 4: (37, 75, 112, 150)},
+    "uneven": {1: (150,), 2: (3, 150), 3: (80, 83, 150), 4: (70, 73, 78, 150)},
 }
 """Where the pieces end, by the number of ranks."""
 DOCUMENTS = {
