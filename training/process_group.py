@@ -26,14 +26,15 @@ class Group:
     device: torch.device
     control: Any  # a gloo process group
     tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
+    context_parallel: int = 1  # such groups side by side that share rows, and read the same data
 
     @property
     def data_rank(self) -> int:
-        return self.rank // self.tensor_parallel
+        return self.rank // (self.tensor_parallel * self.context_parallel)
 
     @property
     def data_world_size(self) -> int:
-        return self.world_size // self.tensor_parallel
+        return self.world_size // (self.tensor_parallel * self.context_parallel)
 
     def any(self, flag: bool) -> bool:
         """Tell every rank whether the flag is set on at least one (a collective call)."""
@@ -92,6 +93,7 @@ def start(
     device: str,
     tensor_parallel: int = 1,
     *,
+    context_parallel: int = 1,
     cpu_offload: bool = False,
     hang_abort_seconds: int = 0,
 ) -> Group:
@@ -129,6 +131,7 @@ def start(
         device=where,
         control=control,
         tensor_parallel=tensor_parallel,
+        context_parallel=context_parallel,
     )
 
 

@@ -83,6 +83,13 @@ def config_faults(
     if parallel.sharding_strategy == "ddp" and not parallel.reshard_after_forward:
         found.append("reshard_after_forward: with sharding_strategy=ddp nothing is gathered")
     found += _backend_faults(model.sizes, run, parallel)
+    if parallel.backend == "fsdp":
+        found += degrees.context_faults(
+            model.sizes,
+            parallel.context_parallel,
+            data.seq_length,
+            compiled=parallel.use_torch_compile,
+        )
     found += _memory_faults(parallel)
     return found
 
@@ -91,13 +98,14 @@ FSDP_ONLY = (
     *("sharding_strategy", "shard_group_size", "fsdp_engine", "limit_all_gathers", "low_cpu_fsdp"),
     *("reduce_precision", "offload_activations", "cpu_offload", "use_torch_compile"),
     *("reshard_after_forward", "forward_prefetch", "backward_prefetch", "fp8"),
+    "context_parallel",
 )
 NEURON_ONLY = ("zero1", "master_weights")
 SMP_ONLY = ("smp_transform", "fp8_amax_history_len", "fp8_amax_compute_algo")
 _UNHEEDED = {
     "fsdp": (*NEURON_ONLY, *SMP_ONLY),
     "neuron": (*FSDP_ONLY, *SMP_ONLY),
-    "smp": NEURON_ONLY,  # what else it does not heed it tells itself
+    "smp": (*NEURON_ONLY, "context_parallel"),  # what else it does not heed it tells itself
 }
 """Backend -> the settings that it has no use for."""
 

@@ -1,4 +1,4 @@
-"""Which degrees of tensor parallelism fit a model, its ranks and this torch.
+"""Which degrees of tensor and context parallelism fit a model, its ranks and this torch.
 
 Light: no torch here, so that a request that cannot be is refused before any rank starts.
 """
@@ -6,7 +6,7 @@ Light: no torch here, so that a request that cannot be is refused before any ran
 from __future__ import annotations
 
 from training.models.hybrid_sizes import ATTENTION, MAMBA, GraniteHybridConfig, HybridConfig
-from training.models.sizes import LlamaConfig, Mamba2Config, Sizes
+from training.models.sizes import LlamaConfig, Mamba2Config, MambaConfig, NeoXConfig, Sizes
 
 
 def faults(sizes: Sizes, degree: int, engine: str, compiled: bool) -> list[str]:
@@ -52,11 +52,40 @@ def neuron_faults(sizes: Sizes, degree: int) -> list[str]:
     ]
 
 
-def world_faults(degree: int, ranks: int, has_fsdp2: bool) -> list[str]:
-    """List why these ranks cannot be cut into groups that share layers."""
+def context_faults(sizes: Sizes, degree: int, length: int, *, compiled: bool) -> list[str]:
+    """List why so many ranks cannot each have a piece of every sequence of a length."""
+    if degree <= 1:
+        return []
+    found = []
+    least = max(1, _taps(sizes) - 1)
+    if length // degree < least:
+        found.append(
+            f"context_parallel: pieces of {length // degree} tokens (seq_length {length} / "
+            f"{degree}) are too short, each needs {least}; make context_parallel smaller"
+        )
+    if isinstance(sizes, NeoXConfig) and sizes.attention_dropout:
+        found.append(
+            "context_parallel: attention over several ranks has no dropout; use a model with "
+            "attention_dropout 0"
+        )
+    if compiled:
+        found.append("context_parallel: its blocks cannot be compiled; leave out use_torch_compile")
+    return found
+
+
+def _taps(sizes: Sizes) -> int:
+    """Count the taps of a model's convolution, 0 where it has none."""
+    return sizes.d_conv if isinstance(sizes, MambaConfig | Mamba2Config | HybridConfig) else 0
+
+
+def world_faults(degree: int, ranks: int, has_fsdp2: bool, context: int = 1) -> list[str]:
+    """List why these ranks cannot be cut into groups that share layers, or sequences."""
     found = []
     if ranks % degree:
         found.append(f"tensor_parallel: {ranks} ranks cannot be cut into groups of {degree}")
+    elif ranks // degree % context:
+        whole = f"{ranks} ranks" if degree == 1 else f"{ranks // degree} tensor groups"
+        found.append(f"context_parallel: {whole} cannot be cut into groups of {context}")
     if degree > 1 and not has_fsdp2:
         found.append("tensor_parallel: goes with FSDP2 only, which this torch does not have")
     return found

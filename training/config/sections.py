@@ -115,6 +115,9 @@ class ParallelConfig:
         0, "hsdp: ranks that share a copy; 0 for those of a node", least=0
     )
     tensor_parallel: int = setting(1, "ranks that share the work of each layer", least=1)
+    context_parallel: int = setting(
+        1, "ranks, or tensor groups of them, that have a piece of every sequence each", least=1
+    )
     fsdp_engine: str = setting(
         "auto", "fsdp2 where torch has it", choices=("auto", "fsdp1", "fsdp2")
     )

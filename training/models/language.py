@@ -14,9 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from training.errors import RequestError
 from training.models.sizes import Sizes
 from training.ops.documents import Documents
 from training.ops.loss import next_token_cross_entropy
+from training.ops.pieces import ContextGroup
 
 State = dict[str, Tensor]
 """What one block remembers of the tokens before, for generation; the block says what."""
@@ -75,6 +77,8 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.tied: dict[str, str] = {}
         """Second names of parameters -> the first, where the embeddings are one."""
+        self.context_group: ContextGroup | None = None
+        """The ranks that have a piece of every row each; None where this one has whole rows."""
 
     def tie(self, names: dict[str, str]) -> None:
         """Let second names be the parameters of the first, where the sizes ask for it."""
@@ -129,9 +133,33 @@ class LanguageModel(nn.Module):
         not -100, or their sum, weighted with `weights` (b, l), over `total` (). seq_idx (b, l),
         int32: the number of each position's document in its row, from 0 on; each is then computed
         as if it were alone. Without it, a row is one.
+
+        With a context group all its ranks are given the same rows, and each takes its piece of
+        them: l in the results is the piece's, and the loss is its part of the sum over `total`.
+        Raises RequestError for padding then.
         """
+        documents = Documents.of(seq_idx)
+        if self.context_group is not None:
+            if mask is not None:
+                raise RequestError("context_parallel: rows with padding cannot be cut into pieces")
+            documents = piece = self.context_group.piece(input_ids, seq_idx)
+            input_ids = piece.own(input_ids)  # (b, l)
+            targets = None if targets is None else piece.own(targets)  # (b, l)
+            weights = None if weights is None else piece.own(weights)  # (b, l)
+        return self.compute(input_ids, targets, mask, weights, total, documents)
+
+    def compute(
+        self,
+        input_ids: Tensor,
+        targets: Tensor | None,
+        mask: Tensor | None,
+        weights: Tensor | None,
+        total: Tensor | None,
+        documents: Documents | None,
+    ) -> Tensor:
+        """Compute `forward` for what this rank has of the rows."""
         hidden = self.embed(input_ids)  # (b, l, m)
-        context = self.context(hidden, mask, Documents.of(seq_idx))
+        context = self.context(hidden, mask, documents)
         for block in self.blocks:
             hidden = block(hidden, *context)  # (b, l, m)
         hidden = self.finish(hidden)  # (b, l, m)

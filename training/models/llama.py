@@ -202,5 +202,5 @@ def turns(
     length = first + hidden.shape[1]
     positions = torch.arange(first, length, device=hidden.device)  # (l,)
     if documents is not None:
-        positions = documents.positions  # (b, l)
+        positions, length = documents.positions, documents.length  # (b, l)
     return angles(positions, config.d_rotary, config.rope_theta, config.rope_scaling, length)

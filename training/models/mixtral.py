@@ -102,33 +102,37 @@ class BalancedModel(LanguageModel):
         """What the model gives otherwise, and that no block need give its load."""
         return (*super().context(hidden, mask, documents), False)
 
-    def forward(
+    def compute(
         self,
         input_ids: Tensor,
-        targets: Tensor | None = None,
-        mask: Tensor | None = None,
-        weights: Tensor | None = None,
-        total: Tensor | None = None,
-        seq_idx: Tensor | None = None,
+        targets: Tensor | None,
+        mask: Tensor | None,
+        weights: Tensor | None,
+        total: Tensor | None,
+        documents: Documents | None,
     ) -> Tensor:
         """As every model; in training mode the loss has balance_coefficient * balance loss added.
 
         Not when evaluating: there the loss is the cross-entropy, of which perplexity is made.
-        The loads of all layers are one (as in transformers), of this rank's own tokens. With a
-        `total`, the balance loss is scaled as the cross-entropy is: by the share of these targets.
+        The loads of all layers are one (as in transformers), of the rows that this rank reads, with
+        the other ranks of its context group where they share these. With a `total`, the balance
+        loss is scaled as the cross-entropy is: by the share of these targets.
         """
         coefficient = self.config.balance_coefficient
         if targets is None or not self.training or not coefficient:
-            return super().forward(input_ids, targets, mask, weights, total, seq_idx)
+            return super().compute(input_ids, targets, mask, weights, total, documents)
         hidden = self.embed(input_ids)  # (b, l, d_model)
-        *context, _ = self.context(hidden, mask, Documents.of(seq_idx))
+        *context, _ = self.context(hidden, mask, documents)
         loads = []
         for block in self.blocks:
             hidden, one = block(hidden, *context, True)  # (b, l, d_model), (2, e)
             loads.append(one)
         hidden = self.finish(hidden)  # (b, l, d_model)
         loss = self.loss(hidden, targets, weights, total)  # ()
-        balance = balance_loss(torch.stack(loads).sum(0), self.config.top_k)  # ()
+        loaded = torch.stack(loads).sum(0)  # (2, e)
+        if self.context_group is not None:
+            loaded = self.context_group.total(loaded)  # (2, e)
+        balance = balance_loss(loaded, self.config.top_k)  # ()
         share = 1.0 if total is None else counted(targets, weights) / total  # ()
         return loss + coefficient * share * balance  # ()
 

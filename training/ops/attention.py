@@ -33,6 +33,8 @@ from torch.autograd.function import once_differentiable
 from training.errors import RequestError
 from training.ops.dispatch import Choice, Implementation, on_gpu
 from training.ops.documents import Documents
+from training.ops.piece_attention import attend
+from training.ops.pieces import Piece
 
 BLOCK = 128
 """Queries, and keys, of one block."""
@@ -56,12 +58,17 @@ def attention(
     """Compute o of the equation above, for q (b, l, h, d) and k, v (b, s, g, d), l <= s.
 
     window: positions that one sees, itself included; 0: all before. mask (b, s): False where a key
-    is padding. dropout: the share of the weights that is dropped. documents: of the rows, where
-    l = s. A row that sees nothing is 0.
+    is padding. dropout: the share of the weights that is dropped. documents: of the keys (b, s),
+    the last l of which are the queries' own. A row that sees nothing is 0.
+    Of a piece of rows, k and v are its own, (b, l, g, d), and there is neither mask nor dropout.
     Softmax is float32 (float64 for float64 inputs); the result (b, l, h, d) has the dtype of q.
     """
+    if isinstance(documents, Piece):
+        seen = functools.partial(attention, window=window, documents=documents.sight)
+        return attend(seen, q, k, v, documents)  # (b, l, h, d)
     window = 0 if window >= k.shape[1] else window  # one that holds all keys is none
-    plain = q.is_cuda or (mask is None and not window and documents is None)
+    whole = mask is None and not window and documents is None and q.shape[1] in (1, k.shape[1])
+    plain = q.is_cuda or whole
     run = (CHOICE if plain else MASKED)(q)
     o: Tensor = run(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
     return o
@@ -152,7 +159,7 @@ class _Blocks:
         first = self.past + at  # the position of the first query
         begin = max(0, first - self.window + 1) if self.window else 0
         if self.documents is not None:
-            begin = max(begin, self.documents.first_key(at))
+            begin = max(begin, self.documents.first_key(first))
         return iter(range(begin, min(first + BLOCK, self.k.shape[1]), BLOCK))
 
     def scores(self, q: Tensor, k: Tensor, at: int, to: int) -> Tensor:
@@ -167,8 +174,9 @@ class _Blocks:
             hidden = distance < 0  # (c, e)
             if self.window:
                 hidden = hidden | (distance >= self.window)  # (c, e)
+        at += self.past
         if self.documents is not None and self.documents.is_cut(to, at + c):
-            numbers = self.documents.seq_idx  # (b, l)
+            numbers = self.documents.seq_idx  # (b, s)
             others = numbers[:, at : at + c, None] != numbers[:, None, to : to + e]  # (b, c, e)
             others = others[:, None, None]  # (b, 1, 1, c, e)
             hidden = others if hidden is None else hidden | others  # (b, 1, 1, c, e)
@@ -287,8 +295,8 @@ def _sdpa(
     seen = _near(l, s, window, q.device)  # (l, s)
     if documents is not None:
         seen = documents.once(
-            ("attention", window), lambda: _same(documents) & seen
-        )  # (b, 1, l, l)
+            ("attention", window), lambda: _same(documents, l) & seen
+        )  # (b, 1, l, s)
     if mask is None:
         return run(attn_mask=seen).transpose(1, 2)  # (b, l, h, d)
     seen = seen & mask[:, None, None, :]  # (b, 1, l, s)
@@ -305,10 +313,10 @@ def _near(l: int, s: int, window: int, device: torch.device) -> Tensor:  # noqa:
     return seen & (distance < window) if window else seen  # (l, s)
 
 
-def _same(documents: Documents) -> Tensor:
-    """Which positions are of one document, (b, 1, l, l), bool."""
-    numbers = documents.seq_idx  # (b, l)
-    return (numbers[:, :, None] == numbers[:, None, :])[:, None]  # (b, 1, l, l)
+def _same(documents: Documents, l: int) -> Tensor:  # noqa: E741
+    """Which positions are of one document as the last l, (b, 1, l, s), bool."""
+    numbers = documents.seq_idx  # (b, s)
+    return (numbers[:, -l:, None] == numbers[:, None, :])[:, None]  # (b, 1, l, s)
 
 
 def _flash(
@@ -338,8 +346,9 @@ def _flash(
     from flash_attn import flash_attn_varlen_func
 
     ends, longest = documents.cu_seqlens, documents.longest  # (n + 1,)
+    own = documents.last_seqlens(q.shape[1])  # (n + 1,)
     o = flash_attn_varlen_func(
-        *(one.flatten(0, 1) for one in (q, k, v)), ends, ends, longest, longest, **how
+        *(one.flatten(0, 1) for one in (q, k, v)), own, ends, longest, longest, **how
     )  # (b l, h, d)
     return o.unflatten(0, q.shape[:2])  # (b, l, h, d)
 
@@ -366,5 +375,5 @@ _TORCH = Implementation(name="torch", run=_Attention.apply)
 CHOICE = Choice("attention", [_FLASH, _SDPA, _TORCH])
 
 MASKED = Choice("attention", [_FLASH, _TORCH, _SDPA])
-"""On a CPU, with a window, padding or documents: sdpa then computes what it hides too, and is
-slower."""
+"""On a CPU, with a window, padding, documents or keys before the queries: sdpa then computes what
+it hides too, and is slower."""

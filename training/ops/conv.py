@@ -18,6 +18,7 @@ from torch.autograd.function import once_differentiable
 from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
 from training.ops.documents import Documents
 from training.ops.nki import torch_ops
+from training.ops.pieces import Piece
 
 
 def causal_conv1d(
@@ -29,8 +30,13 @@ def causal_conv1d(
 ) -> Tensor:
     """Compute y (b, l, d) for x (b, l, d), weight (d, 1, k) as nn.Conv1d holds it and bias (d).
 
-    documents: of x; without them each row is one.
+    documents: of x; without them each row is one. Of a piece of rows, the taps that lie in the rank
+    before are passed on from there. Raises RequestError where the pieces are too short for that.
     """
+    if isinstance(documents, Piece) and weight.shape[-1] > 1:
+        taps = weight.shape[-1] - 1
+        led, around = documents.led(x, taps), documents.around(taps)  # (b, k - 1 + l, d)
+        return causal_conv1d(led, weight, bias, silu, around)[:, taps:]  # (b, l, d)
     y: Tensor = CHOICE(x)(x, weight, bias, silu, documents)  # (b, l, d)
     return y
 

@@ -73,6 +73,11 @@ class Documents:
             return at - (self.seq_idx[:, None] < self.seq_idx[..., None]).sum(2)  # (b, l)
         return at - torch.where(self.begins, at, 0).cummax(1).values  # (b, l)
 
+    @property
+    def length(self) -> int:
+        """Positions of a row."""
+        return self.seq_idx.shape[1]
+
     @cached_property
     def cu_seqlens(self) -> Tensor:
         """Where each document begins in all rows in a line, and the end, (n + 1,), int32."""
@@ -80,6 +85,18 @@ class Documents:
         starts[:, 0] = True
         found = starts.flatten().nonzero()[:, 0]  # (n,)
         return F.pad(found, (0, 1), value=starts.numel()).int()  # (n + 1,)
+
+    def last_seqlens(self, last: int) -> Tensor:
+        """Where each document ends if only so many last positions are left of every row.
+
+        (n + 1,), int32, as `cu_seqlens`; one that lies before them is empty.
+        """
+        if last == self.length:
+            return self.cu_seqlens  # (n + 1,)
+        ends = self.cu_seqlens[1:] - 1  # (n,): the last position of each
+        rows, at = ends // self.length, ends % self.length  # (n,) both
+        left = rows * last + (at + 1 - (self.length - last)).clamp(min=0)  # (n,)
+        return F.pad(left, (1, 0)).int()  # (n + 1,)
 
     @cached_property
     def longest(self) -> int:

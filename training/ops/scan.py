@@ -29,6 +29,8 @@ from torch.autograd.function import once_differentiable
 
 from training.ops.dispatch import Choice, Implementation, on_gpu
 from training.ops.documents import FORGETS, Documents
+from training.ops.piece_states import scan_after, scan_before
+from training.ops.pieces import Piece
 from training.ops.softplus import softplus
 
 CUT = {"cpu": (32, 32), "cuda": (256, 16)}
@@ -55,7 +57,8 @@ def selective_scan(
     Computed in float32 (float64 for float64 inputs) whatever the input's dtype; the result has
     the dtype of x.
     """
-    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, z, dt_bias, documents)  # (b, l, d)
+    run = (OF_PIECES if isinstance(documents, Piece) else CHOICE)(x)
+    y: Tensor = run(x, dt, A, B, C, D, z, dt_bias, documents)  # (b, l, d)
     return y
 
 
@@ -160,6 +163,8 @@ class _Scan(torch.autograd.Function):
         ctx.documents = documents
         inputs = _Inputs(x, dt, A, B, C, D, z, dt_bias, documents)
         h = torch.zeros_like(inputs.A).repeat(x.shape[0], 1, 1)  # (b, n, d)
+        if isinstance(documents, Piece):
+            h = scan_before(inputs, _cuts(x, chunk), documents)  # (b, n, d)
         y = torch.empty_like(x)  # (b, l, d)
         starts = []
         for at in range(0, x.shape[1], chunk):
@@ -184,6 +189,8 @@ class _Scan(torch.autograd.Function):
         dD, dbias = torch.zeros_like(inputs.D), torch.zeros_like(inputs.D)  # (d,)
         # What the steps after the chunk pass back to its last state.
         inflow = torch.zeros_like(starts[0])  # (b, n, d)
+        if isinstance(ctx.documents, Piece):
+            inflow = scan_after(inputs, _cuts(x, chunk), ctx.documents, dy)  # (b, n, d)
         for index in reversed(range(len(starts))):
             at = index * chunk
             cut = slice(at, at + chunk)
@@ -224,6 +231,10 @@ class _Scan(torch.autograd.Function):
             None if dt_bias is None else dbias.to(dt_bias.dtype),
             None,
         )
+
+
+def _cuts(x: Tensor, chunk: int) -> list[slice]:
+    return [slice(at, min(at + chunk, x.shape[1])) for at in range(0, x.shape[1], chunk)]
 
 
 def _read(C: Tensor, states: Tensor) -> Tensor:
@@ -370,3 +381,4 @@ CHOICE = Choice(
         Implementation(name="torch", run=_Scan.apply),
     ],
 )
+OF_PIECES = Choice("selective_scan", [Implementation(name="torch", run=_Scan.apply)])

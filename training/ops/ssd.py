@@ -43,6 +43,8 @@ from torch.autograd.function import once_differentiable
 from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
 from training.ops.documents import Documents, Seen
 from training.ops.nki import torch_ops
+from training.ops.piece_states import by_row, ssd_after, ssd_before
+from training.ops.pieces import Piece
 from training.ops.softplus import softplus
 
 CPU_CHUNK = 64
@@ -77,7 +79,8 @@ def ssd(
     least and the greatest delta. Computed in float32 (float64 for float64 inputs) whatever the
     input's dtype; the result has the dtype of x.
     """
-    y: Tensor = CHOICE(x)(x, dt, A, B, C, D, dt_bias, chunk, limit, documents)  # (b, l, h, p)
+    run = (OF_PIECES if isinstance(documents, Piece) else CHOICE)(x)
+    y: Tensor = run(x, dt, A, B, C, D, dt_bias, chunk, limit, documents)  # (b, l, h, p)
     return y
 
 
@@ -141,12 +144,16 @@ class _Inputs:
         wide = x[:, cut].to(self.work)  # (b, c, h, p)
         return wide.unflatten(2, (self.groups, -1)).transpose(1, 2)  # (b, g, c, r, p)
 
-    def chunk(self, cut: slice) -> _Chunk:
+    def raw(self, cut: slice) -> Tensor:
+        """Give dt + dt_bias of a chunk, (b, g, r, c)."""
         dt = self.dt[:, cut].to(self.work).transpose(1, 2)  # (b, h, c)
         raw = dt.unflatten(1, (self.groups, -1))  # (b, g, r, c)
+        return raw if self.dt_bias is None else raw + self.dt_bias  # (b, g, r, c)
+
+    def chunk(self, cut: slice) -> _Chunk:
         return _Chunk(
             x=self.rows(self.x, cut),  # (b, g, c, r, p)
-            raw=raw if self.dt_bias is None else raw + self.dt_bias,  # (b, g, r, c)
+            raw=self.raw(cut),  # (b, g, r, c)
             A=self.A,
             B=self.B[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
             C=self.C[:, cut].to(self.work).transpose(1, 2),  # (b, g, c, n)
@@ -212,12 +219,12 @@ class _Chunk:
     def read(self, state: Tensor) -> Tensor:
         """Compute y (b, c, h, p) from the state before the chunk, (b, g, n, r p)."""
         inside = (self.inside() @ self.x.transpose(2, 3)).transpose(2, 3)  # (b, g, c, r, p)
-        y = torch.addcmul(inside, self.from_state(state), _rows(self.since))  # (b, g, c, r, p)
+        y = torch.addcmul(inside, self.from_state(state), by_row(self.since))  # (b, g, c, r, p)
         return y.transpose(1, 2).flatten(2, 3)  # (b, c, h, p)
 
     def weighted(self) -> Tensor:
         """Give delta x, decayed up to the chunk's end, (b, g, c, r p)."""
-        return (self.x * _rows(self.until * self.delta)).flatten(3)  # (b, g, c, r p)
+        return (self.x * by_row(self.until * self.delta)).flatten(3)  # (b, g, c, r p)
 
     def decayed(self, state: Tensor) -> Tensor:
         """Let a state (b, g, n, r p) fade over the whole chunk."""
@@ -227,11 +234,6 @@ class _Chunk:
     def passed(self, state: Tensor) -> Tensor:
         """Compute the state after the chunk from the one before it, both (b, g, n, r p)."""
         return _plus_product(self.decayed(state), self.B.transpose(2, 3), self.weighted())
-
-
-def _rows(head: Tensor) -> Tensor:
-    """(b, g, r, c) -> (b, g, c, r, 1), to go with the rows of x."""
-    return head.transpose(2, 3)[..., None]  # (b, g, c, r, 1)
 
 
 def _plus_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
@@ -263,6 +265,8 @@ class _SSD(torch.autograd.Function):
         y = torch.empty_like(x)  # (b, l, h, p)
         (b, _, h, p), (g, n) = x.shape, B.shape[2:]
         state = x.new_zeros(b, g, n, h // g * p, dtype=inputs.work)  # (b, g, n, r p)
+        if isinstance(documents, Piece):
+            state = ssd_before(inputs, ctx.cuts, documents)  # (b, g, n, r p)
         states = []
         for cut in ctx.cuts:
             part = inputs.chunk(cut)
@@ -281,6 +285,8 @@ class _SSD(torch.autograd.Function):
         dB, dC = torch.empty_like(B), torch.empty_like(C)  # (b, l, g, n)
         dA, dD, dbias = (torch.zeros_like(inputs.A[..., 0]) for _ in range(3))  # (g, r)
         dstate = torch.zeros_like(states[0])  # (b, g, n, r p): of the state after the chunk
+        if isinstance(ctx.documents, Piece):
+            dstate = ssd_after(inputs, ctx.cuts, ctx.documents, dy)  # (b, g, n, r p)
         for index in reversed(range(len(ctx.cuts))):
             cut = ctx.cuts[index]
             part, state = inputs.chunk(cut), states[index]  # state (b, g, n, r p)
@@ -313,11 +319,11 @@ class _Gradients:
 
     def __init__(self, part: _Chunk, state: Tensor, dy: Tensor, dafter: Tensor) -> None:
         x, delta = part.x, part.delta
-        dy_since = dy * _rows(part.since)  # (b, g, c, r, p)
+        dy_since = dy * by_row(part.since)  # (b, g, c, r, p)
         # What each step's delta x B, once in the state, gives back; before the decay.
         back = (part.B @ dafter).unflatten(3, x.shape[3:])  # (b, g, c, r, p)
         inside = part.inside().transpose(3, 4) @ dy.transpose(2, 3)  # (b, g, r, c, p)
-        beyond = _rows(part.until * delta)  # (b, g, c, r, 1)
+        beyond = by_row(part.until * delta)  # (b, g, c, r, 1)
         self.dx = torch.addcmul(inside.transpose(2, 3), back, beyond)  # (b, g, c, r, p)
 
         dmatrix = dy.transpose(2, 3) @ x.permute(0, 1, 3, 4, 2)  # (b, g, r, c, c)
@@ -389,3 +395,4 @@ CHOICE = Choice(
         Implementation(name="torch", run=_SSD.apply),
     ],
 )
+OF_PIECES = Choice("ssd", [Implementation(name="torch", run=_SSD.apply)])

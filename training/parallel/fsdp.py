@@ -3,7 +3,8 @@
 One unit a block. Master weights and optimizer state are float32; with bf16 the blocks compute in
 bfloat16, and gradients are reduced in it too unless reduce_precision is fp32. FSDP2 where torch has
 it, else FSDP1. Ranks that share layers (training.parallel.tensor) hold parts of one copy, which
-FSDP cuts further.
+FSDP cuts further. Ranks that share rows (training.ops.pieces) are to FSDP like any others: each has
+gradients of its own, of which it makes the mean.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -26,6 +28,7 @@ from training.models import Sizes
 from training.models.language import Block, LanguageModel
 from training.models.mixtral import Experts
 from training.ops.dispatch import hide_from_compiler
+from training.ops.pieces import ContextGroup
 from training.parallel import float8, fsdp1, memory, tensor
 from training.parallel.backend import Backend
 from training.parallel.memory import compute_dtype, uses_fsdp2
@@ -45,6 +48,7 @@ class Fsdp(Backend):
         return start(
             run.device,
             parallel.tensor_parallel,
+            context_parallel=parallel.context_parallel,
             cpu_offload=parallel.cpu_offload,
             hang_abort_seconds=run.hang_abort_seconds,
         )
@@ -88,6 +92,8 @@ def build(
         model = models.build(sizes)
     if weights is not None:
         model.initial = weights.initial  # type: ignore[method-assign]
+    if config.context_parallel > 1:
+        model.context_group = context_group(config, group)
     memory.mark_recomputed(model.blocks, config)
     if config.offload_activations:
         host = HostMemory(group.device)
@@ -111,7 +117,10 @@ def build(
 def check(config: ParallelConfig, group: Group) -> None:
     """Raise RequestError if these ranks and this torch cannot share layers, or the model."""
     found = degrees.world_faults(
-        config.tensor_parallel, group.world_size, compat.fsdp2() is not None
+        config.tensor_parallel,
+        group.world_size,
+        compat.fsdp2() is not None,
+        config.context_parallel,
     )
     if found:
         raise RequestError.of(found)
@@ -129,9 +138,22 @@ def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh
     return mesh[names], mesh["tensor"]
 
 
+def context_group(config: ParallelConfig, group: Group) -> ContextGroup:
+    """Find the ranks that share rows with this one: those whose tensor groups are neighbours."""
+    degree, each = config.context_parallel, config.tensor_parallel
+    wide = degree * each
+    members = [
+        [first + place + each * index for index in range(degree)]
+        for first in range(0, group.world_size, wide)
+        for place in range(each)
+    ]
+    mine, _ = dist.new_subgroups_by_enumeration(members)
+    return ContextGroup(group.rank % wide // each, degree, mine)
+
+
 def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
     """Give (copies of the model, tensor groups that share one)."""
-    groups = group.data_world_size
+    groups = group.world_size // config.tensor_parallel  # those that share rows too
     if config.sharding_strategy == "ddp":
         return groups, 1
     if config.sharding_strategy == "fsdp":

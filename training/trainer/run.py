@@ -151,7 +151,8 @@ def accumulate(config: Config, readers: int) -> Config:
         raise RequestError(
             f"global_batch: {data.global_batch:,} sequences are no multiple of the {at_once:,} of "
             f"batch_size {data.batch_size} on {readers} data-parallel ranks (all ranks / "
-            f"tensor_parallel {config.parallel.tensor_parallel}); the nearest is {nearest}"
+            f"tensor_parallel {config.parallel.tensor_parallel} / context_parallel "
+            f"{config.parallel.context_parallel}); the nearest is {nearest}"
         )
     if data.gradient_accumulation not in (1, batches):
         raise RequestError(

@@ -99,7 +99,9 @@ class TrainStep:
             batches = [self.data.next_batch() for _ in range(self.accumulation)]
         total = torch.stack([counted(one.targets, one.weights) for one in batches]).sum()  # ()
         dist.all_reduce(total)
-        total = (total / self.group.world_size).clamp(min=1e-30)  # (): 0 where none counts
+        # Of ranks that share rows, each counts them whole, and has the loss of its piece.
+        ranks = self.group.world_size * self.group.context_parallel
+        total = (total / ranks).clamp(min=1e-30)  # (): 0 where none counts
         losses = []
         for batch in batches:
             with self.phase("forward"):
@@ -158,11 +160,12 @@ def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tu
             break
         batch = part.rows.to(group.device)
         loss = loss_of(model, batch, one)  # ()
-        sums += torch.stack((loss, counted(batch.targets, batch.weights)))  # (2,)
+        weight = counted(batch.targets, batch.weights) / group.context_parallel  # ()
+        sums += torch.stack((loss, weight))  # (2,)
     model.train(was_training)
     dist.all_reduce(sums)
-    loss, weight = (sums / group.tensor_parallel).tolist()  # ranks that read the same count once
-    return loss / max(weight, 1e-30), round(weight)
+    summed, tokens = (sums / group.tensor_parallel).tolist()  # ranks that share layers count once
+    return summed / max(tokens, 1e-30), round(tokens)
 
 
 def trace_nonfinite(model: nn.Module, where: Callable[[], str]) -> None:

@@ -348,10 +348,13 @@ def test_kernels_that_know_documents_are_told_by_their_names() -> None:
         torch.testing.assert_close(found, ssd(**parts, chunk=8, documents=documents))
 
 
+@pytest.mark.parametrize("queries", [12, 7])
 @pytest.mark.parametrize("window", [0, 3])
-def test_flash_takes_documents_as_sequences_of_their_own(window: int) -> None:
+def test_flash_takes_documents_as_sequences_of_their_own(window: int, queries: int) -> None:
+    """The last queries of a row have keys of documents before them, which then have no query."""
     lengths = [[5, 1, 6], [12]]
     q, k, v = (normal(2, 12, 2, 4, seed=at).detach() for at in range(3))
+    q = q[:, -queries:]
     documents = Documents(numbers(lengths))
 
     def flash_attn_varlen_func(
@@ -365,13 +368,15 @@ def test_flash_takes_documents_as_sequences_of_their_own(window: int) -> None:
         **named: Any,
     ) -> Tensor:
         assert named["causal"] and max_seqlen_q == max_seqlen_k == 12
-        assert cu_seqlens_q.tolist() == cu_seqlens_k.tolist() == [0, 5, 6, 12, 24]
+        assert cu_seqlens_k.tolist() == [0, 5, 6, 12, 24]
+        assert cu_seqlens_q.tolist() == ([0, 5, 6, 12, 24] if queries == 12 else [0, 0, 1, 7, 14])
         assert named["window_size"] == ((window - 1, 0) if window else (-1, -1))
         o = torch.zeros_like(q)  # (b l, h, d)
-        bounds = cu_seqlens_q.tolist()
-        for begin, end in pairwise(bounds):
-            parts = (one[None, begin:end] for one in (q, k, v))
-            o[begin:end] = attention(*parts, window=window)[0]
+        bounds = pairwise(cu_seqlens_q.tolist()), pairwise(cu_seqlens_k.tolist())
+        for (begin, end), keys in zip(*bounds, strict=True):
+            parts = (one[None, slice(*keys)] for one in (k, v))
+            if end > begin:
+                o[begin:end] = attention(q[None, begin:end], *parts, window=window)[0]
         return o
 
     functions = SimpleNamespace(flash_attn_func=None, flash_attn_varlen_func=flash_attn_varlen_func)

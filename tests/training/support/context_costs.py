@@ -1,0 +1,100 @@
+"""What ranks that share rows send each other in a step, and keep for its backward pass.
+
+    torchrun --nproc_per_node=N -m tests.training.support.context_costs
+
+Writes a line of JSON for each model: its name, and of every rank the bytes that it sent and kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tests.training.support.families import filled
+from training.entrypoint import leave
+from training.models import PRESETS, Sizes
+from training.ops.pieces import ContextGroup
+from training.process_group import start, stop
+
+NAMES = ("mamba-tiny", "mamba2-tiny", "llama-tiny", "bamba-tiny")
+BATCH, LENGTH = 2, 1026
+
+
+def main() -> None:
+    world = start("cpu")
+    ranks = ContextGroup(world.rank, world.world_size, dist.group.WORLD)
+    for name in NAMES:
+        told = world.gather(costs(PRESETS[name], ranks))
+        if world.rank == 0:
+            print(json.dumps({"name": name, "sent": [a for a, _ in told], "kept": told[0][1]}))
+    stop()
+
+
+def costs(sizes: Sizes, ranks: ContextGroup) -> tuple[int, int]:
+    """Bytes that this rank sends in a step, and that it keeps for the backward pass."""
+    model = filled(sizes)
+    model.context_group = ranks
+    ids = torch.randint(sizes.vocab_size, (BATCH, LENGTH + 1))  # (b, L + 1)
+    with sending() as sent:
+        with keeping({one.data_ptr() for one in model.parameters()}) as kept:
+            loss = model(ids[:, :-1], ids[:, 1:], total=torch.tensor(1.0))  # ()
+        loss.backward()
+    return sum(sent), sum(kept.values())
+
+
+@contextmanager
+def sending() -> Iterator[list[int]]:
+    """Note the bytes of every message; of what goes to all other ranks, once for each of them."""
+    sent: list[int] = []
+    others = dist.get_world_size() - 1
+    passing, gather, scatter = (
+        dist.batch_isend_irecv,
+        dist.all_gather_into_tensor,
+        dist.reduce_scatter_tensor,
+    )
+
+    def passed(calls: list[Any]) -> Any:
+        sent.extend(one.tensor.nbytes for one in calls if one.op is dist.isend)
+        return passing(calls)
+
+    def gathered(output: Tensor, given: Tensor, **named: Any) -> Any:
+        sent.append(others * given.nbytes)
+        return gather(output, given, **named)
+
+    def scattered(output: Tensor, given: Tensor, **named: Any) -> Any:
+        sent.append(others * output.nbytes)
+        return scatter(output, given, **named)
+
+    with (
+        patch.object(dist, "batch_isend_irecv", passed),
+        patch.object(dist, "all_gather_into_tensor", gathered),
+        patch.object(dist, "reduce_scatter_tensor", scattered),
+    ):
+        yield sent
+
+
+@contextmanager
+def keeping(parameters: set[int]) -> Iterator[dict[int, int]]:
+    """Note the memory of all tensors that are kept for a backward pass, but for parameters."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield kept
+
+
+if __name__ == "__main__":
+    main()
+    leave(0)
