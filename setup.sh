@@ -109,7 +109,7 @@ wanted() {
     echo "munged munge munge -"
     echo "ssh-keygen openssh-client openssh -"
     echo "patch patch patch -"
-    # By these the benchmarks of cold starts measure.
+    # What the benchmarks of cold starts run.
     echo "nbdkit nbdkit nbdkit -"
     echo "nbdfuse libnbd-bin nbdfuse -"
     echo "rsync rsync rsync -"

@@ -10,7 +10,7 @@
 #
 # system   what apt brings
 # code     launchers + training code, compiled
-# image    locked Python packages + what code has
+# image    locked Python packages + what the stage code made
 
 ARG BASE=debian:bookworm-slim
 
@@ -34,9 +34,9 @@ RUN --mount=type=secret,id=apt --mount=type=secret,id=ca \
     && rm -rf /var/lib/apt/lists/* /var/cache/apt/*.bin /var/cache/ldconfig/aux-cache /var/log/*
 
 FROM system AS code
-# With its byte code, which each process of a job would make anew otherwise. That says, as the
-# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
-# neither a time nor the order of a set.
+# Compiled here once, not by each process of a job. As with the packages, Python does not compare
+# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
+# the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.11 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \

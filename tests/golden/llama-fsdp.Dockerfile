@@ -243,9 +243,9 @@ RUN --mount=type=bind,source=sources,target=/run/sources \
 
 
 FROM system AS code
-# With its byte code, which each process of a job would make anew otherwise. That says, as the
-# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
-# neither a time nor the order of a set.
+# Compiled here once, not by each process of a job. As with the packages, Python does not compare
+# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
+# the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \

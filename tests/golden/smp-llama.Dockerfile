@@ -11,7 +11,7 @@
 # base     the vendor's image: Python, torch, the vendor's libraries and EFA are its own
 # system   that, if its Python is the recipe's
 # code     launchers + training code, compiled
-# image    the few packages it lacks + what code has
+# image    the few packages it lacks + what the stage code made
 
 ARG BASE=658645717510.dkr.ecr.us-west-2.amazonaws.com/smdistributed-modelparallel:2.2.0-gpu-py310-cu121
 
@@ -23,9 +23,9 @@ RUN command -v python3.10 || \
     { echo "the base has no python3.10: set the parameter python to what its tag says" >&2; exit 1; }
 
 FROM system AS code
-# With its byte code, which each process of a job would make anew otherwise. That says, as the
-# packages' does, that it need not be compared with its source. Nothing in it is of this very build:
-# neither a time nor the order of a set.
+# Compiled here once, not by each process of a job. As with the packages, Python does not compare
+# byte code with its source (unchecked-hash). The seed and the times are fixed: the same sources give
+# the same bytes.
 COPY payload/ /code/
 RUN PYTHONHASHSEED=0 python3.10 -B -m compileall -q --invalidation-mode unchecked-hash \
         -s /code -p /sqshforge /code \

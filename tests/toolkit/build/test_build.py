@@ -28,7 +28,7 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = pytest.mark.processes
 
 PROGRAMS = Programs()
-UNCHECKED = "01000000"  # of byte code, PEP 552: goes by the source's hash, which is not looked at
+UNCHECKED = "01000000"  # the flags of byte code that is not compared with its source (PEP 552)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def test_what_did_not_change_is_not_built(case: Case) -> None:
 
 
 def test_all_of_our_code_has_its_byte_code(case: Case) -> None:
-    """Which is never compared with its source: each process of a job would do either anew."""
+    """Python does not compare it with the source, which each process of a job would do anew."""
     code = (
         "import json, marshal\n"
         "from importlib.util import cache_from_source\n"

@@ -1,4 +1,4 @@
-"""What a process of a job loads before it needs it: a start waits for each module."""
+"""Which modules an entry point and a run import: each start waits for all of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training import launch, llama_fsdp, llama_smp, mamba2_neuron, mamba_compose
 mamba_fsdp.configure(["--dataset_path=synthetic", "--save_ckpt_path=/nowhere", "--num_steps=1"])
 """
 BUILT = "import training.trainer.run"  # all that every run has
-# Of some runs alone: their loggers, data and systems, each a tenth of a second or more.
+# What only some runs need, for loggers, data or system: each takes a tenth of a second or more.
 OF_SOME = {
     *("composer", "datasets", "fsspec", "matplotlib", "neuronx_distributed", "pandas", "s3fs"),
     *("tensorboard", "tokenizers", "torch_xla", "torch._dynamo", "transformers", "triton", "wandb"),
@@ -26,7 +26,7 @@ OF_SOME = {
 
 
 def loaded(code: str) -> set[str]:
-    """The modules that are there once some code has run in a fresh process."""
+    """The modules that a fresh process has imported when it has run some code."""
     code += "\nimport json, sys; print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
