@@ -28,6 +28,10 @@ class Group:
     tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
 
     @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.local_world_size)
+
+    @property
     def data_rank(self) -> int:
         return self.rank // self.tensor_parallel
 

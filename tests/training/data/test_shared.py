@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import json
 import pickle
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import torch
 
 from tests.support import page_cache
 from tests.training.support.opened_files import BATCH, BATCHES
-from tests.training.support.runs import TINY, run
+from tests.training.support.runs import ROOT, TINY, run
 from training.data import files, packed
 from training.data.base import Samples
 from training.data.packed import Packed, PackedWriter
@@ -122,6 +123,14 @@ def test_a_node_that_has_another_file_says_so_when_it_opens_it(tmp_path: Path) -
         copy[7 * per_file]
 
 
+@pytest.fixture
+def disk() -> Iterator[Path]:
+    """A folder on the checkout's own disk: the one for temporary files may lie in memory."""
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        yield Path(folder)
+
+
 def read_of(path: Path, samples: Samples, numbers: list[int]) -> int:
     """Read samples of a file that is in no memory; the bytes that came into memory."""
     samples = pickle.loads(pickle.dumps(samples))
@@ -135,10 +144,10 @@ def read_of(path: Path, samples: Samples, numbers: list[int]) -> int:
 
 
 def test_a_large_set_in_random_order_is_not_read_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is read is what is asked for and the rest of its pages; a small set is read ahead."""
-    path: Any = tmp_path / "a.npy"
+    path = disk / "a.npy"
     with PackedWriter(path) as file:
         for _ in range(500):
             file.write(range(16_000))
