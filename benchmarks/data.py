@@ -1,11 +1,14 @@
-"""How fast samples are read by one process, from files that are in the page cache.
+"""How fast samples are read from memory by one process, and how much is read of a disk for them.
 
 usage: python -m benchmarks.data [--rounds 5] [--tokens 32000000] [--small] [--output DIR]
 
 Writes synthetic documents to a temporary folder and reads every window of 4,096 once a round: of
 packed files plainly and weighted by position, and of a mixture of two. The goal holds for each of
-them; JSON lines and synthetic tokens are measured beside them. Writes the medians to
-benchmarks/results/data.json and exits 1 where the goal is missed. Take a quiet machine.
+them; JSON lines and synthetic tokens are measured beside them. Then a packed file that is in no
+memory is read by maps, windows in random order and all in order, with and without the kernel being
+told that the order is random: bytes read of the disk (/proc/self/io) and seconds; the temporary
+folder must be on a disk. Writes all to benchmarks/results/data.json and exits 1 where the goal is
+missed. Take a quiet machine.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ import torch
 
 from benchmarks import options
 from training.data.base import Samples
+from training.data.files import Maps
+from training.data.layout import WORD
 from training.data.lines import Lines
 from training.data.mixture import Mixture, Source
 from training.data.packed import Packed, PackedWriter
@@ -34,6 +39,8 @@ LENGTH = 4096
 GOAL = 50e6  # tokens/s
 VOCABULARY = 65_024
 LINES = 2_000
+DRAWN = 400
+"""Windows that are read in random order."""
 
 
 def main() -> int:
@@ -55,10 +62,21 @@ def main() -> int:
                 f"{given.rounds})" + (f", goal {goal / 1e6:.0f} million" if goal else ""),
                 flush=True,
             )
+        packed = Path(folder) / "disk.npy"
+        write_packed(packed, 2 * given.tokens)
+        reads = [from_disk(packed, **how) for how in WAYS]
+    for read in reads:
+        print(
+            f"{read['windows']:,} windows {read['order']}, advice {read['advice']}: "
+            f"{read['asked_bytes'] / 1e6:.1f} MB asked for, {read['read_bytes'] / 1e6:.1f} MB "
+            f"read in {read['seconds']:.2f} s",
+            flush=True,
+        )
     met = all(row.get("met", True) for row in rows)
     result = {
         "what": f"tokens/s of one process, samples of {LENGTH}, files in the page cache",
         "rows": rows,
+        "from_disk": reads,
         "met": met,
         "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} processors",
         "python": platform.python_version(),
@@ -110,6 +128,45 @@ def write_lines(path: Path) -> None:
         for length in source.integers(LENGTH // 2, 2 * LENGTH, LINES).tolist():
             ids = source.integers(0, VOCABULARY, length).tolist()
             file.write(json.dumps({"input_ids": ids, "attention_mask": [1] * length}) + "\n")
+
+
+WAYS: list[dict[str, bool]] = [
+    {"shuffled": shuffled, "random": random}
+    for shuffled in (True, False)
+    for random in (False, True)
+]
+
+
+def from_disk(path: Path, *, shuffled: bool, random: bool) -> dict[str, Any]:
+    """Read windows of a packed file that is in no memory: DRAWN of them shuffled, or all in order.
+
+    random: whether the map is made for a random order.
+    """
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    size, window = path.stat().st_size, (LENGTH + 1) * WORD.itemsize
+    numbers = np.arange(size // window)  # (windows,)
+    if shuffled:
+        numbers = np.random.default_rng(0).permutation(numbers)[:DRAWN]  # (up to DRAWN,)
+    maps = Maps(random=random)
+    before, since = _bytes_read(), time.perf_counter()
+    for number in numbers.tolist():
+        maps.read(str(path), WORD, number * window, LENGTH + 1, size).sum()
+    return {
+        "order": "in random order" if shuffled else "in order",
+        "advice": "random" if random else "none",
+        "windows": len(numbers),
+        "asked_bytes": len(numbers) * window,
+        "read_bytes": _bytes_read() - before,
+        "seconds": round(time.perf_counter() - since, 3),
+    }
+
+
+def _bytes_read() -> int:
+    """Give the bytes that this process has had read of disks (proc(5), read_bytes)."""
+    facts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+    return int(facts["read_bytes"])
 
 
 def measure(name: str, samples: Samples, rounds: int, goal: float | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,10 @@ class Group:
     control: Any  # a gloo process group
     tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
     context_parallel: int = 1  # such groups side by side that share rows, and read the same data
+
+    @property
+    def nodes(self) -> int:
+        return -(-self.world_size // self.local_world_size)
 
     @property
     def data_rank(self) -> int:
@@ -53,6 +57,24 @@ class Group:
         box: list[Any] = [value]
         dist.broadcast_object_list(box, src=0, group=self.control)
         return box[0]
+
+    def by_first(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 alone and give every rank its result, by pickle (collective).
+
+        If it fails for the user, every rank raises that.
+        """
+        result: Any = None
+        if self.rank == 0:
+            try:
+                result = work()
+            except TrainingError as error:
+                error.local = False  # every rank raises it
+                result = error
+        if self.world_size > 1:
+            result = self.broadcast(result)
+        if isinstance(result, TrainingError):
+            raise result
+        return cast(T, result)
 
     def gather(self, value: T) -> list[T]:
         """Give every rank the values of all, in the ranks' order (a collective call)."""

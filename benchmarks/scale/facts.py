@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from training.checkpoint import interval
+
 HOUR = 3600.0
 DAY = 24 * HOUR
 
@@ -75,7 +77,7 @@ ENTRY_TIME = Fact(21e-6, "s", "measured: an entry of .metadata is packed (pickle
 
 # Failures, and starting again.
 NODE_MTBF = Fact(
-    54 * DAY * 2048 / 419,
+    interval.NODE_MTBF,
     "s",
     "published: Llama 3 (arXiv 2407.21783), section 3.3.4: 419 unexpected interruptions in 54 days "
     "on 16,384 GPUs, 8 a node",
@@ -127,5 +129,6 @@ READ_AHEAD = Fact(8 * 2**20, "bytes", "measured: what one read of a map took her
 READ_AHEAD_USUAL = Fact(128 * 1024, "bytes", "published: Linux, the default of read_ahead_kb")
 SET = Fact(4e12, "bytes", "assumed: a trillion packed tokens")
 FILES = Fact(1000, "files", "assumed")
-OPENS = Fact(2, "opens a file", "measured: what Packed opens of each file at its start")
+OPENS = Fact(2, "opens a file", "measured: what rank 0 opens of each packed file at its start")
+KEPT_OPEN = Fact(256, "files a rank", "chosen: OPEN of training.data.files")
 SMALL = Fact(1e9, "parameters", "assumed: a small model reads fastest")

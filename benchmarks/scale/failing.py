@@ -14,6 +14,8 @@ from math import exp, expm1, sqrt
 
 import numpy as np
 
+from training.checkpoint.interval import daly
+
 
 @dataclass(frozen=True)
 class Job:
@@ -28,14 +30,6 @@ class Job:
 def young(stall: float, mtbf: float) -> float:
     """Give the interval of Young 1974, of first order: sqrt(2 d M), for d << M."""
     return sqrt(2 * stall * mtbf)
-
-
-def daly(stall: float, mtbf: float) -> float:
-    """Give the interval of Daly 2006, of higher order, for d < 2 M; from there on M."""
-    if stall >= 2 * mtbf:
-        return mtbf
-    part = stall / (2 * mtbf)
-    return sqrt(2 * stall * mtbf) * (1 + sqrt(part) / 3 + part / 9) - stall
 
 
 def interval(job: Job) -> float:

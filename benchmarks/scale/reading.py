@@ -29,6 +29,9 @@ def simulate(total: int, ahead: int, sample: int, samples: int, random: np.rando
     return len(np.unique(np.concatenate([drawn // ahead, (drawn + sample - 1) // ahead]))) * ahead
 
 
-def opening_seconds(ranks: int, files: int, opens: float, rate: float) -> float:
-    """Every rank opens every file at its start."""
-    return ranks * files * opens / rate
+def opened_anew(samples: float, files: int, kept: float) -> float:
+    """Give the share of `samples` whose file is to be opened, once `kept` of the files are open.
+
+    The file of a sample in a shuffled order is one of those with kept / files, whatever is kept.
+    """
+    return samples * max(0.0, 1 - kept / files)

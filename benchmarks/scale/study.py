@@ -8,6 +8,7 @@ import numpy as np
 
 from benchmarks.scale import facts, failing, meeting, reading, saving, staging
 from benchmarks.scale.failing import Job
+from training.checkpoint.interval import daly
 
 SEED = 2023
 LARGEST = 512  # nodes that are let meet at once, in a simulation
@@ -141,7 +142,7 @@ def saves(nodes: int) -> list[dict[str, Any]]:
                 "writing_s": one.writing,
                 "restart_s": one.restart,
                 "young_s": failing.young(one.stall, one.mtbf),
-                "daly_s": failing.daly(one.stall, one.mtbf),
+                "daly_s": daly(one.stall, one.mtbf),
                 "interval_s": best,
                 "goodput": failing.goodput(one, best),
                 "goodput_hour": failing.goodput(one, 3600.0),
@@ -218,11 +219,8 @@ def data(nodes: int) -> dict[str, Any]:
             # Of the first hour, before much is in memory.
             read = reading.windows_read(facts.SET.value, window.value, int(samples * facts.HOUR))
             row[f"{name}_all_{ahead}"] = nodes * read / facts.HOUR
-    ranks, files = nodes * int(facts.GPUS.value), int(facts.FILES.value)
-    row["opens"] = ranks * files * facts.OPENS.value
-    row["opening_s"] = reading.opening_seconds(
-        ranks, files, facts.OPENS.value, facts.METADATA.value
-    )
+        files, kept = int(facts.FILES.value), facts.KEPT_OPEN.value
+        row[f"{name}_opened"] = reading.opened_anew(nodes * samples, files, kept)  # a second
     return row
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.scale import failing
 from benchmarks.scale.failing import Job
+from training.checkpoint.interval import daly
 
 WAITING = Job(mtbf=5000, stall=60, writing=0, restart=300)
 BACKGROUND = Job(mtbf=5000, stall=2, writing=60, restart=300)
@@ -17,9 +18,9 @@ BACKGROUND = Job(mtbf=5000, stall=2, writing=60, restart=300)
 def test_formulas_of_young_and_daly() -> None:
     assert failing.young(50, 100 * 50 / 2) == pytest.approx(500)
     # d / 2M = 0.01: 500 (1 + 0.1 / 3 + 0.01 / 9) - 50
-    assert failing.daly(50, 2500) == pytest.approx(500 * (1 + 0.1 / 3 + 0.01 / 9) - 50)
-    assert failing.daly(200, 100) == 100
-    assert failing.daly(1e-6, 1e6) == pytest.approx(failing.young(1e-6, 1e6), rel=1e-5)
+    assert daly(50, 2500) == pytest.approx(500 * (1 + 0.1 / 3 + 0.01 / 9) - 50)
+    assert daly(200, 100) == 100
+    assert daly(1e-6, 1e6) == pytest.approx(failing.young(1e-6, 1e6), rel=1e-5)
 
 
 def test_without_writing_it_is_dalys_time() -> None:
@@ -61,14 +62,14 @@ def test_the_best_interval_is_dalys(stall: float, dalys: float, youngs: float) -
     job = Job(mtbf=5000, stall=stall, writing=0, restart=0)
     works = np.geomspace(20, 5000, 4001)
     best = float(works[np.argmax([failing.goodput(job, work) for work in works])])
-    assert failing.daly(stall, job.mtbf) == pytest.approx(best, rel=dalys)
+    assert daly(stall, job.mtbf) == pytest.approx(best, rel=dalys)
     assert failing.young(stall, job.mtbf) == pytest.approx(best, rel=youngs)
-    assert failing.young(stall, job.mtbf) > failing.daly(stall, job.mtbf)
+    assert failing.young(stall, job.mtbf) > daly(stall, job.mtbf)
 
     tried = [best * factor for factor in (0.4, 0.6, 0.8, 1.0, 1.25, 1.6, 2.5)]
     found = [failing.simulate(job, work, 50_000, np.random.default_rng(7)) for work in tried]
-    daly = failing.simulate(job, failing.daly(stall, job.mtbf), 50_000, np.random.default_rng(7))
-    assert daly > max(found) - 0.002
+    kept = failing.simulate(job, daly(stall, job.mtbf), 50_000, np.random.default_rng(7))
+    assert kept > max(found) - 0.002
     # The top of a parabola through what was simulated.
     curve = np.polyfit(np.log(tried), found, 2)
     assert float(np.exp(-curve[1] / (2 * curve[0]))) == pytest.approx(best, rel=0.15)

@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.scale import facts, failing, page, study
 from training.config.sections import DataConfig, RunConfig
+from training.data.files import OPEN
 from training.data.packed import WORD
 from training.job.rendezvous import TIMEOUT
 
@@ -81,6 +82,7 @@ def test_settings_that_the_models_take_are_those_of_the_project() -> None:
     assert facts.JOIN.value == TIMEOUT
     assert facts.SEQUENCE.value == DataConfig.seq_length
     assert facts.TOKEN.value == WORD.itemsize
+    assert facts.KEPT_OPEN.value == OPEN
     assert RunConfig.checkpoint_interval == 20_000
     assert RunConfig.async_checkpoint
     assert RunConfig.hang_abort_seconds == 600

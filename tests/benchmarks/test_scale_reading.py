@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import pickle
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.distributed.checkpoint import metadata as listed
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
 from benchmarks.scale import facts, reading
+from training.data import files as opened_files
 from training.data.packed import Packed, PackedWriter
 
 
@@ -35,7 +37,7 @@ def test_a_checkpoints_list_has_the_bytes_that_are_reckoned_with() -> None:
     assert len(written) / tensors / shards == pytest.approx(facts.ENTRY.value, rel=0.15)
 
 
-def test_a_rank_opens_each_file_as_often_as_computed(tmp_path: Path) -> None:
+def test_the_first_rank_opens_each_file_as_often_as_computed(tmp_path: Path) -> None:
     files = 20
     for number in range(files):
         with PackedWriter(tmp_path / f"{number:02}.npy") as file:
@@ -67,3 +69,29 @@ def test_windows_that_are_read() -> None:
         assert np.mean(drawn) == pytest.approx(
             reading.windows_read(total, ahead, samples), rel=0.05
         )
+
+
+def test_files_that_are_opened_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of samples in random order, with fewer files kept open than there are."""
+    files, kept = 20, 5
+    for number in range(files):
+        with PackedWriter(tmp_path / f"{number:02}.npy") as file:
+            file.write(np.arange(11 * 50))
+    monkeypatch.setattr(opened_files, "OPEN", kept)
+    samples = Packed(f"{tmp_path}/*.npy", 10)
+    for one in range(0, len(samples), 50):  # as many as are kept are open
+        samples[one]
+    opened = 0
+    original = samples._maps._map
+
+    def counting(path: str, size: int) -> mmap.mmap:
+        nonlocal opened
+        opened += 1
+        return original(path, size)
+
+    monkeypatch.setattr(samples._maps, "_map", counting)
+    drawn = np.random.default_rng(1).integers(0, len(samples), 4000)  # (samples,)
+    for one in drawn.tolist():
+        samples[one]
+    assert opened == pytest.approx(reading.opened_anew(4000, files, kept), rel=0.03)
+    assert reading.opened_anew(4000, 3, kept) == 0

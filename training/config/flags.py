@@ -81,7 +81,8 @@ class Flag:
         if isinstance(self.read, type):
             return {"Path": "PATH"}.get(self.read.__name__, "TEXT")
         made = str(getattr(self.read, "__annotations__", {}).get("return"))
-        kinds = {"bool": "BOOL", "bool | None": "BOOL", "int": "INT", "float": "FLOAT"}
+        kinds = {"bool": "BOOL", "int": "INT", "float": "FLOAT"}
+        made = made.removesuffix(" | None")
         return kinds.get(made, "TEXT")
 
     @property

@@ -208,8 +208,11 @@ class RunConfig:
     checkpoint_interval: int = setting(
         20000, "steps between checkpoints; one is saved at the end", least=1
     )
-    checkpoint_minutes: float = setting(
-        0.0, "minutes after a checkpoint at which the next is saved anyway, 0: never", least=0
+    checkpoint_minutes: float | None = setting(
+        0.0,
+        "minutes after a checkpoint at which the next is saved anyway, 0: never; auto: by the "
+        "number of nodes and how long a save stops training (docs/checkpoints.md)",
+        least=0,
     )
     eval_interval: int = setting(0, "steps between evaluations; 0: at the end only", least=0)
     keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)

@@ -27,6 +27,8 @@ class About:
 
     def fault(self, name: str, value: Any) -> str | None:
         """Tell what is wrong with a value; None if nothing is."""
+        if value is None:  # auto
+            return None
         if self.least is not None and not value >= self.least:
             if self.least == 0:
                 return f"{name}: must not be negative, is {value}"
@@ -110,6 +112,14 @@ def integer(text: str) -> int:
         raise ValueError("a whole number") from None
 
 
+def optional_number(text: str) -> float | None:
+    """Read a number, or auto: what is best is found out."""
+    try:
+        return None if text.lower() == "auto" else float(text)
+    except ValueError:
+        raise ValueError("a number or auto") from None
+
+
 def number(text: str) -> float:
     try:
         return float(text)
@@ -121,6 +131,7 @@ READ: dict[str, Callable[[str], Any]] = {
     "bool": boolean,
     "bool | None": optional,
     "float": number,
+    "float | None": optional_number,
     "int": integer,
     "str": str,
 }

@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 from bisect import bisect_right
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ import torch
 from torch import Tensor
 
 from training.data.base import Sample, begun, numbered
+from training.data.files import ArrowFiles
 from training.data.libraries import datasets_library
 from training.data.splits import TEXT, how_to_read, how_to_read_texts
 from training.data.tokenize.blocks import DOCUMENTS, END, IDS, LABELS, METADATA
@@ -54,20 +54,20 @@ class Arrow:
                 f"{path} has rows of {length:,} tokens, which cannot be cut into "
                 f"pieces of seq_length {seq_length:,}; use {length:,} or a divisor of it"
             )
-        self._ids = _flat(path, dataset, IDS)
+        ids = _flat(path, IDS, dataset.data.column(IDS))
         has_labels = LABELS in dataset.column_names
         if has_labels and _row_length(path, dataset.data.column(LABELS)) != length:
             raise RequestError(f"{path} has labels that are not as long as its rows")
-        self._labels = _flat(path, dataset, LABELS) if has_labels else self._ids
-        # Columns that were written at different times may be divided differently.
-        self._ends = list(accumulate(map(len, self._ids)))
-        self._label_ends = list(accumulate(map(len, self._labels)))
+        labels = _flat(path, LABELS, dataset.data.column(LABELS)) if has_labels else ids
+        self._labels = LABELS if has_labels else IDS
+        self._path, self._folder, self._files = path, folder, _files(folder, len(dataset))
         about = _stated(folder)
         stated, eos = about.get("vocab_size"), about.get("eos")
         self._document_end = document_end if document_end >= 0 or eos is None else eos
         self._documents = None if document_end >= 0 else _ends(folder)
-        self.knows_documents = self._documents is not None or self._document_end >= 0
-        self.vocab_size = stated or _largest(path, self._ids, self._labels) + 1
+        self._has_ends = self._documents is not None
+        self.knows_documents = self._has_ends or self._document_end >= 0
+        self.vocab_size = stated or _largest(path, ids, labels) + 1
         self._told = (
             f"{len(dataset):,} rows of {length:,} tokens"
             + (" and labels" if has_labels else "")
@@ -76,18 +76,25 @@ class Arrow:
         facts = f"arrow {seq_length} {length} {len(dataset)} {fingerprint}"
         self.fingerprint = hashlib.blake2b(facts.encode(), digest_size=16).hexdigest()
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_documents": None}
+
     def __len__(self) -> int:
-        return self._ends[-1] // self.seq_length
+        return len(self._files) * (self._row // self.seq_length)
 
     def __getitem__(self, index: int) -> Sample:
-        inputs = self._read(self._ids, self._ends, index)  # (l,)
-        labels = self._read(self._labels, self._label_ends, index)  # (l,)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        inputs = self._read(IDS, index)  # (l,)
+        labels = inputs if self._labels == IDS else self._read(self._labels, index)  # (l,)
         targets = torch.full_like(labels, IGNORED)  # (l,)
         targets[:-1] = labels[1:]
         return Sample(inputs, targets, None, self._numbers(index, inputs))
 
     def _numbers(self, index: int, inputs: Tensor) -> Tensor | None:
         """Number the documents of a sample's inputs (l,), where that is known, (l,) int32."""
+        if self._has_ends and self._documents is None:
+            self._documents = _ends(self._folder)
         if self._documents is not None:
             return begun(self._documents, index * self.seq_length, self.seq_length)  # (l,)
         if self._document_end < 0:
@@ -98,14 +105,17 @@ class Arrow:
     def told(self) -> str:
         return self._told
 
-    def _read(self, parts: Parts, ends: list[int], index: int) -> Tensor:
-        begin = index * self.seq_length
-        part = bisect_right(ends, begin)
-        if part:
-            begin -= ends[part - 1]
-        # A part ends with a row, so no sample reaches beyond it.
-        ids = parts[part][begin : begin + self.seq_length].astype(np.int64)  # (l,)
-        return torch.from_numpy(ids)  # (l,)
+    def is_here(self) -> bool:
+        return Path(self._files.paths[0]).is_file()
+
+    def _read(self, column: str, index: int) -> Tensor:
+        """Read a sample's tokens of a column (l,)."""
+        row, piece = divmod(index * self.seq_length, self._row)
+        number = bisect_right(self._files.ends, row)
+        row -= self._files.ends[number - 1] if number else 0
+        found = self._files.table(number).column(column).slice(row, 1)
+        (ids,) = _flat(self._path, column, found)  # (n,), n the tokens of a row
+        return torch.from_numpy(ids[piece : piece + self.seq_length].astype(np.int64))  # (l,)
 
 
 def row_length(path: str, split: str = "train") -> int:
@@ -172,6 +182,17 @@ def _state(folder: Path) -> tuple[list[str], str]:
         raise RequestError(f"{path} is broken or half-written: {error!r}") from error
 
 
+def _files(folder: Path, rows: int) -> ArrowFiles:
+    names, _ = _state(folder)
+    try:
+        files = ArrowFiles([folder / name for name in names])
+    except Exception as error:  # pyarrow has errors of its own
+        raise RequestError(f"{folder} is broken: {' '.join(str(error).split())}") from error
+    if len(files) != rows:
+        raise RequestError(f"{folder}: its files have {len(files):,} rows, and the set {rows:,}")
+    return files
+
+
 def _load(folder: Path) -> Any:
     datasets = datasets_library(f"{folder} is read")
     try:
@@ -202,9 +223,9 @@ def _row_length(path: str, column: Any) -> int:
     return int(found["min"])
 
 
-def _flat(path: str, dataset: Any, name: str) -> Parts:
-    """View the column as its tokens in a line, (n,) a part; nothing is copied or read."""
-    chunks = [chunk.flatten() for chunk in dataset.data.column(name).chunks]
+def _flat(path: str, name: str, column: Any) -> Parts:
+    """View a column as its tokens in a line, (n,) a part; nothing is copied or read."""
+    chunks = [chunk.flatten() for chunk in column.chunks]
     if any(chunk.null_count for chunk in chunks):
         raise RequestError(f"{path} has missing values in {name}")
     return [chunk.to_numpy(zero_copy_only=True) for chunk in chunks]

@@ -56,7 +56,11 @@ class Sample:
 
 
 class Samples(Protocol):
-    """A set of samples. Raises RequestError when it is made, TrainingError when it is read."""
+    """A set of samples. Raises RequestError when it is made, TrainingError when it is read.
+
+    It can be pickled: the copy has all that was found of the files, and opens a file of its own
+    when it first reads of it.
+    """
 
     seq_length: int
     fingerprint: str
@@ -74,6 +78,9 @@ class Samples(Protocol):
 
     def told(self) -> str:
         """Say what there is, for messages: so many bytes in so many files."""
+
+    def is_here(self) -> bool:
+        """Tell whether the files are on this machine too, by one of each source."""
 
 
 def stacked(samples: list[Sample]) -> Sample:

@@ -39,7 +39,8 @@ import torch
 from numpy.typing import NDArray
 
 from training.data.base import Sample, numbered
-from training.data.packed import Maps, partial, publish
+from training.data.files import LARGE, Maps
+from training.data.packed import partial, publish
 from training.data.splits import TEXT
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
@@ -53,6 +54,10 @@ HEADER = 4 * NUMBER.itemsize
 LARGEST = (1 << 31) - 1
 ABANDONED = 3600.0
 """Seconds after which a half-written file that nobody writes to is taken for a dead process's."""
+
+
+class NotConverted(Exception):  # noqa: N818 - not an error: there is work to do first
+    """Some files have no converted form yet."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,9 @@ class Lines:
     a document, which begins after the padding before it; with a `document_end` it is several, each
     of which ends with that token.
 
-    The cache is CACHE in the folder, or another folder. Raises RequestError for a folder without
-    files or lines, a cache that cannot be written, and a bad line, by its file and number.
+    The cache is CACHE in the folder, or another folder. shuffled: lines are read in random order.
+    Raises RequestError for a folder without files or lines, a cache that cannot be written, and a
+    bad line, by its file and number; without `convert` NotConverted where files have yet to be.
     """
 
     knows_documents = True
@@ -97,15 +103,18 @@ class Lines:
         seed: int,
         cache: str | Path | None = None,
         document_end: int = -1,
+        shuffled: bool = False,
+        convert: bool = True,
     ) -> None:
         self.seq_length, self._seed, self._document_end = seq_length, seed, document_end
         paths, own = _found(Path(folder))
-        self._parts = converted(paths, Path(cache) if cache else own / CACHE)
+        self._parts = converted(paths, Path(cache) if cache else own / CACHE, convert=convert)
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
             raise RequestError(f"{folder}: its files have no lines; write some")
         self._tokens = sum(part.tokens for part in self._parts)
-        self._maps = Maps()
+        size = sum(part.size for part in self._parts)
+        self._maps = Maps(random=shuffled and size >= LARGE)
         self.vocab_size = max(part.largest for part in self._parts) + 1
         names = [
             f"{path.name} {part.lines} {part.tokens}"
@@ -137,6 +146,9 @@ class Lines:
     def told(self) -> str:
         return f"{self._tokens:,} tokens in {len(self):,} lines of {len(self._parts)} files"
 
+    def is_here(self) -> bool:
+        return Path(self._parts[0].path).is_file()
+
     def _line(self, index: int) -> NDArray[np.int32]:
         """Read a line's tokens, or the l + 1 of them that are taken."""
         if not 0 <= index < len(self):
@@ -146,18 +158,18 @@ class Lines:
         line = index - (self._ends[number - 1] if number else 0)
         first = max(line - 1, 0)  # a line begins where the one before ends
         place = part.ends + first * NUMBER.itemsize
-        ends = self._maps.read(part.path, NUMBER, place, line - first + 1)
+        ends = self._maps.read(part.path, NUMBER, place, line - first + 1, part.size)
         begin, end = (int(ends[0]) if line else 0), int(ends[-1])
         spare = end - begin - (self.seq_length + 1)
         if spare > 0:
             begin += _drawn(f"{self._seed}/{index}", spare + 1)
             end = begin + self.seq_length + 1
         place = HEADER + begin * TOKEN.itemsize
-        return self._maps.read(part.path, TOKEN, place, end - begin)
+        return self._maps.read(part.path, TOKEN, place, end - begin, part.size)
 
 
-def converted(paths: list[Path], cache: Path) -> list[Converted]:
-    """Find or make the converted form of each file."""
+def converted(paths: list[Path], cache: Path, *, convert: bool = True) -> list[Converted]:
+    """Find or make the converted form of each file; without `convert`, raise NotConverted."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -166,6 +178,8 @@ def converted(paths: list[Path], cache: Path) -> list[Converted]:
         ) from error
     places = [_place(path, cache) for path in paths]
     parts = [_read(place) for place in places]
+    if None in parts and not convert:
+        raise NotConverted(f"{cache}: not all files are converted")
     for wait in (False, True):  # what others are at comes last
         for number, (path, place) in enumerate(zip(paths, places, strict=True)):
             if parts[number] is not None:

@@ -114,6 +114,9 @@ class Mixture:
     def told(self) -> str:
         return "; ".join(f"{source.name}: {source.samples.told()}" for source in self._sources)
 
+    def is_here(self) -> bool:
+        return all(source.samples.is_here() for source in self._sources)
+
     def _read(self, which: int, index: int) -> int:
         """How many samples of a source come before one of the mixture."""
         patterns, place = divmod(index, len(self._pattern))

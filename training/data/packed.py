@@ -9,7 +9,6 @@ Shapes: l sequence length.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import secrets
 from bisect import bisect_right
@@ -19,19 +18,17 @@ from glob import glob
 from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from training.data.base import Sample, numbered
+from training.data.files import LARGE, Maps
 from training.data.layout import LAYOUTS, LOSS_BIT, SIZE, WORD, Layout, words_of
 from training.errors import RequestError, TrainingError, writing
 from training.ops.loss import IGNORED
 
-MAPS = 256
-"""Files mapped at one time: a map holds a descriptor, and a process has about a thousand."""
 PROBE = 1 << 16
 """Words at the beginning of a file that are looked at for a loss bit."""
 
@@ -44,7 +41,7 @@ class Packed:
     left at a file's end is not read. A target does not count (-100, weight 0) where it begins a
     document or its loss bit is not set. With `position_weighting` the others weigh
     tanh(position / 10), positions counted from the beginning of the window or of the document,
-    whichever is nearer.
+    whichever is nearer. shuffled: the windows are read in random order.
 
     Raises RequestError for a file that is missing, empty, no whole number of words or not of its
     PATH.size, and where no loss bit is found; and TrainingError on reading an id that is not below
@@ -61,20 +58,21 @@ class Packed:
         layout: Layout = LAYOUTS["16/14"],
         vocab_size: int | None = None,
         position_weighting: bool = False,
+        shuffled: bool = False,
     ) -> None:
         self.seq_length, self.layout = seq_length, layout
         self.vocab_size = vocab_size or layout.vocabulary
         self._paths = find_packed([paths] if isinstance(paths, str) else paths)
-        sizes = [_tokens_of(path) for path in self._paths]
-        self._maps = Maps()
+        self._sizes = sizes = [_tokens_of(path) for path in self._paths]
         self._ends = list(accumulate(size // (seq_length + 1) for size in sizes))  # in windows
         self._tokens = sum(sizes)
+        self._maps = Maps(random=shuffled and self._tokens * WORD.itemsize >= LARGE)
         self._weights = (
             np.tanh(np.arange(layout.positions) / 10).astype(np.float32)  # (positions,)
             if position_weighting
             else None
         )
-        self._find_loss_bit(sizes)
+        self._find_loss_bit()
         names = [f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)]
         facts = [f"packed {seq_length} {layout} {position_weighting}", *names]
         self.fingerprint = hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
@@ -105,14 +103,17 @@ class Packed:
     def told(self) -> str:
         return f"{self._tokens:,} tokens in {len(self._paths)} files"
 
+    def is_here(self) -> bool:
+        return Path(self._paths[0]).is_file()
+
     def _window(self, index: int) -> tuple[str, int, NDArray[np.int32]]:
         """Read a window, (l + 1,): its file, its first token's number there, and its words."""
         if not 0 <= index < len(self):
             raise IndexError(index)
         number = bisect_right(self._ends, index)
-        path, length = self._paths[number], self.seq_length + 1
+        length = self.seq_length + 1
         begin = (index - (self._ends[number - 1] if number else 0)) * length
-        return path, begin, self._maps.read(path, WORD, begin * WORD.itemsize, length)
+        return self._paths[number], begin, self._read(number, begin, length)
 
     def _weigh(
         self, positions: NDArray[np.int32], begins: NDArray[np.bool_]
@@ -137,10 +138,15 @@ class Packed:
         )
         return TrainingError(f"{path}: token {begin + at:,}: {what}", local=True)
 
-    def _find_loss_bit(self, sizes: list[int]) -> None:
+    def _read(self, number: int, begin: int, count: int) -> NDArray[np.int32]:
+        """Read words of a file, (count,), from number `begin` on."""
+        size = self._sizes[number] * WORD.itemsize
+        return self._maps.read(self._paths[number], WORD, begin * WORD.itemsize, count, size)
+
+    def _find_loss_bit(self) -> None:
         """Refuse what would be trained on with no target at all, such as plain ids."""
-        for path, size in zip(self._paths, sizes, strict=True):
-            if (self._maps.read(path, WORD, 0, min(size, PROBE)) >> LOSS_BIT & 1).any():
+        for number, size in enumerate(self._sizes):
+            if (self._read(number, 0, min(size, PROBE)) >> LOSS_BIT & 1).any():
                 return
         raise RequestError(
             f"{self._paths[0]}: no loss bit (bit {LOSS_BIT}) is set in the first {PROBE:,} words "
@@ -222,37 +228,6 @@ class PackedWriter:
             publish(told, side)
         finally:
             told.unlink(missing_ok=True)
-
-
-class Maps:
-    """Read files by memory map; the last few stay mapped."""
-
-    def __init__(self) -> None:
-        self._maps: dict[str, mmap.mmap] = {}
-
-    def read(self, path: str, dtype: DTypeLike, begin: int, count: int) -> NDArray[Any]:
-        """Read `count` items, (count,), read-only, from a byte on.
-
-        Raises TrainingError if the file cannot be opened or ends before.
-        """
-        dtype = np.dtype(dtype)
-        try:
-            mapped = self._maps.get(path) or self._open(path)
-            # A map of what a file no longer has ends the process when it is touched.
-            held = min(mapped.size(), len(mapped))
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            raise TrainingError(f"{path}: cannot be read: {why}", local=True) from error
-        if held < begin + count * dtype.itemsize:
-            raise TrainingError(f"{path}: became shorter while it was read", local=True)
-        return np.frombuffer(mapped, dtype, count, begin)
-
-    def _open(self, path: str) -> mmap.mmap:
-        if len(self._maps) >= MAPS:
-            self._maps.pop(next(iter(self._maps)))
-        with Path(path).open("rb") as file:
-            self._maps[path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        return self._maps[path]
 
 
 def partial(path: Path) -> Path:

@@ -19,11 +19,13 @@ from training.data.arrow import Arrow, split_folder
 from training.data.base import DataFeed, Sample, Samples, begun
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
-from training.data.mixture import Mixture, Source
+from training.data.mixture import Mixture
+from training.data.mixture import Source as Part
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
 from training.data.splits import how_to_read
-from training.data.stream.feed import open_stream
+from training.data.stream.feed import open_shards, stream_of
+from training.data.stream.shards import Shards
 from training.errors import RequestError, TrainingError
 
 BYTE_VOCABULARY = 256
@@ -31,6 +33,9 @@ LARGE_VOCABULARY = 1024
 """A model with so many ids is one for a tokenizer's."""
 _PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
 _MIXTURE_ENTRY = {"path", "weight", "order"}
+
+Source = Samples | Shards
+"""What is read, as every rank may have it (training.data.shared)."""
 
 
 class Synthetic:
@@ -65,6 +70,9 @@ class Synthetic:
 
     def told(self) -> str:
         return f"{self._count * (self.seq_length + 1):,} synthetic tokens"
+
+    def is_here(self) -> bool:
+        return True
 
 
 class Text:
@@ -112,6 +120,9 @@ class Text:
     def told(self) -> str:
         return f"{self._ends[-1]:,} bytes in {len(self._paths)} files"
 
+    def is_here(self) -> bool:
+        return Path(self._paths[0]).is_file()
+
     def _read(self, begin: int, length: int) -> bytes:
         pieces = []
         index = bisect_right(self._ends, begin)
@@ -155,94 +166,96 @@ def _text_files(pattern: str) -> tuple[list[str], list[int]]:
     return [path for path, _ in kept], [size for _, size in kept]
 
 
-def open_data(config: Config, rank: int, world_size: int, device: torch.device) -> Prefetcher:
-    """Open the data of a run, checked against the model before the first step, to be read ahead.
+def open_source(config: Config, setting: str, *, convert: bool = True) -> Source:
+    """Open what dataset_path or eval_dataset_path names: find its files, and check them.
 
-    Raises RequestError for a source that is not known, missing, too short, or with token ids
-    beyond the model's vocabulary.
+    Raises RequestError for a source that is not known, missing or broken; without `convert`
+    NotConverted for lines: of which files are yet to be converted.
     """
-    reopen = partial(open_feed, config, rank, world_size)
+    data, training = config.data, setting == "dataset_path"
+    path = getattr(data, setting)
+    if path.startswith(STREAM):
+        if training and (data.n_samples_to_skip or data.position_weighting):
+            name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
+            raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
+        return open_shards(config, setting)
+    samples = open_samples(
+        path,
+        data.seq_length,
+        setting,
+        config.model.sizes.vocab_size,
+        config.run.seed,
+        position_weighting=training and data.position_weighting,
+        split=data.dataset_split if training else data.eval_split,
+        document_end=data.document_end,
+        shuffled=training,
+        convert=convert,
+    )
+    if not training and isinstance(samples, Arrow) and Path(data.dataset_path).is_dir():
+        held_out = split_folder(path, data.eval_split)
+        if held_out.samefile(split_folder(data.dataset_path, data.dataset_split)):
+            raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
+    return samples
+
+
+def open_data(
+    config: Config, source: Source, rank: int, world_size: int, device: torch.device
+) -> Prefetcher:
+    """Read what is trained on ahead, checked against the model before the first step.
+
+    Raises RequestError for a source that is too short, or with token ids beyond the model's
+    vocabulary.
+    """
+    reopen = partial(feed_of, config, "dataset_path", source, rank, world_size)
     return Prefetcher(
         reopen(),
-        partial(reopen, checked=True),
+        reopen,
         workers=config.data.num_workers,
         prefetch=config.data.prefetch,
         device=device,
     )
 
 
-def open_feed(config: Config, rank: int, world_size: int, *, checked: bool = False) -> DataFeed:
-    """Open what one rank trains on; what is `checked` already is taken as it is."""
-    data, setting = config.data, "dataset_path"
-    if data.dataset_path.startswith(STREAM):
-        if data.n_samples_to_skip or data.position_weighting:
-            name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
-            raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
-        feed: DataFeed = open_stream(config, setting, rank, world_size, checked=checked)
+def feed_of(config: Config, setting: str, source: Source, rank: int, world_size: int) -> DataFeed:
+    """Make what one rank reads of a source; no file of it is opened before it is read.
+
+    Held-out data is read in order and once. Raises RequestError as open_data does.
+    """
+    data, training = config.data, setting == "dataset_path"
+    feed: DataFeed
+    if isinstance(source, Shards):
+        feed = stream_of(config, setting, source, rank, world_size)
     else:
-        samples = open_samples(
-            data.dataset_path,
-            data.seq_length,
-            setting,
-            config.model.sizes.vocab_size,
-            config.run.seed,
-            position_weighting=data.position_weighting,
-            split=data.dataset_split,
-            document_end=data.document_end,
-        )
         feed = Reader(
-            samples,
-            batch_size=data.batch_size,
+            source,
+            batch_size=data.batch_size if training else data.eval_batch_size or data.batch_size,
             seed=config.run.seed,
             rank=rank,
             world_size=world_size,
-            accumulation=data.gradient_accumulation,
+            accumulation=data.gradient_accumulation if training else 1,
             # A mixture has an order of its own.
-            shuffle=not isinstance(samples, Mixture),
-            skip=data.n_samples_to_skip,
-            epochs=data.epochs,
-            setting=setting,
-        )
-    feed.documents = _begins_anew(feed, config, setting)
-    if not checked:
-        _require_vocabulary(feed, config, setting)
-    return feed
-
-
-def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | None:
-    """Open the held-out data, to be read in order, once; None where there is none."""
-    data, setting = config.data, "eval_dataset_path"
-    if not data.eval_dataset_path:
-        return None
-    if data.eval_dataset_path.startswith(STREAM):
-        feed: DataFeed = open_stream(config, setting, rank, world_size)
-    else:
-        samples = open_samples(
-            data.eval_dataset_path,
-            data.seq_length,
-            setting,
-            config.model.sizes.vocab_size,
-            config.run.seed,
-            split=data.eval_split,
-            document_end=data.document_end,
-        )
-        if isinstance(samples, Arrow) and Path(data.dataset_path).is_dir():
-            held_out = split_folder(data.eval_dataset_path, data.eval_split)
-            if held_out.samefile(split_folder(data.dataset_path, data.dataset_split)):
-                raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
-        feed = Reader(
-            samples,
-            batch_size=data.eval_batch_size or data.batch_size,
-            seed=config.run.seed,
-            rank=rank,
-            world_size=world_size,
-            shuffle=False,
-            epochs=1,
+            shuffle=training and not isinstance(source, Mixture),
+            skip=data.n_samples_to_skip if training else 0,
+            epochs=data.epochs if training else 1,
             setting=setting,
         )
     feed.documents = _begins_anew(feed, config, setting)
     _require_vocabulary(feed, config, setting)
     return feed
+
+
+def open_feed(config: Config, rank: int, world_size: int) -> DataFeed:
+    """Open what one rank trains on, by itself. Raises RequestError."""
+    source = open_source(config, "dataset_path")
+    return feed_of(config, "dataset_path", source, rank, world_size)
+
+
+def open_evaluation(config: Config, rank: int, world_size: int) -> DataFeed | None:
+    """Open the held-out data by itself; None where there is none. Raises RequestError."""
+    if not config.data.eval_dataset_path:
+        return None
+    source = open_source(config, "eval_dataset_path")
+    return feed_of(config, "eval_dataset_path", source, rank, world_size)
 
 
 def _begins_anew(feed: DataFeed, config: Config, setting: str) -> bool:
@@ -277,8 +290,12 @@ def open_samples(
     position_weighting: bool = False,
     split: str = "train",
     document_end: int = -1,
+    shuffled: bool = False,
+    convert: bool = True,
 ) -> Samples:
     """Open a source by its kind, for a model's vocabulary. Raises RequestError naming the setting.
+
+    shuffled: a Reader will read it in random order. convert: see training.data.lines.Lines.
 
     text:GLOB           files as bytes
     packed:GLOB         packed tokens, 16 bits of id and 14 of position; packed-17/13:GLOB
@@ -300,14 +317,25 @@ def open_samples(
                 layout=_PACKED_KINDS[kind],
                 vocab_size=vocab_size,
                 position_weighting=position_weighting,
+                shuffled=shuffled,
             )
         if kind == "lines" and rest:
-            return Lines(Path(rest), seq_length, seed=seed, document_end=document_end)
+            return Lines(
+                Path(rest),
+                seq_length,
+                seed=seed,
+                document_end=document_end,
+                shuffled=shuffled,
+                convert=convert,
+            )
         if path == "synthetic:":
             return Synthetic(seq_length, vocab_size, seed=seed)
         if kind == "mixture" and rest:
             return _mixture(
-                *(Path(rest), seq_length, vocab_size, seed), position_weighting, document_end
+                *(Path(rest), seq_length, vocab_size, seed),
+                position_weighting,
+                document_end,
+                convert,
             )
         if Path(path).is_dir():
             return Arrow(path, seq_length, split, document_end)
@@ -329,6 +357,7 @@ def _mixture(
     seed: int,
     position_weighting: bool,
     document_end: int,
+    convert: bool,
 ) -> Mixture:
     """Open the sources that a file lists. Raises RequestError naming the file and the entry."""
     import yaml
@@ -354,8 +383,9 @@ def _mixture(
             *(path, seq_length, f"{where}: path", vocab_size, seed),
             position_weighting=weighted,
             document_end=document_end,
+            convert=convert,
         )
-        sources.append(Source(name=path, samples=samples, weight=weight, order=order))
+        sources.append(Part(name=path, samples=samples, weight=weight, order=order))
     if position_weighting and not any(_is_packed(source.name) for source in sources):
         raise RequestError(f"position_weighting: {file} lists no packed data, which has positions")
     return Mixture(sources, seed=seed)

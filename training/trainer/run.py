@@ -21,7 +21,8 @@ from training.config.config import Config
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
 from training.data.remote import fetch_data
-from training.data.sources import open_data, open_evaluation
+from training.data.shared import open_shared
+from training.data.sources import feed_of, open_data
 from training.errors import RequestError
 from training.loggers.console import Console
 from training.observers.stop_request import StopRequest
@@ -186,12 +187,16 @@ def _check(
 def _open_data(config: Config, group: Group, say: Say) -> tuple[Prefetcher, DataFeed | None]:
     """What is trained on, the same files on all ranks, and what is held out, if anything."""
     readers = group.data_rank, group.data_world_size
-    data = group.together(lambda: open_data(config, *readers, group.device))
+    source = open_shared(config, "dataset_path", group)
+    data = group.together(lambda: open_data(config, source, *readers, group.device))
     for note in data.notes:
         say(note)
     if data.feed.documents:
         say("reset_documents: state and attention begin anew with each document")
-    held_out = group.together(lambda: open_evaluation(config, *readers))
+    setting, held_out = "eval_dataset_path", None
+    if config.data.eval_dataset_path:
+        other = open_shared(config, setting, group)
+        held_out = group.together(lambda: feed_of(config, setting, other, *readers))
     first = group.broadcast(data.feed.fingerprint)
     group.together(lambda: _require_same(data, first))
     return data, held_out

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from training.checkpoint import interval
 from training.checkpoint.lease import RunLease
-from training.checkpoint.manager import Saver, changeable_settings, model_identity
+from training.checkpoint.manager import Saved, Saver, changeable_settings, model_identity
 from training.config.config import Config
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
@@ -56,6 +57,9 @@ class Trainer:
         self._last_compiled = self.step + COMPILED if self.config.run.compile_only else None
         self._first = self.step + 1  # of this start
         self._saved = time.monotonic()
+        minutes = self.config.run.checkpoint_minutes
+        self._longest = interval.FIRST if minutes is None else 60 * minutes  # between saves, s
+        self._is_chosen = minutes is not None
         self._notes = StepNotes(self.step)
 
     def run(self) -> int:
@@ -126,8 +130,7 @@ class Trainer:
 
     def _is_late(self) -> bool:
         """Whether the last checkpoint was so long ago that one is due, by the clock of rank 0."""
-        minutes = self.config.run.checkpoint_minutes
-        return self.group.rank == 0 and 0 < 60 * minutes <= time.monotonic() - self._saved
+        return self.group.rank == 0 and 0 < self._longest <= time.monotonic() - self._saved
 
     def _evaluate(self, held_out: DataFeed) -> None:
         since = time.perf_counter()
@@ -154,6 +157,16 @@ class Trainer:
     def _tell_saves(self) -> None:
         for one in self.saver.completed():
             self.metrics.saved(one.step, one.seconds, one.waited)
+            if self.config.run.checkpoint_minutes is None:
+                self._choose_interval(one)
+
+    def _choose_interval(self, one: Saved) -> None:
+        """Save as often from now on as is best for saves like this one; say so the first time."""
+        nodes = self.group.nodes
+        self._longest = interval.best_interval(one.waited, one.seconds - one.waited, nodes)
+        if not self._is_chosen:
+            self._say(interval.told(self._longest, one.waited, nodes))
+            self._is_chosen = True
 
     def _say(self, text: str) -> None:
         if self.group.rank == 0:

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.data import packed
+from training.data import files, packed
 from training.data.base import Sample
 from training.data.packed import LAYOUTS, Layout, Packed, PackedWriter
 from training.data.sampler import Reader
@@ -135,7 +135,7 @@ def test_a_reader_reads_it_in_order_with_weights(tmp_path: Path) -> None:
 
 
 def test_more_files_than_are_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "MAPS", 2)
+    monkeypatch.setattr(files, "OPEN", 2)
     for number in range(5):
         save(tmp_path / f"{number}.npy", row(5, 10 * number))
     samples = Packed(f"{tmp_path}/*.npy", 4)
@@ -197,7 +197,7 @@ def test_a_file_that_shrinks_or_goes_is_told(tmp_path: Path) -> None:
         samples[5]
     path.unlink()
     samples = Packed(save(path, row(30)), 4)
-    samples._maps = packed.Maps()
+    samples._maps = files.Maps()
     path.unlink()
     with pytest.raises(TrainingError, match="a: cannot be read: No such file"):
         samples[0]

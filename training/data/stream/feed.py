@@ -175,37 +175,42 @@ class StreamLane:
                 backoff.wait(error, shards.where(order[at]))
 
 
-def open_stream(
-    config: Config, setting: str, rank: int, world_size: int, *, checked: bool = False
-) -> Stream:
-    """Open the stream of a setting: to train on, or for dataset_path's held-out counterpart.
+def open_shards(config: Config, setting: str) -> Shards:
+    """Find what a stream reads: to train on, or for dataset_path's held-out counterpart.
 
-    That one is read in order and once. Raises RequestError, where it is not `checked` already also
-    for a first document that cannot be read.
+    Raises RequestError, also for a first document that cannot be read.
     """
     data, training = config.data, setting == "dataset_path"
     name = getattr(data, setting).removeprefix(STREAM)
     if not name:
         raise RequestError(f"{setting}: {STREAM} must be followed by a set, files or a URL")
-    tokenizer = _tokenizer(data.tokenizer)
     split_setting = "dataset_split" if training else "eval_split"
     split = getattr(data, split_setting)
-    batch_size = data.batch_size if training else data.eval_batch_size or data.batch_size
-    accumulation = data.gradient_accumulation if training else 1
     try:
         shards = Shards(
             name, data.dataset_config, split, data.stream_retries, held_out=not training
         )
-        if not checked:
-            shards.tried(lambda: next(shards.read(0, 0), None))
-            for line in shards.told():
-                log.info(f"{setting}: {line}")
+        shards.tried(lambda: next(shards.read(0, 0), None))
+        for line in shards.told():
+            log.info(f"{setting}: {line}")
         if not training:
             _require_held_out(shards, config)
     except NoSplit as error:
         raise RequestError(f"{split_setting}: {error}") from error
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error
+    return shards
+
+
+def stream_of(config: Config, setting: str, shards: Shards, rank: int, world_size: int) -> Stream:
+    """Make a rank's stream; one of held-out data is read in order and once.
+
+    Raises RequestError for a tokenizer that cannot be opened.
+    """
+    data, training = config.data, setting == "dataset_path"
+    tokenizer = _tokenizer(data.tokenizer)
+    batch_size = data.batch_size if training else data.eval_batch_size or data.batch_size
+    accumulation = data.gradient_accumulation if training else 1
     reading = StreamReading(
         shards=shards,
         encoder=Encoder(tokenizer, append_eos=True),

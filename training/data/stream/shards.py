@@ -11,9 +11,11 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar
 
 from training.config.sections import STREAM
+from training.data.files import ArrowFiles
 from training.data.libraries import datasets_library
 from training.data.splits import TEXT, TRAIN, VALIDATION, LocalTexts, find, is_local
 from training.data.tokenize.blocks import IDS
@@ -94,8 +96,9 @@ class Shards:
     `local` has the files by split, None for a set of the hub. Of a set on disk, whose documents are
     found by their number, a shard is a run of documents; else it is a file. `fingerprint` tells the
     same name, parts and files. With `held_out`, local texts that have no splits, which are called
-    train then, serve as validation. Raises RequestError where nothing is there, the split is not,
-    or the library or one that it needs for URLs is missing.
+    train then, serve as validation. It can be pickled: the copy looks for no files, and opens those
+    that it reads. Raises RequestError where nothing is there, the split is not, or the library or
+    one that it needs for URLs is missing.
     """
 
     def __init__(
@@ -108,14 +111,19 @@ class Shards:
         self.split = split
         self._files = list(self.local.files(split)) if self.local else []
         self._set = self._open(config, split)
-        if self.is_saved:
-            self.count = min(len(self._set), SHARDS_ON_DISK)
-        else:
-            self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
         names = [file.rpartition("/")[2] for file in self._files]
         if self.is_saved:
+            # Sent to another process, the library's own set would have all its files opened there.
+            self._set = self.tried(lambda: ArrowFiles([Path(file) for file in self._files]))
+            self.count = min(len(self._set), SHARDS_ON_DISK)
             names.append(f"{len(self._set)} documents")
+        else:
+            self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
         self.fingerprint = f"{names or name} {config} {split} {self.count}"
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        _library()
+        self.__dict__ = state
 
     @property
     def is_saved(self) -> bool:
@@ -129,6 +137,10 @@ class Shards:
         others = [name for name in self.local.splits if name != self.split]
         rest = f" (not the splits {', '.join(others)})" if others else ""
         return [self.local.told(self.split) + rest, *warnings]
+
+    def is_here(self) -> bool:
+        """Tell whether the files are on this machine too, by one; at URLs they are."""
+        return not self._files or "://" in self._files[0] or Path(self._files[0]).is_file()
 
     def backoff(self) -> Backoff:
         return Backoff(self.name, self.retries)
@@ -156,12 +168,13 @@ class Shards:
 
     def _tables(self, shard: int) -> Iterator[Any]:
         if self.is_saved:
-            own = self._set.shard(self.count, shard, contiguous=True)
-        else:
-            from datasets.distributed import split_dataset_by_node
+            each, more = divmod(len(self._set), self.count)
+            begin = each * shard + min(shard, more)
+            return self._set.rows(begin, begin + each + (shard < more), DOCUMENTS_AT_ONCE)
+        from datasets.distributed import split_dataset_by_node
 
-            # As many nodes as shards: each has one.
-            own = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
+        # As many nodes as shards: each has one.
+        own = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
         found: Iterator[Any] = own.with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE)
         return found
 

@@ -1,0 +1,144 @@
+"""Files that are opened when something of them is read, and by the process that reads it.
+
+What a source needs to know of its files (names, sizes, rows) is found once, on rank 0, and sent to
+the others by pickle (training.data.shared); a copy of Maps or ArrowFiles starts with nothing open.
+"""
+
+from __future__ import annotations
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from training.errors import TrainingError
+
+T = TypeVar("T")
+
+OPEN = 256
+"""Files kept open at a time: each holds a descriptor, and a process has about a thousand."""
+LARGE = 1 << 30
+"""Bytes of a set from which on it is not read ahead in random order.
+
+A smaller one is soon in memory as a whole, and is there sooner by large reads.
+"""
+
+
+class Maps:
+    """Read files by memory map; the last OPEN of them stay mapped.
+
+    random: reads come in no order, so the kernel is told to read just what is asked for, instead of
+    `read_ahead_kb` around it (madvise: MADV_RANDOM for the map, MADV_WILLNEED for each read, as
+    MADV_RANDOM alone makes a request of each page).
+    """
+
+    def __init__(self, *, random: bool = False) -> None:
+        self._random = random
+        self._maps: dict[str, mmap.mmap] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_random": self._random, "_maps": {}}
+
+    def read(self, path: str, dtype: DTypeLike, begin: int, count: int, size: int) -> NDArray[Any]:
+        """Read `count` items, (count,), read-only, from byte `begin` on.
+
+        size: bytes of the whole file. Raises TrainingError if the file cannot be opened, is longer
+        than that when it is opened, or ends before what is read.
+        """
+        dtype = np.dtype(dtype)
+        length = count * dtype.itemsize
+        try:
+            mapped = _kept(self._maps, path, lambda: self._map(path, size))
+            # A map of what a file no longer has ends the process when it is touched.
+            held = min(mapped.size(), len(mapped))
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise TrainingError(f"{path}: cannot be read: {why}", local=True) from error
+        if held < begin + length:
+            raise TrainingError(f"{path}: became shorter while it was read", local=True)
+        if self._random and length:
+            page = begin // mmap.PAGESIZE * mmap.PAGESIZE
+            mapped.madvise(mmap.MADV_WILLNEED, page, begin + length - page)
+        return np.frombuffer(mapped, dtype, count, begin)
+
+    def _map(self, path: str, size: int) -> mmap.mmap:
+        with Path(path).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(mapped) > size:
+            raise _changed(path, f"{len(mapped):,} bytes", f"{size:,}")
+        if self._random:
+            mapped.madvise(mmap.MADV_RANDOM)
+        return mapped
+
+
+class ArrowFiles:
+    """The files of a set on disk; the last OPEN of them stay open.
+
+    All are opened once, to count their rows. `ends` (files,): the rows up to each file's end.
+    Raises what pyarrow raises.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = [str(path) for path in paths]
+        rows = [len(_table(path)) for path in self.paths]
+        self.ends = list(accumulate(rows))
+        self._tables: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_tables": {}}
+
+    def __len__(self) -> int:
+        return self.ends[-1] if self.ends else 0
+
+    def rows(self, begin: int, end: int, most: int) -> Iterator[Any]:
+        """Give the rows `begin` ... `end` - 1 in order, as tables of at most so many."""
+        while begin < end:
+            number = bisect_right(self.ends, begin)
+            last = min(end, begin + most, self.ends[number])
+            first = self.ends[number - 1] if number else 0
+            yield self.table(number).slice(begin - first, last - begin)
+            begin = last
+
+    def table(self, number: int) -> Any:
+        """Give a file's table. Raises TrainingError where it cannot be read or has changed."""
+        return _kept(self._tables, self.paths[number], lambda: self._opened(number))
+
+    def _opened(self, number: int) -> Any:
+        path = self.paths[number]
+        rows = self.ends[number] - (self.ends[number - 1] if number else 0)
+        try:
+            table = _table(path)
+        except Exception as error:  # pyarrow has errors of its own beside OSError
+            reason = " ".join(str(error).split())
+            raise TrainingError(f"{path}: cannot be read: {reason}", local=True) from error
+        if len(table) != rows:
+            raise _changed(path, f"{len(table):,} rows", f"{rows:,}")
+        return table
+
+
+def _kept(opened: dict[str, T], path: str, open_: Callable[[], T]) -> T:
+    """Give what is open of a file, or open it; the one opened first goes where there are many."""
+    if path not in opened:
+        if len(opened) >= OPEN:
+            opened.pop(next(iter(opened)))
+        opened[path] = open_()
+    return opened[path]
+
+
+def _table(path: str) -> Any:
+    import pyarrow as pa
+
+    return pa.ipc.open_stream(pa.memory_map(path)).read_all()
+
+
+def _changed(path: str, now: str, before: str) -> TrainingError:
+    return TrainingError(
+        f"{path}: has {now}, and {before} when rank 0 looked at the data; fix: give all nodes the "
+        "same files, and start again",
+        local=True,
+    )

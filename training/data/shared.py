@@ -1,0 +1,35 @@
+"""What a run reads, looked for by one rank: of a thousand, one lists and opens all files."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from training.config.config import Config
+from training.data.lines import NotConverted
+from training.data.sources import Source, open_source
+
+if TYPE_CHECKING:
+    from training.process_group import Group
+
+
+def open_shared(config: Config, setting: str, group: Group) -> Source:
+    """Open dataset_path or eval_dataset_path on rank 0, and give every rank what it found.
+
+    A collective call, after which no other rank has opened a file of the data: each opens those
+    that it reads. There are two cases in which every rank looks by itself: where lines: of JSON are
+    to be converted first, which all do together, and where a node does not see rank 0's files, as
+    with copies that have names of their own. Raises RequestError on every rank.
+    """
+
+    def found() -> Source | None:
+        try:
+            return open_source(config, setting, convert=False)
+        except NotConverted:
+            return None
+
+    source = group.by_first(found)
+    is_first_of_node = group.rank % group.local_world_size == 0
+    here = source is not None and (not is_first_of_node or source.is_here())
+    if source is None or group.any(not here):
+        source = group.together(lambda: open_source(config, setting))
+    return source
