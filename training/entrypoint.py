@@ -1,4 +1,4 @@
-"""What all doors share: a command line in, an exit code out, errors told without a traceback."""
+"""What all entry points share: command line in, exit code out, errors without a traceback."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def enter(
 ) -> int:
     """Run training as the arguments ask for; the exit code. What went wrong is told once.
 
-    names: settings that the door has under other names, which errors should use.
+    names: settings that the entry point has under other names, which errors should use.
     """
 
     def work() -> int:
@@ -45,7 +45,7 @@ def enter(
 
 
 def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
-    """Do the work of a door; its exit code, or that of its error, which is told once.
+    """Do the work of an entry point; its exit code, or that of its error, which is told once.
 
     Nothing that is printed from here on fails (training.cli).
     """
@@ -87,7 +87,7 @@ def _note_failure(error: Exception) -> None:
 
 
 def renamed(message: str, names: Mapping[str, str]) -> str:
-    """Let the faults of a message begin with the names that a door has for the settings."""
+    """Let the faults of a message begin with the names that an entry point has for the settings."""
     return re.sub(
         r"^((?:  - )?)(\w+):",
         lambda m: f"{m[1]}{names.get(m[2], m[2])}:",

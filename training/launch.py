@@ -111,7 +111,7 @@ def _recorded(plan: Plan) -> int:
 
 
 def _check_flags(plan: Plan) -> None:
-    """Let the door read its flags before torch is loaded and nodes are waited for."""
+    """Let the entry point read its flags before torch is loaded and nodes are waited for."""
     try:
         module = importlib.import_module(plan.module)
         if hasattr(module, "__path__"):  # a package is started by its __main__

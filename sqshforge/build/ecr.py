@@ -20,7 +20,7 @@ ACTIONS = (
     "ecr:BatchGetImage",
     "ecr:GetDownloadUrlForLayer",
 )
-PATIENCE = 120.0  # seconds; aws itself tries a silent network for minutes
+TIMEOUT = 120.0  # seconds; aws itself tries a silent network for minutes
 HOST = re.compile(
     r"(?P<account>[^./]*)\.dkr\.ecr(-fips)?\.(?P<region>[a-z][a-z0-9-]+)\.amazonaws\.com(\.cn)?"
 )
@@ -163,12 +163,12 @@ def login(repository: Repository, program: Path | str, programs: Programs) -> No
             fix="apt-get install awscli, or pip install awscli",
         )
     argv: list[str | Path] = [aws, "ecr", "get-login-password", "--region", repository.region]
-    asked = programs.attempt(argv, timeout=PATIENCE)
+    asked = programs.attempt(argv, timeout=TIMEOUT)
     password = asked.out.strip()
     if asked.code != 0 or not password:
         raise _refused(repository, asked, asked.err, (*BOTH, *ASKING))
     argv = [program, "login", "--username", "AWS", "--password-stdin", repository.host]
-    done = programs.attempt(argv, stdin=password.encode(), timeout=PATIENCE)
+    done = programs.attempt(argv, stdin=password.encode(), timeout=TIMEOUT)
     if done.code != 0:
         said = (done.err or done.out).replace(password, "[password]")
         raise _refused(repository, done, said, BOTH)

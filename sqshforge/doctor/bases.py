@@ -9,7 +9,7 @@ from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import SqshforgeError
 
 TAKES = ("pydantic", "yaml")  # what reading recipes takes; on a bare machine it comes later
-PATIENCE = 10.0  # seconds that a registry may take to answer
+TIMEOUT = 10.0  # seconds that a registry may take to answer
 WHAT = "base images in their registries"
 
 
@@ -39,7 +39,7 @@ def _asked(host: Host) -> Iterator[Finding]:
     recipes = [recipe.find(name, folder) for name in recipe.targets(folder)]
     images = bases.wanted((one, lock.earlier(one.target, folder)) for one in recipes)
     mirrors = read_mirrors(host.project.root)
-    remarks = bases.look(images, mirrors, Registries(), host.programs, PATIENCE)
+    remarks = bases.look(images, mirrors, Registries(), host.programs, TIMEOUT)
     if not remarks:
         yield Finding(WHAT, True, f"all {len(images)} answer")
     for one in remarks:

@@ -30,7 +30,7 @@ _OTHER = re.compile(r"--mount=type=(?!secret)\S+")
 OURS = "io.sqshforge.target"  # a label that every stage of our images has
 OUR_BASE = "/sqshforge-base:"
 KIND = "image"  # of our own working containers
-PATIENCE = 10.0  # seconds
+TIMEOUT = 10.0  # seconds
 PROCESSES = 32768
 
 
@@ -245,7 +245,7 @@ class Buildah:
             if asked.code != 0:
                 continue
             if OUR_BASE in image or OURS in _labels(json.loads(asked.out)):
-                deadline = time.monotonic() + PATIENCE
+                deadline = time.monotonic() + TIMEOUT
                 while self.programs.attempt([self.program, "rm", container]).code != 0:
                     if time.monotonic() > deadline:
                         break

@@ -209,7 +209,7 @@ def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
 
 
 def stop(
-    process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM, patience: float = 10.0
+    process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM, timeout: float = 10.0
 ) -> None:
     """End a program that is still running: as asked first, then for certain.
 
@@ -219,7 +219,7 @@ def stop(
     if _has_ended(process):
         return
     os.kill(process.pid, end)
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not _has_ended(process) and time.monotonic() < deadline:
         time.sleep(0.05)
     if not _has_ended(process):

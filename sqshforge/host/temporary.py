@@ -24,7 +24,7 @@ from pathlib import Path
 from sqshforge.host import syscalls
 from sqshforge.host.rootpath import unescape
 
-PATIENCE = 5.0  # seconds in which what still writes to a folder is to end
+TIMEOUT = 5.0  # seconds in which what still writes to a folder is to end
 BUSY = (errno.ENOTEMPTY, errno.ENOENT, errno.EBUSY)  # something else makes or removes files there
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -48,7 +48,7 @@ def clear(place: Path) -> None:
     for mount in mounts(place):
         with suppress(OSError):
             syscalls.detach(mount)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while place.exists() and not mounts(place):
         try:
             shutil.rmtree(place)

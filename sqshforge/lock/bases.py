@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqshforge.host.programs import Programs
 from sqshforge.lock.model import Lock
 from sqshforge.network.mirrors import Mirrors
-from sqshforge.network.registries import PATIENCE, Answer, Registries, State, host_of, pinned
+from sqshforge.network.registries import TIMEOUT, Answer, Registries, State, host_of, pinned
 from sqshforge.recipe import Recipe
 
 AT_ONCE = 8  # registries that are asked at the same time: most of the time they are waited for
@@ -67,7 +67,7 @@ def look(
     mirrors: Mirrors,
     registries: Registries,
     programs: Programs,
-    patience: float = PATIENCE,
+    timeout: float = TIMEOUT,
 ) -> list[Remark]:
     """Ask for each image at all of its addresses: what is to be said of those that are not there.
 
@@ -76,7 +76,7 @@ def look(
 
     def ask(one: Wanted) -> list[Answer]:
         names = [mirrors.image(address) for address in one.addresses]
-        return [_asked(name, one.digest, registries, programs, patience) for name in names]
+        return [_asked(name, one.digest, registries, programs, timeout) for name in names]
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         asked = list(zip(images, pool.map(ask, images), strict=True))
@@ -90,13 +90,13 @@ def look(
 
 
 def _asked(
-    name: str, digest: str | None, registries: Registries, programs: Programs, patience: float
+    name: str, digest: str | None, registries: Registries, programs: Programs, timeout: float
 ) -> Answer:
     """What a build would find at an address: what the lock has, and else what the tag names."""
-    said = registries.ask(name, programs, patience)
+    said = registries.ask(name, programs, timeout)
     if digest in (None, said.digest) or said.state not in (State.THERE, State.ABSENT):
         return said
-    return registries.ask(pinned(name, digest), programs, patience)
+    return registries.ask(pinned(name, digest), programs, timeout)
 
 
 def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:

@@ -13,7 +13,7 @@ from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedSource
 from sqshforge.network.mirrors import bare
 
-PATIENCE = 60.0  # seconds that a host may take to list its references
+TIMEOUT = 60.0  # seconds that a host may take to list its references
 # Nobody is there to type a password, and a host that sends nothing for a minute is given up.
 QUIET = {
     "GIT_TERMINAL_PROMPT": "0",
@@ -42,7 +42,7 @@ def references(url: str, programs: Programs, ca: Path | None = None) -> dict[str
     said = programs.attempt(
         ["git", "ls-remote", "--tags", "--heads", url],
         env=_environment(url, programs, ca),
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
     )
     if said.code != 0:
         return None
@@ -102,7 +102,7 @@ def _references(
 ) -> dict[str, str]:
     """Whether a name is a tag or a branch of a repository, and its commit; empty for neither."""
     names = [f"refs/tags/{ref}", f"refs/tags/{ref}^{{}}", f"refs/heads/{ref}"]
-    said = programs.attempt(["git", "ls-remote", url, *names], env=environment, timeout=PATIENCE)
+    said = programs.attempt(["git", "ls-remote", url, *names], env=environment, timeout=TIMEOUT)
     if said.code != 0:
         return {}
     found = {name: commit for commit, name in re.findall(r"^(\w{40})\t(\S+)$", said.out, re.M)}

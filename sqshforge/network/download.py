@@ -21,7 +21,7 @@ from sqshforge.network.mirrors import bare, first_given
 
 TRIES = 4
 PAUSE = 2.0  # seconds before a try, times the tries before it
-PATIENCE = 60.0  # seconds without a byte
+TIMEOUT = 60.0  # seconds without a byte
 PIECE = 1 << 20
 ABSENT = "cannot be fetched: "
 FIX = "check the network and the proxy, or name a mirror (docs/offline.md)"
@@ -121,7 +121,7 @@ def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
     if start:
         request.add_header("Range", f"bytes={start}-")
     # The addresses are those of recipes, which may be http, https or file.
-    answer: IO[bytes] = urllib.request.urlopen(request, timeout=PATIENCE, context=context)
+    answer: IO[bytes] = urllib.request.urlopen(request, timeout=TIMEOUT, context=context)
     return answer
 
 

@@ -12,7 +12,7 @@ from hashlib import sha256
 from sqshforge.host.programs import Programs
 from sqshforge.network import access
 
-PATIENCE = 60.0  # seconds that a registry may take to answer
+TIMEOUT = 60.0  # seconds that a registry may take to answer
 ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
 CLOSED = ("unauthorized", "authentication required", "denied", "no basic auth credentials")
 UNREACHED = "pinging container registry"  # how skopeo begins where no registry answers
@@ -44,23 +44,23 @@ class Registries:
     answers: dict[str, Answer] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def ask(self, name: str, programs: Programs, patience: float = PATIENCE) -> Answer:
+    def ask(self, name: str, programs: Programs, timeout: float = TIMEOUT) -> Answer:
         """What the registry of NAME:TAG or NAME@DIGEST says of it, through skopeo."""
         with self._lock:
             known = self.answers.get(name)
         if known is None:
-            known = _ask(name, programs, patience)
+            known = _ask(name, programs, timeout)
             with self._lock:
                 self.answers[name] = known
         return known
 
 
-def _ask(name: str, programs: Programs, patience: float) -> Answer:
+def _ask(name: str, programs: Programs, timeout: float) -> Answer:
     if programs.which("skopeo") is None:
         return Answer(name, State.SILENT, said="skopeo is not installed")
     access.choose_login_file()
     # Without --raw it lists the repository's tags too, and fails where all of them are gone.
-    said = programs.attempt(["skopeo", "inspect", "--raw", f"docker://{name}"], timeout=patience)
+    said = programs.attempt(["skopeo", "inspect", "--raw", f"docker://{name}"], timeout=timeout)
     if said.code == 0:
         return Answer(name, State.THERE, f"sha256:{sha256(said.out.encode()).hexdigest()}")
     why = reason(said.err)

@@ -17,7 +17,7 @@ from sqshforge.lock import Asked, Lock
 from sqshforge.lock.git import references
 from sqshforge.lock.resolve import apt_of, debian_versions
 from sqshforge.network import access
-from sqshforge.network.registries import PATIENCE, Registries
+from sqshforge.network.registries import TIMEOUT, Registries
 from sqshforge.outdated.names import Comments, comments, newest
 from sqshforge.outdated.packages import Packages
 from sqshforge.outdated.pins import Pin
@@ -62,7 +62,7 @@ class Hosts:
 def _tags(name: str, programs: Programs) -> list[str] | None:
     if programs.which("skopeo") is None:
         return None
-    said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=PATIENCE)
+    said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=TIMEOUT)
     return list(json.loads(said.out)["Tags"]) if said.code == 0 else None
 
 

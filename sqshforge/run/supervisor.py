@@ -24,7 +24,7 @@ from sqshforge.errors import SqshforgeError, WorkError
 from sqshforge.host import syscalls
 from sqshforge.host.programs import failed
 
-PATIENCE = 10.0  # seconds for a FUSE server to come up
+TIMEOUT = 10.0  # seconds for a FUSE server to come up
 MESSAGE = 1 << 16  # bytes; more than any request or answer has
 MOUNTED = "mounted"
 
@@ -164,7 +164,7 @@ def _serve(argv: Sequence[str], mountpoint: Path, log: str) -> int:
         stderr=said,
         preexec_fn=lambda: syscalls.die_with_parent(signal.SIGKILL, supervisor),
     )
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while _device(mountpoint) == before:
         if server.poll() is not None or time.monotonic() > deadline:
             server.kill()

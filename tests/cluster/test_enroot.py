@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import FLAGS
-from tests.support.site import PATIENCE, Losses, Site
+from tests.support.site import TIMEOUT, Losses, Site
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str)
     job = site.submit(run, *FLAGS, PATH=enroot)
     site.reach(run, 8)
     site.slurm.cancel(job)
-    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     said = site.slurm.output(job)
     assert "asked to stop after step" in said and "SIGBUS" not in said
     assert site.slurm.restarts(job) == 0
@@ -60,5 +60,5 @@ def test_a_root_that_is_lost_is_told(site: Site, enroot: str) -> None:
     job = site.submit(run, *FLAGS, "--num_steps=100000", PATH=enroot, REQUEUES="0")
     site.reach(run, 8)
     site.kill("squashfuse", job)
-    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert "SIGBUS: the files of the container were lost" in site.slurm.output(job)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import FLAGS
-from tests.support.site import PATIENCE, Losses, Site
+from tests.support.site import TIMEOUT, Losses, Site
 from tests.support.slurm import USER
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -123,5 +123,5 @@ def test_a_cancelled_job_leaves_no_runtime(person: Person) -> None:
     job = person.submits(submission(person.site))
     person.site.reach(RUN, 4)
     person.types(f"scancel {job}")
-    assert person.site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert person.site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     assert not person.runtimes() and not person.left()

@@ -16,7 +16,7 @@ import pytest
 
 from tests.cluster.conftest import FLAGS
 from tests.support import slurm_config
-from tests.support.site import PATIENCE, Losses, Site
+from tests.support.site import TIMEOUT, Losses, Site
 from tests.support.slurm import USER, Cluster, cluster
 
 pytestmark = [pytest.mark.enroot, pytest.mark.root, pytest.mark.timeout(3000)]
@@ -151,7 +151,7 @@ def test_the_time_limit(site: Site) -> None:
 def end_at(site: Site, run: str, job: int, step: int) -> None:
     site.go_on_to(run, step)
     cancel(site, job)
-    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
 
 
 def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:
@@ -168,7 +168,7 @@ def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
     job = submit(site, "cancelled")
     site.reach("cancelled", 8)
     cancel(site, job)
-    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     assert "requeued, to go on" not in site.slurm.output(job)
     assert "resumed from" in site.complete(submit(site, "cancelled"))
     assert site.losses("cancelled") == undisturbed
@@ -177,7 +177,7 @@ def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
 def test_what_cannot_work_is_told_before(site: Site) -> None:
     """In words of ours, in the place of the runtimes'."""
     job = submit(site, "refused", MOUNTS="/nonexistent:/data")
-    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)
     told = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
     assert told in site.slurm.output(job)

@@ -14,7 +14,7 @@ from typing import Any
 from tests.cluster.conftest import FLAGS
 from tests.support import processes
 from tests.support.run_folders import facts
-from tests.support.site import PATIENCE, Losses, Site
+from tests.support.site import TIMEOUT, Losses, Site
 
 NODES = ("n1", "n2")
 WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
@@ -53,7 +53,7 @@ def kill(site: Site, run: str, job: int, node: str) -> float:
     os.kill(rank(site, job, node), signal.SIGKILL)
     killed = time.time()
     site.slurm.until(
-        lambda: len(records(site, run, job, "training")) > before, PATIENCE, "it does not go on"
+        lambda: len(records(site, run, job, "training")) > before, TIMEOUT, "it does not go on"
     )
     took = records(site, run, job, "training")[-1]["time"] - killed
     reading = float(re.findall(r"checkpoint ([\d.]+) s", site.slurm.output(job))[-1])
@@ -118,7 +118,7 @@ def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
 
 def test_the_same_failure_twice_is_requeued(site: Site) -> None:
     job = site.submit("broken", *FLAGS, "--learning_rate=1e30", REQUEUES="1")
-    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (1, 1)
     then = [one["then"] for one in records(site, "broken", job, "failure")]
     assert then == ["restart in place", "requeue", "give up"]
@@ -131,7 +131,7 @@ def test_asked_to_stop_while_it_restarts(site: Site, undisturbed: Losses) -> Non
     site.reach("interrupted", 8)
     os.kill(rank(site, job, "n2"), signal.SIGKILL)
     site.slurm.until(
-        lambda: records(site, "interrupted", job, "failure"), PATIENCE, "no failure is noted"
+        lambda: records(site, "interrupted", job, "failure"), TIMEOUT, "no failure is noted"
     )
     site.slurm.cancel(job, "--batch", "--signal=TERM")
     said = site.complete(job)

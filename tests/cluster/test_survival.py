@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.conftest import FLAGS, STEPS
 from tests.support import processes
-from tests.support.site import PATIENCE, Losses, Site
+from tests.support.site import TIMEOUT, Losses, Site
 
 WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
 SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
@@ -31,7 +31,7 @@ def test_scancelled_and_submitted_again(site: Site, undisturbed: Losses) -> None
     first = site.submit("cancelled", *FLAGS)
     site.reach("cancelled", 8)
     site.slurm.cancel(first)
-    assert site.slurm.wait(first, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(first, TIMEOUT) == "CANCELLED"
     assert len(site.losses("cancelled")) < STEPS
     said = site.complete(site.submit("cancelled", *FLAGS))
     assert "resumed from" in said
@@ -66,7 +66,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
     job = site.submit("lost", *FLAGS)
     site.reach("lost", 8)
     site.slurm.lose("n2")
-    site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job is not requeued")
+    site.slurm.until(lambda: site.slurm.restarts(job) == 1, TIMEOUT, "the job is not requeued")
     site.slurm.bring("n2")
     said = site.complete(job)
     assert "resumed from" in said
@@ -103,7 +103,7 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
     site.slurm.bridge.cut()
     try:
         # srun gives the other node a minute, and then as much to answer.
-        site.slurm.until(lambda: site.slurm.restarts(job) == 1, PATIENCE, "the job does not end")
+        site.slurm.until(lambda: site.slurm.restarts(job) == 1, TIMEOUT, "the job does not end")
     finally:
         site.slurm.bridge.repair()
     said = site.complete(job)
@@ -116,12 +116,12 @@ def test_the_time_limit(site: Site) -> None:
     beyond = site.reach_time_limit("limit", job) + 20
     site.go_on_to("limit", beyond)
     site.slurm.cancel(job)
-    assert site.slurm.wait(job, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     # As many steps without a stop; a shorter run would have another schedule.
     other = site.submit("unlimited", *SLOW)
     site.go_on_to("unlimited", beyond)
     site.slurm.cancel(other)
-    assert site.slurm.wait(other, PATIENCE) == "CANCELLED"
+    assert site.slurm.wait(other, TIMEOUT) == "CANCELLED"
     assert site.losses("limit")[:beyond] == site.losses("unlimited")[:beyond]
 
 
@@ -129,7 +129,7 @@ def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> No
     first = site.submit("corrupt", *FLAGS)
     site.reach("corrupt", 12)
     site.slurm.cancel(first)
-    site.slurm.wait(first, PATIENCE)
+    site.slurm.wait(first, TIMEOUT)
     newest = max(
         (site.place("corrupt") / "checkpoints").glob("step_*_ckp"),
         key=lambda path: int(path.name.split("_")[1]),
@@ -151,7 +151,7 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     filler = site.small / "filler"
     kept = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
     filler.write_bytes(bytes(shutil.disk_usage(site.small).free - kept // 2))
-    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     said = site.slurm.output(job)
     assert site.slurm.exit_code(job) == 2 and "a person has to fix this" in said
     for told in ("were free there when that failed", "bytes free, and a checkpoint takes"):
@@ -173,7 +173,7 @@ def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
                 pass
         assert shutil.disk_usage(site.small).free == 0
         site.slurm.cancel(job, "--signal=TERM")
-        assert site.slurm.wait(job, PATIENCE) == "COMPLETED", site.slurm.output(job)
+        assert site.slurm.wait(job, TIMEOUT) == "COMPLETED", site.slurm.output(job)
         assert site.slurm.restarts(job) == 1
     finally:
         filler.unlink()
@@ -190,7 +190,7 @@ def test_a_bad_node_is_left_out(site: Site) -> None:
     try:
         job = site.submit("left-out", *FLAGS, EXCLUDE="1")
         site.slurm.until(
-            lambda: site.slurm.show(job)["ExcNodeList"] == "n2", PATIENCE, "n2 is asked for"
+            lambda: site.slurm.show(job)["ExcNodeList"] == "n2", TIMEOUT, "n2 is asked for"
         )
         # No third node is there: Slurm holds the job, until its owner says that one will do.
         site.slurm.ask("scontrol", "update", f"JobId={job}", "NumNodes=1", "NumTasks=1")
@@ -210,16 +210,16 @@ def test_a_second_job_on_one_folder(site: Site) -> None:
     first = site.submit("shared", *SLOW, asked=("--nodes=1",))
     site.reach("shared", 20)
     second = site.submit("shared", *SLOW, asked=("--nodes=1",))
-    assert site.slurm.wait(second, PATIENCE) == "FAILED"
+    assert site.slurm.wait(second, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(second), site.slurm.restarts(second)) == (2, 0)
     assert str(first) in site.slurm.output(second)
     assert site.slurm.state(first) == "RUNNING"
     site.slurm.cancel(first)
-    site.slurm.wait(first, PATIENCE)
+    site.slurm.wait(first, TIMEOUT)
 
 
 def test_a_wrong_flag_is_told_once_and_is_final(site: Site) -> None:
     job = site.submit("wrong", *FLAGS, "--num_step=5")
-    assert site.slurm.wait(job, PATIENCE) == "FAILED"
+    assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)
     assert site.slurm.output(job).count("did you mean --num_steps") == 1

@@ -17,7 +17,7 @@ import yaml
 from tests.training.support.runs import ROOT, kill_tree
 from training.data.packed import PackedWriter
 
-DOOR = ("-m", "training.mamba_composer")
+ENTRY_POINT = ("-m", "training.mamba_composer")
 PROGRAM = (str(Path(__file__).with_name("several.py")),)
 """Several runs, one after the other; see there."""
 LAUNCHER = str(Path(sys.executable).with_name("composer"))
@@ -97,7 +97,7 @@ def run(
     ranks: int,
     *arguments: str,
     cwd: Path | None = None,
-    program: Sequence[str] = DOOR,
+    program: Sequence[str] = ENTRY_POINT,
     given: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.CompletedProcess[str]:
     with started(ranks, *program, *arguments, cwd=cwd, given=given) as process:

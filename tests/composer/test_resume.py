@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tests.composer.runs import DOOR, PROGRAM, run, settings, started, write, write_packed
+from tests.composer.runs import ENTRY_POINT, PROGRAM, run, settings, started, write, write_packed
 from tests.support.processes import descendants
 from tests.training.support.runs import kill_tree, losses, steps, wait_for
 from training.errors import SAVED
@@ -30,7 +30,7 @@ def test_killed_in_the_middle_and_started_again(tmp_path: Path) -> None:
     def is_beyond() -> bool:
         return (save / "latest-rank0.pt").exists() and '"step": 6,' in metrics.read_text()
 
-    with started(2, *DOOR, config) as process:
+    with started(2, *ENTRY_POINT, config) as process:
         assert wait_for(is_beyond, process, seconds=200), "it ended before it was killed"
         kill_tree(process)
     # What a kill while the next one is written leaves: a file cut off, and no link.
@@ -58,7 +58,7 @@ def test_stopped_by_sigterm_and_started_again(tmp_path: Path) -> None:
     save = tmp_path / "save"
     config = write(tmp_path / "stopped.yaml", make(save))
     metrics = save / "metrics.jsonl"
-    with started(2, *DOOR, config) as process:
+    with started(2, *ENTRY_POINT, config) as process:
         assert wait_for(
             lambda: metrics.exists() and '"step": 3,' in metrics.read_text(), process, seconds=200
         ), "it ended before it was asked"

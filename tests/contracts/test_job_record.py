@@ -85,9 +85,9 @@ def test_a_module_that_does_not_tell_its_folder(tmp_path: Path, module: str) -> 
 
 
 def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
-    """The door's own folder, also where the number of parameters is part of its name."""
+    """The entry point's own folder, also where the number of parameters is part of its name."""
 
-    class Door:
+    class EntryPoint:
         @staticmethod
         def configure(flags: object) -> object:
             from training.systems.composer import yaml
@@ -96,12 +96,12 @@ def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
 
     for name, folder in (("save", "save"), ("{run_name}", "0.0B_tiny")):
         composer.write(tmp_path / "config.yaml", composer.settings(tmp_path, tmp_path / name))
-        sys.modules["tests.door_of_composer"] = Door  # type: ignore[assignment]
+        sys.modules["tests.entry_point_of_composer"] = EntryPoint  # type: ignore[assignment]
         try:
-            told: Plan = replace(plan(tmp_path), module="tests.door_of_composer")
+            told: Plan = replace(plan(tmp_path), module="tests.entry_point_of_composer")
             job_log.begin(told, {})
         finally:
-            del sys.modules["tests.door_of_composer"]
+            del sys.modules["tests.entry_point_of_composer"]
         assert lines(tmp_path / folder)[0]["run"] == str(tmp_path / folder)
 
 

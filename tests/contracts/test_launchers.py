@@ -133,16 +133,16 @@ def test_srun(name: str, runtime: str, trial: str, tmp_path: Path, root: Path) -
 
 
 def test_the_flags_are_those_of_its_entry_point(any_shell: Shell) -> None:
-    """The door reads them, but for data that is not here."""
+    """The entry point reads them, but for data that is not here."""
     any_shell.program("sqshforge")
-    door = importlib.import_module(
+    entry_point = importlib.import_module(
         MODULES.get(any_shell.launcher.stem, f"training.{any_shell.launcher.stem}")
     )
     for trial in ("", "1"):
         words = any_shell.srun(TRIAL=trial, **({} if trial else {"DATASET": "/data/set"}))
         flags = words[words.index("--", words.index("--module")) + 1 :]
         try:
-            door.configure(flags)
+            entry_point.configure(flags)
         except RequestError as error:
             assert not trial and re.search("is no folder|must have sections", str(error))
 

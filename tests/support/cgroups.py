@@ -15,7 +15,7 @@ import pytest
 from sqshforge.host import cgroups
 from tests.support import processes
 
-PATIENCE = 120.0  # seconds until what was killed is gone
+TIMEOUT = 120.0  # seconds until what was killed is gone
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ def _remove(folder: Path) -> None:
 
 
 def _until(done: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not done():
         if time.monotonic() > deadline:
             raise RuntimeError(otherwise)

@@ -33,7 +33,7 @@ mount -t tmpfs tmpfs /dev/shm && mount -t binfmt_misc binfmt_misc /proc/sys/fs/b
 # Not of all ids: by that buildah knows a user namespace, and leaves out device nodes, which nobody
 # can make there.
 IDS = "0 0 65536\n"
-PATIENCE = 30.0  # seconds until the namespace is there
+TIMEOUT = 30.0  # seconds until the namespace is there
 
 
 def run(
@@ -69,7 +69,7 @@ def _rule() -> str:
 
 def _give_ids(pid: int) -> None:
     """Wait for a process to have a user namespace of its own, and give that all ids."""
-    own, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + PATIENCE
+    own, deadline = Path("/proc/self/ns/user").readlink(), time.monotonic() + TIMEOUT
     while Path(f"/proc/{pid}/ns/user").readlink() == own:
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -18,7 +18,7 @@ from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs, stop
 from sqshforge.image.docker import Dockerd, Saved
 
-PATIENCE = 300.0  # seconds until the daemon must answer
+TIMEOUT = 300.0  # seconds until the daemon must answer
 # Debian's own client, which has BuildKit; another one on the PATH may not.
 CLIENT = Path("/usr/bin/docker")
 BOTH = ["buildah", pytest.param("docker", marks=pytest.mark.root)]
@@ -45,14 +45,14 @@ def daemon(before: Sequence[str] = (), options: Sequence[str] = ()) -> Iterator[
                 _await(process, host, folder / "log")
                 yield host
             finally:
-                stop(process, patience=30.0)
+                stop(process, timeout=30.0)
     finally:
         _unmount(folder)
         shutil.rmtree(folder)
 
 
 def _await(process: subprocess.Popen[bytes], host: str, log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while Programs().attempt([CLIENT, "--host", host, "version"]).code != 0:
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"dockerd does not answer:\n{log.read_text()[-2000:]}")

@@ -1,4 +1,4 @@
-"""`python3 -m training.launch` as a process, outside of Slurm, with a door that does little."""
+"""`python3 -m training.launch` as a process, without Slurm; its entry point does little."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLURM = {
     "MASTER_ADDR": "10.0.0.5",
 }
 
-DOOR = """\
+ENTRY_POINT = """\
 import os, signal, sys, time
 
 def configure(flags):
@@ -54,10 +54,10 @@ if __name__ == "__main__":
 
 
 class Launch:
-    """`python3 -m training.launch` for two processes of a small door, outside of Slurm."""
+    """`python3 -m training.launch` for two processes of a small program, outside of Slurm."""
 
     def __init__(self, folder: Path, root: Path) -> None:
-        (folder / "door.py").write_text(DOOR)
+        (folder / "entry.py").write_text(ENTRY_POINT)
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
 
@@ -75,5 +75,5 @@ class Launch:
             out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 
-    def door(self, *what: str) -> tuple[int, str, str]:
-        return self.run("--module", "door", "--nproc", "2", "--", *what)
+    def entry(self, *what: str) -> tuple[int, str, str]:
+        return self.run("--module", "entry", "--nproc", "2", "--", *what)

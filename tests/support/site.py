@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.support import processes
 from tests.support.slurm import Cluster
 
-PATIENCE = 600  # seconds: catches what hangs, on the slowest of machines
+TIMEOUT = 600  # seconds: catches what hangs, on the slowest of machines
 
 TRIAL_FLAGS = {"mamba2_neuron": ("--backend=gloo", "--logging_interval=10")}
 """What a launcher's trial takes on processors alone."""
@@ -53,7 +53,7 @@ class Site:
         asked: tuple[str, ...] = (),
         **env: str,
     ) -> int:
-        """Submit a launcher out of the image, with flags for its door and words for sbatch."""
+        """Submit a launcher of the image, with flags for its entry point and words for sbatch."""
         return self.slurm.submit(
             *("--nodes=2", *asked, "/dev/stdin", *flags),
             script=self.launcher(launcher),
@@ -70,9 +70,9 @@ class Site:
     def place(self, run: str) -> Path:
         return self.folder / run
 
-    def complete(self, job: int, patience: float = PATIENCE) -> str:
+    def complete(self, job: int, timeout: float = TIMEOUT) -> str:
         """Wait for the job's success; its output."""
-        state = self.slurm.wait(job, patience)
+        state = self.slurm.wait(job, timeout)
         said = self.slurm.output(job)
         assert state == "COMPLETED", said
         return said
@@ -80,14 +80,14 @@ class Site:
     def reach(self, run: str, step: int) -> None:
         """Wait until a run has a complete checkpoint of a step."""
         place = self.place(run) / "checkpoints" / f"step_{step}_ckp"
-        self.slurm.until(place.exists, PATIENCE, f"{place} does not come")
+        self.slurm.until(place.exists, TIMEOUT, f"{place} does not come")
 
     def go_on_to(self, run: str, step: int) -> None:
         """Wait until a run has written the losses of so many steps."""
         path = self.place(run) / "metrics.jsonl"
         self.slurm.until(
             lambda: path.exists() and len(self.losses(run)) >= step,
-            PATIENCE,
+            TIMEOUT,
             f"{path} does not come to step {step}",
         )
 
@@ -102,10 +102,10 @@ class Site:
         hours, minutes, _ = map(int, self.slurm.show(job)["RunTime"].split(":"))
         limit = f"TimeLimit={60 * hours + minutes + 2}"
         self.slurm.ask("scontrol", "update", f"JobId={job}", limit)
-        self.slurm.until(lambda: self.slurm.restarts(job) == 1, PATIENCE, "it is not requeued")
+        self.slurm.until(lambda: self.slurm.restarts(job) == 1, TIMEOUT, "it is not requeued")
         self.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
         self.slurm.until(
-            lambda: "resumed from" in self.slurm.output(job), PATIENCE, "it is not resumed"
+            lambda: "resumed from" in self.slurm.output(job), TIMEOUT, "it is not resumed"
         )
         said = self.slurm.output(job)
         assert "asked to stop after step" in said and "exit code 85: requeued" in said

@@ -1,7 +1,7 @@
 """A setting: a field of a frozen dataclass that tells what it means and what it may be.
 
-From these fields come the flags of the doors, the keys of configuration files, their help and
-their checks, so a setting is described once. Light: no torch here.
+From these fields come the flags of the entry points, the keys of configuration files, their help
+and their checks, so a setting is described once. Light: no torch here.
 """
 
 from __future__ import annotations

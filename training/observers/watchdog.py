@@ -26,7 +26,7 @@ from training.process_group import Group
 
 SLOW = {"evaluation", "save"}
 """Parts that may take long without a mark; so may the first step, which compiles."""
-PATIENCE = 10
+SLOW_FACTOR = 10
 """How many times as long these may take."""
 STEPS = 3
 """How many times the longest of the last steps is always waited for."""
@@ -49,7 +49,7 @@ class Limits:
         """Give those that hold for a run with such steps, in such a part."""
         slow = longest_step is None or phase in SLOW
         least = STEPS * (longest_step or 0.0)
-        factor = PATIENCE if slow else 1
+        factor = SLOW_FACTOR if slow else 1
         return Limits(
             alarm=self.alarm and max(self.alarm, least) * factor,
             end=self.end and max(self.end, 2 * least) * factor,

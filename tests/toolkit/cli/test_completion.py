@@ -25,7 +25,7 @@ LINE = 'eval "$(_SQSHFORGE_COMPLETE=bash_source sqshforge)"'
 PROMPT = "ready> "
 TAB = "\t"
 ALL = "\x1b*"  # readline's key for all that Tab would list
-PATIENCE = 120.0  # seconds
+TIMEOUT = 120.0  # seconds
 
 
 class Shell:
@@ -37,7 +37,7 @@ class Shell:
 
     def wait(self, pattern: str) -> str:
         """Read until the pattern comes; its group."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while (found := re.search(pattern, self.seen)) is None:
             ready, _, _ = select.select([self.terminal], [], [], deadline - time.monotonic())
             assert ready, f"{pattern} has not come: {self.seen!r}"
@@ -78,7 +78,7 @@ def bash(folder: Path) -> Iterator[Shell]:
             shell.wait(f"({PROMPT})")
             yield shell
             shell.type("exit\r")
-            process.wait(timeout=PATIENCE)
+            process.wait(timeout=TIMEOUT)
     finally:
         os.close(leader)
         os.close(follower)

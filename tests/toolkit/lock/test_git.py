@@ -271,7 +271,7 @@ def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
 def test_a_host_that_says_nothing_is_not_waited_for(
     silent: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(git, "PATIENCE", 0.5)
+    monkeypatch.setattr(git, "TIMEOUT", 0.5)
     assert git.commit_of(silent, "main", Programs()) is None
 
 

@@ -70,7 +70,7 @@ def test_what_was_started_without_slurm_is_not_started_again(tmp_path: Path) -> 
 
 @pytest.mark.processes
 def test_a_run_without_jobs(tmp_path: Path) -> None:
-    """As all were before jobs noted anything, and as a door alone leaves them."""
+    """As all were before jobs noted anything, and as an entry point alone leaves them."""
     run = write(tmp_path / "run", history(50))
     assert facts(run)["state"] == "running"
     age(run, 2 * HOUR)

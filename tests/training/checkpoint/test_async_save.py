@@ -75,7 +75,7 @@ def flags(save: Path, data: str, *more: str) -> tuple[str, ...]:
 
 
 def changed(folder: Path, change: str) -> tuple[str]:
-    """Write a program that is the door with something in it changed."""
+    """Write a program that is the entry point with something in it changed."""
     program = folder / "program.py"
     program.write_text(PROGRAM.format(change=change))
     return (str(program),)

@@ -15,7 +15,7 @@ from training.llama_smp import configure
 
 pytestmark = pytest.mark.processes
 
-DOOR = ("-m", "training.llama_smp")
+ENTRY_POINT = ("-m", "training.llama_smp")
 MODEL = (
     *("--model_type=llama_v2", "--hidden_width=64", "--num_layers=2", "--num_heads=4"),
     *("--intermediate_size=96", "--vocab_size=64", "--max_context_width=32", "--lr=3e-3"),
@@ -46,7 +46,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
         *(f"--data_cache={tmp_path}/cache", "--validation_freq=100"),
         *(f"--checkpoint_dir=file://{there}", f"--checkpoint_scratch={here}"),
     )
-    first = run(2, *remote, "--max_steps=6", program=DOOR)
+    first = run(2, *remote, "--max_steps=6", program=ENTRY_POINT)
     assert first.returncode == 0, first.stderr
     assert f"copying file://{tmp_path}/train/*.json.gz" in first.stdout
     copied = [path.name for path in (tmp_path / "cache").glob("*/*") if path.is_file()]
@@ -58,7 +58,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
     shutil.rmtree(here)
     # As if it had been killed while it sent the last one: the manifest comes last.
     (there / "checkpoints" / "step_6_ckp" / "manifest.json").unlink()
-    again = run(2, *remote, "--max_steps=6", program=DOOR)
+    again = run(2, *remote, "--max_steps=6", program=ENTRY_POINT)
     assert again.returncode == 0, again.stderr
     assert f"fetching file://{there}/checkpoints/step_4_ckp" in again.stdout
     assert "step_4_ckp at step 4" in again.stdout
@@ -79,7 +79,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
 )
 def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], told: str) -> None:
     given = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--max_steps=1")
-    done = run(0, *given, f"--data_cache={tmp_path}/cache", *flags, program=DOOR)
+    done = run(0, *given, f"--data_cache={tmp_path}/cache", *flags, program=ENTRY_POINT)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"error: {told}")
 

@@ -127,7 +127,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, told: str) -
 @pytest.mark.processes
 def test_the_plain_way_in_trains_like_the_door(tmp_path: Path) -> None:
     data = write_text(tmp_path / "text")
-    expected = train(tmp_path / "door", data, 2, 2, 3)
+    expected = train(tmp_path / "flags", data, 2, 2, 3)
     file = tmp_path / "run.yaml"
     file.write_text(
         f"model: {{name: mamba-tiny}}\ndata: {{dataset_path: '{data}', seq_length: 17}}\n"

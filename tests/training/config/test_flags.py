@@ -1,4 +1,4 @@
-"""The door's command line: strict, complete, and all its faults at once."""
+"""The entry point's command line: strict, complete, and all its faults at once."""
 
 import subprocess
 import sys

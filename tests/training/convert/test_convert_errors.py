@@ -18,12 +18,11 @@ from safetensors.torch import load_file, save_file
 from tests.training.support.runs import ROOT
 from training import models
 from training.cli import run_command
-from training.convert import hf, state_spaces, target
+from training.convert import target
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
 
 SIZES = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
-WHERE = Path("config.json")
 
 
 def weights_of(sizes: models.Sizes, folder: Path) -> Path:
@@ -239,167 +238,6 @@ def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -
     assert f"{tmp_path / 'out'} cannot be written (" in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
     assert files(tmp_path) == ["ours"]
-
-
-HF_MAMBA: dict[str, Any] = {
-    "model_type": "mamba",
-    "hidden_size": 16,
-    "num_hidden_layers": 1,
-    "vocab_size": 12,
-}
-HF_MAMBA2 = {**HF_MAMBA, "model_type": "mamba2", "num_heads": 4, "head_dim": 8, "n_groups": 1}
-HF_LLAMA = {
-    **HF_MAMBA,
-    "model_type": "llama",
-    "num_attention_heads": 2,
-    "intermediate_size": 8,
-}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({**HF_MAMBA, "model_type": "rwkv"}, "model_type 'rwkv' is not one that we have"),
-        ({**HF_MAMBA, "hidden_act": "relu"}, "hidden_act 'relu': mamba is made with silu"),
-        ({**HF_MAMBA, "time_step_rank": 0}, "time_step_rank must be a whole number from 1 on"),
-        ({**HF_MAMBA, "hidden_size": "16"}, "hidden_size must be a whole number, not '16'"),
-        ({**HF_MAMBA, "hidden_size": 0}, "d_model: must be at least 1, not 0"),
-        (
-            {**HF_MAMBA, "quantization_config": {"bits": 4}},
-            "quantization_config: quantised weights are not read",
-        ),
-        ({**HF_MAMBA2, "time_step_limit": [0.2, 0.1]}, "time_step_limit must be two numbers from"),
-        ({**HF_MAMBA2, "num_heads": 5}, "num_heads 5: times head_dim 8 must be"),
-        (
-            {**HF_LLAMA, "rope_parameters": {"rope_type": "proportional"}},
-            "rope type 'proportional': not one that we have (default, linear, dynamic, llama3,",
-        ),
-        ({**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": 0.5}}, "factor must be at"),
-        ({**HF_LLAMA, "rope_scaling": {"type": "linear"}}, "rope_scaling: factor must be given"),
-        (
-            {**HF_LLAMA, "rope_parameters": {"full_attention": {"rope_type": "default"}}},
-            "rope_parameters: must be one table for all layers",
-        ),
-        (
-            {**HF_LLAMA, "partial_rotary_factor": 0.5},
-            "partial_rotary_factor 0.5: llama rotates all",
-        ),
-        (
-            {**HF_LLAMA, "model_type": "mistral", "layer_types": ["full_attention"]},
-            "layer_types: all layers of ours are of one type",
-        ),
-        ({**HF_LLAMA, "model_type": "gpt_neox", "hidden_act": "gelu_fast"}, "made with gelu"),
-    ],
-)
-def test_settings_of_hugging_face_that_we_do_not_have(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RequestError) as error:
-        hf.read(settings, WHERE)
-    assert str(error.value).startswith(f"config.json: {message}") or message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-HYBRID: dict[str, Any] = {
-    **{"vocab_size": 40, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 48},
-    "num_attention_heads": 8,
-}
-
-
-def test_settings_that_are_left_out_are_those_of_transformers() -> None:
-    from transformers import AutoConfig
-
-    for settings in (
-        HF_MAMBA,
-        HF_MAMBA2,
-        HF_LLAMA,
-        *(
-            {**HF_LLAMA, "model_type": family, "num_attention_heads": 8}
-            for family in ("mistral", "mixtral", "gpt_neox")
-        ),
-        *({**HYBRID, "model_type": family} for family in ("bamba", "granitemoehybrid")),
-        {**HYBRID, "model_type": "nemotron_h", "layers_block_type": ["mlp", "mamba", "attention"]},
-    ):
-        values = {k: v for k, v in settings.items() if k != "model_type"}
-        full = AutoConfig.for_model(settings["model_type"], **values).to_dict()
-        assert hf.read(settings, WHERE) == hf.read(json.loads(json.dumps(full)), WHERE)
-
-
-SS_MAMBA: dict[str, Any] = {"d_model": 16, "n_layer": 1, "vocab_size": 12}
-SS_HYBRID: dict[str, Any] = {
-    **{**SS_MAMBA, "d_intermediate": 64, "attn_layer_idx": [0]},
-    **{"ssm_cfg": {"layer": "Mamba2", "headdim": 8}},
-    "attn_cfg": {"num_heads": 2, "causal": True, "rotary_emb_dim": 4},
-}
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({**SS_MAMBA, "ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg.layer 'Mamba3' is not one"),
-        ({**SS_MAMBA, "rms_norm": False}, "rms_norm False: ours has True only"),
-        ({**SS_MAMBA, "d_intermediate": 64}, "d_intermediate 64: ours has 0 only"),
-        ({**SS_MAMBA, "attn_layer_idx": [3]}, "attn_layer_idx [3]: ours has [] only"),
-        ({**SS_MAMBA, "ssm_cfg": {"dt_rank": "5"}}, "ssm_cfg.dt_rank must be a whole number"),
-        ({**SS_MAMBA, "ssm_cfg": {"d_state": 1.5}}, "ssm_cfg.d_state must be a whole number"),
-        (
-            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "norm_before_gate": True}},
-            "ssm_cfg.norm_before_gate True: ours has False only",
-        ),
-        (
-            {**SS_MAMBA, "ssm_cfg": {"layer": "Mamba2", "dt_limit": [0.5]}},
-            "ssm_cfg.dt_limit must be two numbers from 0 on, the less one first, not [0.5]",
-        ),
-        ({"d_model": 16, "vocab_size": 12}, "n_layer is not there"),
-        (
-            {**SS_HYBRID, "attn_cfg": {"num_heads": 2, "causal": True, "rotary_emb_dim": 8}},
-            "attn_cfg.rotary_emb_dim: ours is half of head_dim, 4, always",
-        ),
-        ({**SS_HYBRID, "attn_cfg": {"num_heads": 2}}, "attn_cfg.causal False: ours has True only"),
-        ({**SS_HYBRID, "attn_cfg": {}}, "attn_cfg.num_heads must be a whole number from 1 on"),
-        ({**SS_HYBRID, "ssm_cfg": {}}, "with attention ours has Mamba2 only"),
-    ],
-)
-def test_settings_of_state_spaces_that_we_do_not_have(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(RequestError) as error:
-        state_spaces.read(settings, WHERE)
-    assert str(error.value) == f"config.json: {message}" or message in str(error.value)
-
-
-def test_all_faults_of_a_config_are_told_at_once() -> None:
-    with pytest.raises(RequestError) as error:
-        hf.read({**HF_MAMBA, "hidden_act": "relu", "time_step_rank": 0, "expand": True}, WHERE)
-    told = str(error.value).splitlines()
-    assert told[0] == "3 faults" and all("  - config.json: " in line for line in told[1:])
-
-
-MAMBA2: dict[str, Any] = {"d_model": 64, "n_layer": 1, "vocab_size": 12, "head_dim": 16}
-
-
-def test_groups_that_are_normalised_another_way_are_not_converted() -> None:
-    alone = models.Mamba2Config(**MAMBA2, n_groups=2)
-    together = models.Mamba2Config(**MAMBA2, n_groups=2, norm_across_groups=True)
-    with pytest.raises(RequestError, match="n_groups: transformers normalises all channels"):
-        hf.write(alone)
-    with pytest.raises(RequestError, match="n_groups: mamba-ssm normalises each group"):
-        state_spaces.write(together)
-    assert hf.read(hf.write(together), WHERE) == together
-    assert state_spaces.read(state_spaces.write(alone), WHERE) == alone
-    for across in (False, True):  # of one group, both are the same
-        one = models.Mamba2Config(**MAMBA2, norm_across_groups=across)
-        assert hf.write(one)["n_groups"] == state_spaces.write(one)["ssm_cfg"]["ngroups"] == 1
-
-
-def test_models_that_a_format_does_not_have() -> None:
-    heads: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 2, "n_kv_head": 1, "d_ff": 8}
-    with pytest.raises(RequestError, match="has Mamba, Mamba-2 and Bamba models only, not llama"):
-        state_spaces.write(models.LlamaConfig(**heads))
-    with pytest.raises(RequestError, match=r"norm_eps 1e-06: mamba-ssm's norms have 1e-05"):
-        state_spaces.write(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
-    with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
-        hf.write(models.MistralConfig(**heads, attention_bias=True))
 
 
 def test_a_run_without_a_complete_checkpoint(tmp_path: Path) -> None:

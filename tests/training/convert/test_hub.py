@@ -23,7 +23,7 @@ pytestmark = pytest.mark.processes
 
 COMMIT = "0" * 40
 NAME = "someone/tiny-llama"
-DOOR = ("-m", "training.llama_smp")
+ENTRY_POINT = ("-m", "training.llama_smp")
 FLAGS = ("--max_context_width=32", "--bf16=0", "--max_steps=1", "--train_batch_size=2")
 
 
@@ -86,7 +86,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *("--intermediate_size=96", "--vocab_size=256", "--lr=1e-2", "--lr_decay_iters=20"),
     )
     save = (f"--checkpoint_dir={folder}/save", f"--training_dir={write_text(folder / 'text')}")
-    done = run(0, *flags, *save, *FLAGS, "--max_steps=20", program=DOOR)
+    done = run(0, *flags, *save, *FLAGS, "--max_steps=20", program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
     convert(["--from", "ours", f"{folder}/save", "--to", "hf", f"{folder}/model"])
     return folder
@@ -105,7 +105,7 @@ def hub(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 def finetuned(folder: Path, trained: Path, ranks: int, *flags: str) -> str:
     given = (*FLAGS, f"--checkpoint_dir={folder}", f"--training_dir=text:{trained}/text/*.txt")
-    done = run(ranks, *given, *flags, program=DOOR)
+    done = run(ranks, *given, *flags, program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
     assert losses(folder)[0] < losses(trained / "save")[0] - 0.5
     return done.stdout
@@ -149,7 +149,7 @@ def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -
 
 def test_what_cannot_be_had_is_told(hub: Hub, trained: Path, tmp_path: Path) -> None:
     given = (*FLAGS, f"--checkpoint_dir={tmp_path}/run", "--use_synthetic_data=1")
-    done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=DOOR)
+    done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=ENTRY_POINT)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert done.stderr.startswith("error: pretrained_model_name: someone/else cannot be had from")
     assert "give a local folder of the model instead" in done.stderr

@@ -43,6 +43,9 @@ class Numbered:
     def told(self) -> str:
         return f"{self.count:,} things"
 
+    def is_here(self) -> bool:
+        return True
+
 
 def mixed(
     *parts: tuple[int, float] | tuple[int, float, int], seed: int = 0, slots: int = 1000

@@ -1,4 +1,4 @@
-"""Every kind of data, trained on by the door: the same losses on one process and on two."""
+"""Every kind of data, trained on by the entry point: the same losses on one process and on two."""
 
 import json
 import shlex
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.support.runs import DOOR, ROOT, TINY, run, train, write_text
+from tests.training.support.runs import ENTRY_POINT, ROOT, TINY, run, train, write_text
 from training.data.packed import PackedWriter
 
 pytestmark = pytest.mark.processes
@@ -97,7 +97,7 @@ def test_texts_that_are_given_as_tokens_are_answered_with_what_to_write(
     start: tuple[str, ...] = (*TINY, f"--save_ckpt_path={tmp_path}/run", "--num_steps=2")
     if flag == "data_dir":
         start = ("--backend=gloo", "--max_steps=2", f"--checkpoint_dir={tmp_path}/run")
-    program = NEURON if flag == "data_dir" else DOOR
+    program = NEURON if flag == "data_dir" else ENTRY_POINT
     done = run(0, *start, f"--{flag}={given}", program=program)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"error: {flag}: {given} has texts, as "), done.stderr

@@ -1,4 +1,4 @@
-"""The door for Llama, Mixtral, Mistral and GPT-NeoX: the system's flags, meant as it means them."""
+"""llama_fsdp for Llama, Mixtral, Mistral, GPT-NeoX: the system's flags, meant as it means them."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from training.errors import RequestError
 from training.llama_fsdp import FLAGS, configure
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig
 
-DOOR = ("-m", "training.llama_fsdp")
+ENTRY_POINT = ("-m", "training.llama_fsdp")
 LEAST = ("--checkpoint_dir=/x", "--dataset=text:x")
 PUBLISHED = (
     "--num_key_value_heads=32",
@@ -146,7 +146,7 @@ def test_no_flag_is_there_twice() -> None:
 
 @pytest.mark.processes
 def test_errors_of_the_run_use_the_names_of_the_door(tmp_path: Path) -> None:
-    done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", program=DOOR)
+    done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", program=ENTRY_POINT)
     assert done.returncode == 2 and done.stderr.startswith("error: dataset: no file matches")
 
 
@@ -176,9 +176,9 @@ def test_the_published_command_line_scaled_down(tmp_path: Path, model_type: str)
         "--tokenizer=bytes",
         "--vocab_size=257",
     )
-    first = run(2, *flags, "--max_steps=4", program=DOOR)
+    first = run(2, *flags, "--max_steps=4", program=ENTRY_POINT)
     assert first.returncode == 0, first.stderr
-    again = run(2, *flags, "--max_steps=6", program=DOOR)
+    again = run(2, *flags, "--max_steps=6", program=ENTRY_POINT)
     assert again.returncode == 0, again.stderr
     assert "resumed from" in again.stdout and "step_4_ckp at step 4" in again.stdout
     assert "num_steps: the checkpoint was made with 4, this is 6" in again.stdout

@@ -1,4 +1,4 @@
-"""The door for SMP v2: its program's flags, each honoured or refused by name."""
+"""The entry point for SMP v2: its program's flags, each honoured or refused by name."""
 
 from __future__ import annotations
 

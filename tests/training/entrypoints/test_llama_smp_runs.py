@@ -1,4 +1,4 @@
-"""Runs of the door for SMP v2, for real, over gloo: spread, resumed, finetuned, written out."""
+"""Runs of the entry point for SMP v2 over gloo: spread, resumed, finetuned, written out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.training.support.runs import losses, run, steps
 
 pytestmark = pytest.mark.processes
 
-DOOR = ("-m", "training.llama_smp")
+ENTRY_POINT = ("-m", "training.llama_smp")
 MODEL = (
     *("--model_type", "llama_v2", "--hidden_width", "64", "--num_layers", "3", "--num_heads", "4"),
     *("--num_key_value_heads", "2", "--llama_intermediate_size", "96", "--vocab_size", "257"),
@@ -26,7 +26,7 @@ MODEL = (
 SYNTHETIC = ("--use_synthetic_data", "1", "--dataset_type", "hf")
 
 
-def train(save: Path, ranks: int, *flags: str, program: Any = DOOR) -> str:
+def train(save: Path, ranks: int, *flags: str, program: Any = ENTRY_POINT) -> str:
     """Train to the end; what was told."""
     done = run(ranks, *MODEL, f"--checkpoint_dir={save}", *flags, program=program)
     assert done.returncode == 0, done.stderr
@@ -86,11 +86,11 @@ def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
     save = f"--checkpoint_dir={tmp_path}/save"
     for name, zipped, there in (("packed", 0, r"*.json.gz"), ("plain", 1, "*.json")):
         flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}", f"--zipped_data={zipped}")
-        done = run(0, *flags, "--max_steps=1", program=DOOR)
+        done = run(0, *flags, "--max_steps=1", program=ENTRY_POINT)
         answer = f"there are {there}: write {tmp_path}/{name}/{there}"
         assert done.returncode == 2 and answer in done.stderr, done.stderr
         flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}/{there}", "--max_steps=1")
-    done = run(0, *flags, program=DOOR)
+    done = run(0, *flags, program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
 
 
@@ -163,7 +163,7 @@ def test_a_finished_run_that_is_started_again_ends_well(trained: Any, data: Any)
     told = train(folder / "save", 0, *flags, f"--model_dir={folder}/model")
     assert "done: 6 steps" in told and "the model of step_6_ckp" in told
     flags = (*MODEL, f"--checkpoint_dir={folder}/save", *flags, f"--model_dir={folder}/save")
-    done = run(0, *flags, program=DOOR)
+    done = run(0, *flags, program=ENTRY_POINT)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: model_dir: {folder}/save is no model's folder: ")
 
@@ -226,5 +226,5 @@ def test_no_loss_depends_on_how_it_is_spread(tmp_path: Path) -> None:
 )
 def test_what_this_rank_cannot_have(tmp_path: Path, flag: str, told: str) -> None:
     given = (*MODEL, *SYNTHETIC, flag, "--max_steps=1", f"--checkpoint_dir={tmp_path}")
-    done = run(0, *given, program=DOOR)
+    done = run(0, *given, program=ENTRY_POINT)
     assert done.returncode == 2 and done.stderr.startswith(f"error: {told}")

@@ -1,4 +1,4 @@
-"""The door for Mamba-2 on Neuron: the system's command lines, on CPUs and at a small size."""
+"""The entry point for Mamba-2 on Neuron: the system's command lines, on CPUs, of a small size."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from training.mamba2_neuron import configure
 from training.models import Mamba2Config
 from training.parallel.neuron import environment
 
-DOOR = ("-m", "training.mamba2_neuron")
+ENTRY_POINT = ("-m", "training.mamba2_neuron")
 TRY_RUN = (
     *("--tp", "8", "--model", "Mamba7B", "--data_dir", "SET", "--max_steps", "16"),
     *("--dtype", "bfloat16", "--use_zero_1", "--grad_accum_usteps", "1", "--lr", "0.001"),
@@ -95,7 +95,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
     """With two cores to a layer and two readers; stopped half-way, on one core; the same losses."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     changes = {"--tp": "2", "--dtype": "float32", "--batch": "1"}
-    done = run(4, *asked(tokenized, whole, **changes), program=DOOR)
+    done = run(4, *asked(tokenized, whole, **changes), program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
     assert "step 6/6" in done.stdout and "done: 6 steps" in done.stdout
     found = losses(whole / "mamba2_7b_testrun")
@@ -104,7 +104,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
     shutil.copytree(whole, parts)
     shutil.rmtree(parts / "mamba2_7b_testrun" / "checkpoints" / "step_6_ckp")
     one = {"--tp": "1", "--dtype": "float32", "--batch": "2"}
-    done = run(0, *asked(tokenized, parts, **one), program=DOOR)
+    done = run(0, *asked(tokenized, parts, **one), program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
     assert "resumed from" in done.stdout and "it was saved by 4 ranks, now 1" in done.stdout
     assert losses(parts / "mamba2_7b_testrun") == pytest.approx(found, abs=1e-4)
@@ -125,7 +125,7 @@ def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     one = {"--tp": "2", "--dtype": "float32", "--max_steps": "2"}
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7"]
     argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2"]
-    argv += [*meet, *DOOR, *asked(tokenized, tmp_path, **one)]
+    argv += [*meet, *ENTRY_POINT, *asked(tokenized, tmp_path, **one)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     nodes = [
         subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -147,7 +147,9 @@ def test_a_pass_that_only_compiles(
     tokenized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(environment.ONLY_COMPILE, "1")
-    done = run(0, *asked(tokenized, tmp_path, **{"--tp": "1", "--max_steps": "1000"}), program=DOOR)
+    done = run(
+        0, *asked(tokenized, tmp_path, **{"--tp": "1", "--max_steps": "1000"}), program=ENTRY_POINT
+    )
     assert done.returncode == 0, done.stderr
     assert "compile_only: 4 steps were taken, and nothing is saved" in done.stdout
     assert not list((tmp_path / "mamba2_7b_testrun").glob("checkpoints/step_*"))

@@ -1,4 +1,4 @@
-"""The node's program: real torchrun, processes that do little, exit codes, signals, the meeting."""
+"""The node's program: real torchrun, processes that do little, exit codes, signals."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import os
 import re
 import resource
 import signal
-import socket
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -73,35 +71,13 @@ if __name__ == "__main__":
 """
 
 
-TOGETHER = """\
-import os, sys
-
-def configure(flags):
-    pass
-
-def work():
-    from training.errors import TrainingError
-    from training.process_group import start
-    group = start("cpu")
-    print("met", group.gather(group.rank), flush=True)
-    if "fail" in sys.argv and group.rank == 1:
-        raise TrainingError("the loss is gone", local=True)
-    group.barrier()
-    return 0
-
-if __name__ == "__main__":
-    from training.entrypoint import leave, told
-    leave(told(work))
-"""
-
-
 @pytest.fixture
 def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
 
 
 def test_processes_run_and_end(launch: Launch) -> None:
-    code, out, err = launch.door("0", "0")
+    code, out, err = launch.entry("0", "0")
     assert code == 0, err
     assert re.search("NPROC_PER_NODE +2 +--nproc", out)
     assert "0 of 2 1" in out and "1 of 2 1" in out
@@ -119,7 +95,7 @@ def test_processes_run_and_end(launch: Launch) -> None:
 def test_exit_code_is_that_of_the_processes(
     launch: Launch, what: tuple[str, str], code: int, told: str
 ) -> None:
-    got, _, err = launch.door(*what)
+    got, _, err = launch.entry(*what)
     assert got == code
     assert re.search(f"training.launch: rank {told}", err)
 
@@ -155,7 +131,7 @@ def test_the_cause_of_a_failure_may_be_the_last_to_end(
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -> None:
-    with launch.start("--module", "door", "--nproc", "2", "--", "sleep", "sleep") as process:
+    with launch.start("--module", "entry", "--nproc", "2", "--", "sleep", "sleep") as process:
         assert process.stdout is not None
         ready = 0
         while ready < 2:
@@ -173,7 +149,7 @@ def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:
     (folder / "stop").touch()
     job = {"SLURM_JOB_ID": "4242", "NODES": "n1", "MASTER_PORT": str(free_ports(1)[0])}
     env = job | {"CHECKPOINTS": str(tmp_path), "LAUNCHED_AT": "1"}
-    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
     with launch.start(*words, **env) as process:
         assert process.stdout is not None
         ready, before = 0, ""
@@ -192,7 +168,7 @@ def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:
 def test_a_signal_that_was_ignored_until_now(launch: Launch) -> None:
     """As the launcher has enroot's own processes ignore it; those here before are left alone."""
     shell = 'sleep 600 & trap "" TERM USR1; exec "$@"'
-    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
     with launch.start(*words, before=["bash", "-c", shell, "-"]) as process:
         assert process.stdout is not None
         ready = 0
@@ -211,7 +187,7 @@ def test_a_signal_that_was_ignored_until_now(launch: Launch) -> None:
 
 def test_under_nohup_a_hangup_is_ignored(launch: Launch) -> None:
     """Alone, torchrun handles SIGHUP even where it was started with that ignored."""
-    words = ("--module", "door", "--nproc", "2", "--", "sleep", "sleep")
+    words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
     with launch.start(*words, before=["nohup"]) as process:
         assert process.stdout is not None
         ready = 0
@@ -240,14 +216,14 @@ def test_wrong_flags_are_refused_before_torch_is_loaded(launch: Launch) -> None:
 
 def test_one_node_of_many_tells_what_is_wrong(launch: Launch) -> None:
     first, second = (
-        launch.run("--module", "door", "--", "--wrong", **(SLURM | {"SLURM_NODEID": rank}))
+        launch.run("--module", "entry", "--", "--wrong", **(SLURM | {"SLURM_NODEID": rank}))
         for rank in ("0", "1")
     )
     assert (first[0], second[0]) == (2, 2)
     assert "--wrong" in first[2] and second[2] == ""
 
 
-def test_composers_door(launch: Launch, tmp_path: Path) -> None:
+def test_the_entry_point_of_composer(launch: Launch, tmp_path: Path) -> None:
     """Its file is read before anything starts, and it is started: Composer is not here."""
     file = tmp_path / "config.yaml"
     words = ("--module", "training.mamba_composer", "--nproc", "2", "--", str(file))
@@ -278,7 +254,7 @@ def test_limits_are_raised(launch: Launch, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("module", ["training.nothing", "no.such", "training.errors"])
-def test_a_module_that_is_no_door(launch: Launch, module: str) -> None:
+def test_a_module_that_is_no_entry_point(launch: Launch, module: str) -> None:
     code, _, err = launch.run("--module", module, "--")
     assert code == 2 and f"--module: {module} cannot be started" in err
 
@@ -298,122 +274,3 @@ def test_a_module_that_is_no_door(launch: Launch, module: str) -> None:
 )
 def test_exit_code_of_a_node(codes: list[int], code: int) -> None:
     assert outcome(codes) == code
-
-
-def test_first_node_that_cannot_be_found(launch: Launch) -> None:
-    here = SLURM | {"MASTER_ADDR": "no-such-node.invalid"}
-    flags = ("--model_name=mamba-tiny", "--dataset_path=text:/usr/lib/python3.*/**/*.py")
-    code, _, err = launch.run("--", *flags, **here)
-    assert code == 1
-    assert "MASTER_ADDR: no-such-node.invalid cannot be reached" in err and "Traceback" not in err
-
-
-@pytest.mark.parametrize(("what", "codes"), [("", (0, 0)), ("fail", (1, 1))])
-def test_nodes_that_meet_by_their_ranks(
-    launch: Launch, tmp_path: Path, what: str, codes: tuple[int, int]
-) -> None:
-    """As large jobs do; a process that fails ends those of the other node."""
-    (tmp_path / "together.py").write_text(TOGETHER)
-    here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
-    here |= {"RENDEZVOUS": "static", "PREFLIGHT": "0"}
-    words = ("--module", "together", "--nproc", "1", "--", *what.split())
-    with launch.start(*words, **here) as second:
-        code, out, err = launch.run(*words, **(here | {"SLURM_NODEID": "0"}))
-        out_second, err_second = second.communicate(timeout=300)
-    assert (code, second.returncode) == codes, err + err_second
-    assert "met [0, 1]" in out and "met [0, 1]" in out_second
-    assert ("rank 1" in err_second and "the loss is gone" in err_second) == bool(what)
-
-
-@pytest.mark.parametrize("rendezvous", ["c10d", "static"])
-def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
-    code = textwrap.dedent("""\
-        import sys
-        from training import launch
-        from training.job import rendezvous
-        rendezvous.TIMEOUT = 2
-        sys.exit(launch.main(["--module", "door", "--", "0"]))
-    """)
-    # The rendezvous itself is meant: preflight would tell it before.
-    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9", "PREFLIGHT": "0"}
-    here |= {"RENDEZVOUS": rendezvous}
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**launch.env, **here},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 1
-    assert "error: the 2 nodes have not met at 127.0.0.1:9" in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_port_that_somebody_has(launch: Launch) -> None:
-    """Told at once, by whom: the others would wait for a quarter of an hour."""
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = str(other.getsockname()[1])
-        here = SLURM | {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        code, _, err = launch.run("--module", "door", "--", "0", **here)
-    assert code == 1 and "Traceback" not in err
-    assert f"error: MASTER_PORT: {port} of node 0 is taken by process {os.getpid()} (" in err
-
-
-def test_first_node_that_ends_early(launch: Launch) -> None:
-    """Not told as if the nodes had never met."""
-    here = SLURM | {"MASTER_ADDR": "127.0.0.1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        here["MASTER_PORT"] = str(free.getsockname()[1])
-    words = ("--module", "door", "--nproc", "1", "--")
-    with launch.start(*words, "sleep", "sleep", **here) as second:
-        code, _, err = launch.run(*words, "1", "1", **(here | {"SLURM_NODEID": "0"}))
-        assert code == 1 and "ended with exit code 1" in err
-        out, err = second.communicate(timeout=300)
-    assert second.returncode == 1 and "saved" in out
-    assert "error: node 0 has ended" in err and "Traceback" not in err
-
-
-def test_first_node_that_ends_is_told_though_the_own_process_fails_too(
-    launch: Launch, tmp_path: Path
-) -> None:
-    """Whatever torchrun looks at first: here at its processes, as it looks seldom."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
-
-    def start(first: str, seconds: float, what: str) -> subprocess.Popen[str]:
-        code = "import sys; from training.job import agent; sys.exit(agent.run(sys.argv[1:]))"
-        meet = ["--rdzv-backend=c10d", f"--rdzv-endpoint={place}", f"--rdzv-conf=is_host={first}"]
-        own = ["--nnodes=2", "--max-restarts=0", f"--monitor-interval={seconds}"]
-        return subprocess.Popen(
-            [sys.executable, "-c", code, *meet, *own, "-m", "door", what, what],
-            env={**launch.env, "FOLLOW": str(tmp_path / "follow")},
-            text=True,
-            stderr=subprocess.PIPE,
-        )
-
-    with start("false", 5, "follow") as second, start("true", 0.1, "1") as first:
-        _, said = first.communicate(timeout=300)
-        assert "node 0 has ended" not in said
-        (tmp_path / "follow").touch()
-        _, said = second.communicate(timeout=300)
-    assert (first.returncode, second.returncode) == (1, 1)
-    assert re.search(r"rank [01] \(process \d+\) ended with exit code 1", said)
-    assert f"node 0 has ended, its rendezvous is gone at {place}: " in said
-
-
-def test_processes_whose_end_nobody_notices() -> None:
-    """As on a node that is cut off from the first one, where torchrun waits for an answer."""
-    code = textwrap.dedent("""\
-        import subprocess, sys, time
-        from training.job import agent
-        agent.UNNOTICED_SECONDS = 1.0
-        started = [subprocess.Popen(["sh", "-c", how]) for how in ("exit 86", "kill -9 $$")]
-        agent.watch_ended(lambda: [one.pid for one in started], agent._leave)
-        time.sleep(60)
-    """)
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert done.returncode == 86
-    assert "ended with exit code 86: no progress" in done.stderr
-    assert "was killed by SIGKILL, and node 0 does not answer" in done.stderr

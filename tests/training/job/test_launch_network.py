@@ -15,7 +15,7 @@ from tests.support.network_namespaces import Machine, bridged
 
 pytestmark = pytest.mark.processes
 
-DOOR = """\
+ENTRY_POINT = """\
 import os
 
 def configure(flags):
@@ -39,10 +39,10 @@ def nodes(as_root: None) -> Iterator[tuple[Machine, ...]]:
 
 
 def test_they_meet_by_address(nodes: tuple[Machine, ...], root: Path, tmp_path: Path) -> None:
-    (tmp_path / "door.py").write_text(DOOR)
+    (tmp_path / "entry.py").write_text(ENTRY_POINT)
     started = []
     for rank, machine in enumerate(nodes):
-        words = machine.enter(sys.executable, "-m", "training.launch", "--module", "door", "--")
+        words = machine.enter(sys.executable, "-m", "training.launch", "--module", "entry", "--")
         env = {
             "PYTHONPATH": f"{root}:{tmp_path}",
             "OMP_NUM_THREADS": "1",

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
-DOOR = """\
+ENTRY_POINT = """\
 import os, signal, sys, time
 
 def configure(flags):
@@ -69,7 +69,7 @@ def nsys(tmp_path: Path) -> Path:
 @pytest.fixture
 def start(tmp_path: Path, root: Path) -> Start:
     """Start a node of two GPUs, each near to one of this machine's first two cores."""
-    (tmp_path / "door.py").write_text(DOOR)
+    (tmp_path / "entry.py").write_text(ENTRY_POINT)
     node = tmp_path / "node"
     instance_trees.processors(node, 4, 2)
     allowed = sorted(os.sched_getaffinity(0))
@@ -89,7 +89,7 @@ def start(tmp_path: Path, root: Path) -> Start:
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         own = {"PYTHONPATH": f"{root}:{tmp_path}", "OMP_NUM_THREADS": "1", "WORDS": str(tmp_path)}
         return subprocess.Popen(
-            [sys.executable, "-c", code, "--module", "door", "--", *what],
+            [sys.executable, "-c", code, "--module", "entry", "--", *what],
             env=outside | own | environment,
             cwd=tmp_path,
             text=True,
@@ -110,11 +110,11 @@ def test_each_process_has_its_own_cores(start: Start) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     code, out, err = run(start, "0", "0")
     assert code == 0, err
-    assert "-m training.job.rank door 0 0" in out
+    assert "-m training.job.rank entry 0 0" in out
     for rank, core in ((0, first), (1, second)):
         # As if the module had been started alone, with nothing loaded but what it stands in.
         assert (
-            f"rank {rank}: door door.py cores {core} left None loaded training training.job\n"
+            f"rank {rank}: entry entry.py cores {core} left None loaded training training.job\n"
             in out.replace(" training.job.rank", "")
         )
 
@@ -122,7 +122,7 @@ def test_each_process_has_its_own_cores(start: Start) -> None:
 def test_nothing_stands_between_where_there_is_nothing_to_do(start: Start) -> None:
     code, out, err = run(start, "0", "0", NUMA_BIND="0")
     assert code == 0, err
-    assert "-m door 0 0" in out and "loaded\n" in out
+    assert "-m entry 0 0" in out and "loaded\n" in out
 
 
 @pytest.mark.parametrize(
@@ -136,13 +136,13 @@ def test_chosen_ranks_are_profiled(start: Start, nsys: Path, tmp_path: Path) -> 
     code, out, err = run(start, "0", "0", NSYS="1", NSYS_RANKS="1", NSYS_PATH=str(nsys))
     assert code == 0, err
     second = sorted(os.sched_getaffinity(0))[1]
-    assert f"rank 1: door door.py cores {second} left None" in out
+    assert f"rank 1: entry entry.py cores {second} left None" in out
     assert not (tmp_path / "rank0").exists()
     output = f"{tmp_path}/nsys/report_joblocal.0_rank%q{{RANK}}_on_%h.nsys-rep"
     assert (tmp_path / "rank1").read_text().splitlines() == [
         *("profile", "--sample", "none", "--kill", "none", "--delay", "30", "--duration", "1200"),
         *("--force-overwrite", "true", "--output", output),
-        *(sys.executable, "-u", "-m", "door", "0", "0"),
+        *(sys.executable, "-u", "-m", "entry", "0", "0"),
     ]
     assert (tmp_path / "nsys").is_dir()
 

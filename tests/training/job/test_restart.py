@@ -23,7 +23,7 @@ from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wa
 
 pytestmark = pytest.mark.processes
 
-DOOR = ("--module", "door", "--nproc", "2", "--")
+ENTRY_POINT = ("--module", "entry", "--nproc", "2", "--")
 STEPS = 60
 
 
@@ -32,12 +32,12 @@ def launch(tmp_path: Path, root: Path) -> Launch:
     return Launch(tmp_path, root)
 
 
-# A door that does little.
+# An entry point that does little.
 
 
 def test_a_killed_process_is_started_again(launch: Launch, tmp_path: Path) -> None:
     follow = str(tmp_path / "follow")
-    code, out, err = launch.run(*DOOR, "0", "once-die", RESTARTS="1", FOLLOW=follow)
+    code, out, err = launch.run(*ENTRY_POINT, "0", "once-die", RESTARTS="1", FOLLOW=follow)
     assert code == 0, err
     assert re.search(r"^training.launch: rank 1 \(process \d+\) was killed by SIGKILL$", err, re.M)
     assert (
@@ -48,7 +48,7 @@ def test_a_killed_process_is_started_again(launch: Launch, tmp_path: Path) -> No
 
 
 def test_the_same_failure_twice_ends_it(launch: Launch) -> None:
-    code, out, err = launch.run(*DOOR, "0", "die", RESTARTS="3")
+    code, out, err = launch.run(*ENTRY_POINT, "0", "die", RESTARTS="3")
     assert code == 137
     assert out.count("1 of 2 1") == 2
     assert "give up: rank 1 was killed by SIGKILL before the first step: it failed before" in err
@@ -56,7 +56,7 @@ def test_the_same_failure_twice_ends_it(launch: Launch) -> None:
 
 def test_failures_of_several_kinds_until_the_last_restart(launch: Launch, tmp_path: Path) -> None:
     follow = str(tmp_path / "follow")
-    code, out, err = launch.run(*DOOR, "4", "once-die", RESTARTS="1", FOLLOW=follow)
+    code, out, err = launch.run(*ENTRY_POINT, "4", "once-die", RESTARTS="1", FOLLOW=follow)
     assert code == 4
     assert out.count("1 of 2 1") == 2 and "of RESTARTS=1 none is left" in err
 
@@ -65,7 +65,7 @@ def test_failures_of_several_kinds_until_the_last_restart(launch: Launch, tmp_pa
 def test_what_ends_a_job_is_not_tried_again(
     launch: Launch, what: tuple[str, str], code: int
 ) -> None:
-    got, out, err = launch.run(*DOOR, *what, RESTARTS="3")
+    got, out, err = launch.run(*ENTRY_POINT, *what, RESTARTS="3")
     assert got == code
     assert out.count("0 of 2 1") == 1 and "restart in place" not in err
 
@@ -73,12 +73,12 @@ def test_what_ends_a_job_is_not_tried_again(
 def test_a_stopped_neighbour_is_not_waited_for_long(launch: Launch) -> None:
     """Torchrun asks it by SIGTERM, which a stopped process does not even see, for 30 s."""
     begun = time.monotonic()
-    with launch.start(*DOOR, "sleep", "sleep", RESTARTS="1") as process:
+    with launch.start(*ENTRY_POINT, "sleep", "sleep", RESTARTS="1") as process:
         assert process.stdout is not None
         ready = 0
         while ready < 2:
             ready += "ready" in process.stdout.readline()
-        first, second = ranks(process.pid, "door")
+        first, second = ranks(process.pid, "entry")
         os.kill(first, signal.SIGSTOP)
         os.kill(second, signal.SIGKILL)
         begun = time.monotonic()
@@ -93,7 +93,7 @@ def test_a_stopped_neighbour_is_not_waited_for_long(launch: Launch) -> None:
 
 
 def test_a_wrong_number_of_restarts(launch: Launch) -> None:
-    code, _, err = launch.run(*DOOR, "0", "0", RESTARTS="often")
+    code, _, err = launch.run(*ENTRY_POINT, "0", "0", RESTARTS="often")
     assert code == 2 and "RESTARTS: must be a whole number, not 'often'" in err
 
 

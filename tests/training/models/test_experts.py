@@ -45,7 +45,7 @@ def test_no_rank_is_left_without_a_part(
     parts: dict[str, tuple[int, ...]],
 ) -> None:
     """Four ranks hold, and write, equal parts of each tensor, and train like one process."""
-    monkeypatch.setattr(runs, "DOOR", ("-m", "tests.training.support.sized"))
+    monkeypatch.setattr(runs, "ENTRY_POINT", ("-m", "tests.training.support.sized"))
     monkeypatch.setenv("SIZED", json.dumps({"family": "mixtral", "n_expert": count, **SIZES}))
     alone = train(tmp_path / "alone", data, 0, 4, 3, "--model_name=sized")
     save = tmp_path / "spread"
@@ -61,7 +61,7 @@ def test_the_balance_loss_is_that_of_one_process(
     tmp_path: Path, data: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = {"family": "mixtral", "n_expert": 4, "balance_coefficient": 0.1, **SIZES}
-    monkeypatch.setattr(runs, "DOOR", ("-m", "tests.training.support.sized"))
+    monkeypatch.setattr(runs, "ENTRY_POINT", ("-m", "tests.training.support.sized"))
     monkeypatch.setenv("SIZED", json.dumps(sizes))
     flags = ("--model_name=sized", "--fsdp_activation_checkpointing=True")
     alone = train(tmp_path / "alone", data, 0, 4, 3, *flags)

@@ -109,7 +109,7 @@ def test_other_sizes(
     degree: int,
     sizes: dict[str, Any],
 ) -> None:
-    monkeypatch.setattr(runs, "DOOR", ("-m", "tests.training.support.sized"))
+    monkeypatch.setattr(runs, "ENTRY_POINT", ("-m", "tests.training.support.sized"))
     monkeypatch.setenv("SIZED", json.dumps(sizes))
     train(tmp_path / "alone", data, 0, GLOBAL_BATCH, STEPS, "--model_name=sized")
     shared(tmp_path / "shared", data, "sized", ranks, degree)

@@ -1,4 +1,4 @@
-"""Start the training door for real: alone, or with torchrun on 127.0.0.1; read what it wrote."""
+"""Start the entry point for real: alone, or with torchrun on 127.0.0.1; read what it wrote."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_text(folder: Path, size: int = 60_000) -> str:
     return f"text:{folder}/*.txt"
 
 
-DOOR = ("-m", "training.mamba_fsdp")
+ENTRY_POINT = ("-m", "training.mamba_fsdp")
 COLD = {"PYTHON_EXEC": sys.executable}
 """What torchrun takes for its processes: python as it is."""
 
@@ -45,18 +45,18 @@ COLD = {"PYTHON_EXEC": sys.executable}
 def command(
     ranks: int, *flags: str, program: Sequence[str] = (), python: str = sys.executable
 ) -> list[str]:
-    """The door, or another program, on so many ranks; 0 is plain python."""
+    """The entry point, or another program, on so many ranks; 0 is plain python."""
     run = ("-m", "torch.distributed.run", "--nnodes=1", f"--nproc_per_node={ranks}")
     meet = ("--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0")
     launcher = (*run, *meet) if ranks else ()
-    return [python, *launcher, *(program or DOOR), *flags]
+    return [python, *launcher, *(program or ENTRY_POINT), *flags]
 
 
 @contextmanager
 def started(
     ranks: int, *flags: str, program: Sequence[str] = (), warm: Mapping[str, str] = COLD
 ) -> Iterator[subprocess.Popen[str]]:
-    """The door while it runs; nothing of it is left afterwards."""
+    """The entry point while it runs; nothing of it is left afterwards."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **warm}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)

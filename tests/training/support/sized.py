@@ -1,4 +1,4 @@
-"""The door to a model of any sizes, `--model_name=sized`: they are in SIZED, as JSON."""
+"""The entry point to a model of any sizes, `--model_name=sized`: they are in SIZED, as JSON."""
 
 from __future__ import annotations
 

@@ -209,7 +209,8 @@ def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, tol
         (tmp_path / "config.yaml").write_text(content)
     code = (
         "import sys; sys.modules['torch'] = sys.modules['composer'] = None; import runpy; "
-        "sys.argv = ['door']; runpy.run_module('training.mamba_composer', run_name='__main__')"
+        "sys.argv = ['mamba_composer']; "
+        "runpy.run_module('training.mamba_composer', run_name='__main__')"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],

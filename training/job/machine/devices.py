@@ -17,7 +17,7 @@ from training.job.types import file_text
 NVIDIA, AMAZON = "0x10de", "0x1d0f"  # vendors of PCI
 GPU_CLASSES = ("0x0300", "0x0302")  # PCI's display and 3D controllers
 UNKNOWN = -1  # a NUMA node that nobody tells
-PATIENCE = 20  # seconds for neuron-ls
+TIMEOUT = 20  # seconds for neuron-ls
 
 CPU, NODE = Path("sys/devices/system/cpu"), Path("sys/devices/system/node")
 _PCI = Path("sys/bus/pci/devices")
@@ -75,7 +75,7 @@ def places_of_chips(root: Path, programs: str) -> list[int]:
         return [UNKNOWN] * count
     try:
         done = subprocess.run(
-            [program, "--json-output"], capture_output=True, text=True, timeout=PATIENCE
+            [program, "--json-output"], capture_output=True, text=True, timeout=TIMEOUT
         )
         told = {one["neuron_device"]: str(one["bdf"]) for one in json.loads(done.stdout)}
         return [_numa(root, told[number]) for number in range(count)]

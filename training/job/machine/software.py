@@ -21,7 +21,7 @@ Version = tuple[int, ...]
 AMAZON = Path("opt/amazon")
 PLUGINS = ("opt/aws-ofi-nccl", "opt/aws-ofi-nccl/install", "opt/amazon/ofi-nccl")
 RECORD = Path("sqshforge/meta/lock.json")
-PATIENCE = 10  # seconds for fi_info
+TIMEOUT = 10  # seconds for fi_info
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ def _libfabric(root: Path, installed: str, environment: Mapping[str, str]) -> Ve
         return listed
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         asked = [program, "--version"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=TIMEOUT)
         return _first(r"(?m)^libfabric:\s*(\S+)", done.stdout)
     return ()
 

@@ -16,7 +16,7 @@ import training
 from training.job.plan import Plan
 from training.job.preflight import checks_accelerator, checks_network
 from training.job.preflight.checks_network import SharedFolder
-from training.job.preflight.finding import PATIENCE, Finding, Report, run_check
+from training.job.preflight.finding import TIMEOUT, Finding, Report, run_check
 from training.job.preflight.workers import Workers
 
 Check = Callable[[], tuple[str, list[str]]]
@@ -47,7 +47,7 @@ def check_node(
         return max(1.0, until - time.monotonic())
 
     def run(name: str, work: Check) -> Finding:
-        return run_check(name, work, min(PATIENCE, left()))
+        return run_check(name, work, min(TIMEOUT, left()))
 
     def write() -> tuple[str, list[str]]:
         return shared.write(nonce) if shared else ("CHECKPOINTS is not set: not tried", [])
@@ -63,10 +63,10 @@ def check_node(
         probes[:] = workers.ask([{"do": "probe"}] * workers.size, left())
         return _used(probes, checks_accelerator.has_gpus(root, environment))
 
-    devices = run_check("devices", use, left() + PATIENCE)
+    devices = run_check("devices", use, left() + TIMEOUT)
     inside = Finding("inside", 0.0, "not tried")
     if not devices.faults:
-        inside = run_check("inside", lambda: _inside(workers, left()), left() + PATIENCE)
+        inside = run_check("inside", lambda: _inside(workers, left()), left() + TIMEOUT)
     first: dict[str, Any] = probes[0]
     same: dict[str, str] = {}
 

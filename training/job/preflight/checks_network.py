@@ -108,7 +108,7 @@ class SharedFolder:
         return str(self.folder), []
 
     def unseen(self, nonce: str, ranks: Iterable[int]) -> list[int]:
-        """Read the files of other nodes; those that are not there, or wrong, after `PATIENCE`.
+        """Read the files of other nodes; those that are not there, or wrong, after `TIMEOUT`.
 
         By their names, as NFS may go on for a minute to show a listing that it showed before.
         """

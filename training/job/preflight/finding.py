@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from time import monotonic
 from typing import Any, TypeVar
 
-PATIENCE = 30
+TIMEOUT = 30
 """Seconds for one check of a node's own: a file system or a driver may never answer."""
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Report:
 
 
 def run_check(
-    name: str, work: Callable[[], tuple[str, list[str]]], seconds: float = PATIENCE
+    name: str, work: Callable[[], tuple[str, list[str]]], seconds: float = TIMEOUT
 ) -> Finding:
     """Run one check; it gives what it saw and its faults, and what it raises is a fault too."""
     began = monotonic()

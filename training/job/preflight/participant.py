@@ -131,7 +131,7 @@ class Participant:
 
     def _talk(self, wire: Wire) -> None:
         while True:
-            asked = wire.receive(self._settings.patience)
+            asked = wire.receive(self._settings.timeout)
             if asked["do"] == "end":
                 answer = self._end(asked)
                 wire.send({"round": asked["round"], **answer})

@@ -25,7 +25,7 @@ class Settings:
         return self.limit / 4
 
     @property
-    def patience(self) -> float:
+    def timeout(self) -> float:
         """Seconds without a word from node 0 that are more than it can need."""
         return 8 * self.limit + 120
 

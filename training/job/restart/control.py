@@ -31,14 +31,14 @@ class Decision:
     @classmethod
     def of(cls, text: str) -> Decision:
         """Read what `text` has written."""
-        told = json.loads(text)
-        verdict = Verdict(step=Step(told["then"]), why=told["why"])
-        return cls(Failure(**told["failure"]), verdict)
+        record = json.loads(text)
+        verdict = Verdict(step=Step(record["then"]), why=record["why"])
+        return cls(Failure(**record["failure"]), verdict)
 
     @property
     def text(self) -> str:
-        told = {"then": self.verdict.step.value, "why": self.verdict.why}
-        return json.dumps({"failure": self.failure.record(), **told})
+        record = {"then": self.verdict.step.value, "why": self.verdict.why}
+        return json.dumps({"failure": self.failure.record(), **record})
 
 
 class RestartControl:

@@ -89,14 +89,14 @@ class Ledger:
         self, failure: Failure, verdict: Verdict, restarted: int, step_seconds: float | None
     ) -> None:
         """Note a failure and what follows it. Never fails."""
-        told = failure.record() | {
+        record = failure.record() | {
             "restarted": restarted,
             "meaning": job_log.meaning(failure.code),
             "step_seconds": step_seconds,
             "then": verdict.step.value,
             "because": verdict.why,
         }
-        job_log.note(self._job, self._folders, "failure", told)
+        job_log.note(self._job, self._folders, "failure", record)
 
     def trains(self, steps: Steps, outage: Outage, restarted: int) -> str:
         """Note that the first step of a start is over; what that cost, in words."""
@@ -104,7 +104,7 @@ class Ledger:
         lost = None if outage.step is None else max(0, outage.step - steps.resumed)
         repeated = (lost or 0) * (outage.step_seconds or 0.0)
         self._not_trained += seconds + repeated
-        told = {
+        record = {
             "restarted": restarted,
             "step": steps.resumed,
             "seconds": round(seconds, 3),
@@ -112,7 +112,7 @@ class Ledger:
             "repeated": round(repeated, 3),
             "goodput": self.goodput(steps.first_at),
         }
-        job_log.note(self._job, self._folders, "training", told)
+        job_log.note(self._job, self._folders, "training", record)
         if lost is None:
             return ""
         share = f"{self.goodput(steps.first_at):.1%} of the job's time was training"

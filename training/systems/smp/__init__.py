@@ -1,1 +1,1 @@
-"""How the door for SMP v2 (training.llama_smp) reads that system's flags. Light: no torch here."""
+"""How training.llama_smp, the entry point for SMP v2, reads that system's flags. No torch."""

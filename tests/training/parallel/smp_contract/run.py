@@ -1,4 +1,4 @@
-"""The door for SMP v2 with the contract in the library's place.
+"""The entry point for SMP v2 with the contract in the library's place.
 
     torchrun --nproc_per_node=N -m tests.training.parallel.smp_contract.run FILE FLAGS
 
