@@ -22,6 +22,7 @@ ALL = {
     "pack": ("pack",),
     "hot": ("hot",),
     "start": ("start",),
+    "first_step": ("first_step",),
     "delta": ("delta",),
     "models": ("models",),
     "train": ("train",),

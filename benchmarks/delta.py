@@ -1,25 +1,25 @@
-"""What has to be sent to a site that has the file of an earlier build: rsync, casync, zstd.
+"""What must be sent where the file of an earlier build is: by rsync, by casync, by zstd.
 
 usage: python -m benchmarks.delta [--file FILE] [--change NAME ...] [--order NAME ...] [--small] ...
 
-Unpacks a squash file, changes its tree as another build would, and packs the tree before and
-after, with hot files first (recipes/hot) and without. Each tool then makes the second file out of
-the first one; what comes out is compared. Changes:
+Unpacks a squash file, changes its tree as another build would, and packs the tree before and after
+the change, with hot files first (recipes/hot) and without. Each tool then makes the second file out
+of the first one, which is compared. Changes:
 
-edit      a line more in one file of training/, with its byte code, and the record of the build
-package   another version of one package (--package); all packages are installed anew, so files have
-          another time, as byte code and all else that is the same have the same content
-torch     the same from one patch release of torch to the next (--torch). Such pairs without CUDA's
-          libraries are in the public index for Arm alone, so these are Arm's files: none is run
+edit      one more line in one file of training/, its byte code, and the record of the build
+package   another version of one package (--package); all packages are installed anew: their files
+          get another time, their content, byte code included, stays
+torch     the same from one patch release of torch to the next (--torch). The public index has such
+          releases without CUDA's libraries for Arm alone, so these are Arm's files, and none is run
 
-rsync     bytes sent and received, the file at the other end updated as it does by itself
-casync    the index, and the chunks that the first file has not, compressed as they lie in the store
+rsync     bytes sent and received, where the receiver has the first file under the same name
+casync    the index, and the chunks that the first file lacks, compressed as they lie in the store
 zstd      the size of what `zstd --patch-from` writes
 
-Of each also the processor's time that both ends take together, and the peak of memory. FILE is
-build/cpu-mamba.sqsh. Tools that are not installed are left out. Writes delta.json to
-benchmarks/results/, and the table of docs/cold-start.md. Nothing is timed by the clock, so any
-machine does; it takes ten minutes and 12 GB of disk in TMPDIR.
+Of each also the CPU seconds of both ends together, of the receiver alone (rsync's ends cannot be
+told apart), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not installed are
+left out. Writes delta.json to benchmarks/results/, and the table of docs/cold-start.md. Nothing is
+timed by the clock, so any machine does; it takes 12 GB of disk in TMPDIR.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import options, pages
+from benchmarks.cold.page import ORDERS
 from benchmarks.options import ROOT
 from benchmarks.pages import size, table
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
@@ -55,7 +56,7 @@ from sqshforge.squash.stage import Identity
 from tests.support import tiny_root
 
 TOOLS = ("rsync", "casync", "zstd")
-ORDERS = {"walk": "order of a walk", "hot": "hot files first"}
+PACKED = ("walk", "hot")
 AXES = ("change", "order", "tool")
 PACKAGE, TORCH = "pyyaml==6.0.2", ("torch==2.9.0", "torch==2.9.1")
 PLATFORM = "manylinux_2_28_aarch64"  # of torch
@@ -82,15 +83,13 @@ def parsed() -> argparse.Namespace:
     parser = options.parser(__doc__)
     parser.add_argument("--file", type=Path, default=ROOT / "build" / "cpu-mamba.sqsh")
     parser.add_argument("--change", action="append", choices=CHANGES)
-    parser.add_argument("--order", action="append", choices=ORDERS)
+    parser.add_argument("--order", action="append", choices=PACKED)
     parser.add_argument("--package", default=PACKAGE, metavar="NAME==VERSION")
     parser.add_argument("--torch", nargs=2, default=TORCH, metavar="torch==VERSION")
-    parser.add_argument(
-        "--docs", type=Path, metavar="DIR", help="[default: docs; with --output: none]"
-    )
+    options.add_docs(parser)
     given = parser.parse_args()
     given.change = given.change or list(CHANGES)
-    given.order = given.order or list(ORDERS)
+    given.order = given.order or list(PACKED)
     return given
 
 
@@ -99,7 +98,7 @@ def keep(given: argparse.Namespace, result: dict[str, Any]) -> None:
     place = options.folder(given)
     if place is not None and (place / "delta.json").exists():
         result = merged(json.loads((place / "delta.json").read_text()), result)
-    docs = given.docs or (PAGE.parent if place == options.RESULTS else None)
+    docs = options.docs(given)
     if docs is not None:
         path = docs / PAGE.name
         path.write_text(pages.fill(path.read_text(), {"delta": shown(result)}))
@@ -111,7 +110,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     if old.get("file") != new["file"]:
         return new
     rows = {tuple(row[axis] for axis in AXES): row for row in (*old["rows"], *new["rows"])}
-    places = [list(CHANGES), list(ORDERS), list(TOOLS)]
+    places = [list(CHANGES), list(PACKED), list(TOOLS)]
     ordered = sorted(rows, key=lambda key: [a.index(b) for a, b in zip(places, key, strict=True)])
     return {
         **new,
@@ -124,9 +123,9 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 def measure(
     given: argparse.Namespace, place: Path, programs: Programs, reporter: Reporter
 ) -> Iterator[dict[str, Any]]:
-    """Pack the tree before and after each change, and have each tool make one of the other.
+    """Pack the tree before and after each change, and have each tool make the second file.
 
-    Gives what there is after each change.
+    Yields the result so far after each change.
     """
     tools = [one for one in TOOLS if programs.which(one)]
     if not tools:
@@ -197,19 +196,19 @@ def small(tree: Path) -> HotList:
     return HotList.of(f"usr/local/lib/python3.11/dist-packages/torch/{n:02}.py" for n in range(20))
 
 
-# Changes: each changes a tree, and says in words what it did.
+# Changes: each changes a tree, and returns a description of what it did.
 
 
 def edit(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
-    """Write a line more into a module, and its byte code."""
+    """Add a line to a module, and compile it."""
     module = tree / "sqshforge/training/cli.py"
     module.write_text(module.read_text() + "EDITED = True\n")
     py_compile.compile(
         str(module), invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH, doraise=True
     )
-    for record in tree.glob("sqshforge/meta/provenance.json"):
+    for record in tree.glob("sqshforge/meta/provenance.json"):  # of another build, another time
         record.write_text(record.read_text().replace('"created": "', '"created": "1'))
-    return "a line more in training/cli.py"
+    return "one more line in training/cli.py"
 
 
 def package(tree: Path, given: argparse.Namespace, programs: Programs) -> str:
@@ -287,31 +286,32 @@ CHANGES: Mapping[str, Callable[[Path, argparse.Namespace, Programs], str]] = {
 }
 
 
-# Tools: each makes the file `after` out of `before` in an empty folder, and says what that took.
+# Tools: each makes the file `after` out of `before` in an empty folder, and returns what that took.
 
 
 @dataclass(frozen=True)
 class Sent:
-    """Bytes that go over the wire; seconds of processors at both ends, and the peak of memory."""
+    """Bytes that are sent; CPU seconds, of both ends and of the receiver; the peak of memory."""
 
     bytes: int
     cpu_seconds: float
+    receiver_cpu_seconds: float | None  # None: not known apart
     memory_bytes: int
 
 
 def by_rsync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
-    """As between two machines: a local rsync would copy the whole file."""
+    """As between two machines; between two folders rsync would copy the whole file."""
     there = work / "there.sqsh"
     shutil.copyfile(before, there)
     argv: list[str | Path] = ["rsync", "--no-whole-file", "--ignore-times", "--stats", after, there]
     said, cpu, memory = used(argv)
     found = re.findall(r"Total bytes (?:sent|received): ([\d,.]+)", said)
     same(there, after)
-    return Sent(sum(int(re.sub(r"\D", "", one)) for one in found), cpu, memory)
+    return Sent(sum(int(re.sub(r"\D", "", one)) for one in found), cpu, None, memory)
 
 
 def by_casync(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
-    """Chunks that the first file has are taken from it, which casync cuts again for that."""
+    """Chunks that the first file has are taken from it; casync finds them by chunking it again."""
     had, store = work / "had", work / "store.castr"
     used(["casync", "make", f"--store={had}", work / "had.caibx", before])
     _, cpu, memory = used(["casync", "make", f"--store={store}", work / "index.caibx", after])
@@ -321,7 +321,7 @@ def by_casync(before: Path, after: Path, work: Path, programs: Programs) -> Sent
     argv: list[str | Path] = ["casync", "extract", f"--store={store}", f"--seed={before}"]
     _, more, most = used([*argv, work / "index.caibx", work / "made.sqsh"])
     same(work / "made.sqsh", after)
-    return Sent(sent, round(cpu + more, 1), max(memory, most))
+    return Sent(sent, round(cpu + more, 1), more, max(memory, most))
 
 
 def by_zstd(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
@@ -331,7 +331,7 @@ def by_zstd(before: Path, after: Path, work: Path, programs: Programs) -> Sent:
     _, cpu, memory = used([*words, after, "-o", patch])
     _, more, most = used([*words, "-d", patch, "-o", made])
     same(made, after)
-    return Sent(patch.stat().st_size, round(cpu + more, 1), max(memory, most))
+    return Sent(patch.stat().st_size, round(cpu + more, 1), more, max(memory, most))
 
 
 SENDERS: Mapping[str, Callable[[Path, Path, Path, Programs], Sent]] = {
@@ -342,7 +342,7 @@ SENDERS: Mapping[str, Callable[[Path, Path, Path, Programs], Sent]] = {
 
 
 def used(argv: list[str | Path]) -> tuple[str, float, int]:
-    """What a program says, and what it and its children take: processors' seconds, peak bytes."""
+    """What a program prints; CPU seconds and peak bytes of it and its children."""
     words = [str(word) for word in argv]
     code = "import resource, subprocess, sys; done = subprocess.run(sys.argv[1:])\n"
     code += "u = resource.getrusage(resource.RUSAGE_CHILDREN)\n"
@@ -359,7 +359,7 @@ def used(argv: list[str | Path]) -> tuple[str, float, int]:
 def same(made: Path, wanted: Path) -> None:
     """Raise `WorkError` where a tool has not made the file that it was to make."""
     if not filecmp.cmp(made, wanted, shallow=False):
-        raise WorkError("what comes out is another file", where=str(made))
+        raise WorkError("the tool made a file that is not the second one", where=str(made))
 
 
 def shown(result: Mapping[str, Any]) -> str:

@@ -27,6 +27,22 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def add_docs(made: argparse.ArgumentParser) -> None:
+    """Add --docs, of a benchmark that writes into a page of the documentation."""
+    made.add_argument(
+        "--docs",
+        type=Path,
+        metavar="DIR",
+        help="where that page lies [default: docs; with --output or --small: none is written]",
+    )
+
+
+def docs(given: argparse.Namespace) -> Path | None:
+    """The folder of the page that is written; None where none is."""
+    chosen: Path | None = given.docs
+    return chosen or (ROOT / "docs" if folder(given) == RESULTS else None)
+
+
 def folder(given: argparse.Namespace) -> Path | None:
     """Where results go; None where none is kept."""
     found: Path | None = given.output or (None if given.small else RESULTS)

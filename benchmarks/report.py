@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,6 +53,12 @@ BARS = (
     Bar(row="after an edit, reflink", factor=0.10, of=("cold, mounted",)),
     Bar(row="nothing changed", factor=1.0),
 )
+
+
+def cpu_seconds() -> float:
+    """CPU seconds that this process has taken, and its children that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def machine(jobs: int) -> dict[str, Any]:

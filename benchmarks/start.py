@@ -8,13 +8,12 @@ from a server with a latency (nbdkit's filter `delay`; nbdfuse makes a file of i
 
 latency     0, 1 and 5 ms a request
 reader      what mounts the file: kernel (as root), squashfuse, squashfuse_ll; those that are here
-order       walk: files in the order of a walk; hot: hot files first (recipes/hot); warm: the same,
-            and the start reads ahead what the file notes (WARM)
+order       walk: files in the order of their folders; hot: hot files first (recipes/hot); warm: the
+            same, and the start reads the hot range ahead (WARM)
 block       128K, 256K, 1M; at zstd level 3, unless --level says another
 
-and, where its files are in memory already, in the container and without one. Each of these
-options can be given several times, and takes a part: `--latency 1 --reader kernel`. What is
-measured replaces the same rows of the result, of which those of another image go.
+Each of these options can be given several times, and measures a part: `--latency 1 --reader
+kernel`. What is measured replaces the same rows of the result; rows of another image are removed.
 
 Bytes and requests are those of the server until the first step has ended, but for what a machine
 that is short of memory reads again. They hardly depend on what else it does, seconds do: --counts
@@ -31,7 +30,6 @@ import random
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,9 +69,9 @@ def main() -> int:
     place = options.folder(given)
     if place is not None:
         found = merged(before(place / "start.json"), found)
-        pages = given.docs or (PAGE.parent if given.output is None else None)
-        if pages is not None:
-            page.write(pages / PAGE.name, found)
+        docs = options.docs(given)
+        if docs is not None:
+            page.write(docs / PAGE.name, found)
     return options.finish(given, "start", found, met=True)
 
 
@@ -86,9 +84,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--level", type=int, default=3, metavar="N", help="of zstd [default: 3]")
     parser.add_argument("--counts", action="store_true", help="keep no seconds")
     parser.add_argument("--image", metavar="ADDRESS", help="[default: build/cpu-mamba.sqsh's]")
-    parser.add_argument(
-        "--docs", type=Path, metavar="DIR", help="[default: docs; with --output: none]"
-    )
+    options.add_docs(parser)
     given = parser.parse_args()
     given.reader = given.reader or starting.usable()
     given.order = given.order or list(ORDERS)
@@ -102,33 +98,31 @@ def parsed() -> argparse.Namespace:
 def measure(
     given: argparse.Namespace, place: Path, programs: Programs, reporter: Reporter
 ) -> dict[str, Any]:
-    """Pack the files, and start all that is asked for."""
+    """Pack the image in each way, and start each file as asked for."""
     image = hot.small_image(place) if given.small else given.image or hot.packed_from()
     files = packed(given, image, place, programs, reporter)
     command = Command.small(place) if given.small else Command.of(next(iter(files.values())))
     rows = []
     for block, order, reader, latency in chosen(given):
         file = files[block, order != "walk"]
-        took = list(starts(file, order, reader, latency, command, programs, given))
-        for name, one in zip((order, "again"), took, strict=False):
-            row = {
-                "level": given.level,
-                "block": block,
-                "order": name,
-                "reader": reader,
-                "latency_ms": latency,
-                "file_bytes": file.stat().st_size,
-                **counted(one, counts=given.counts),
-            }
-            rows.append(row)
-            reporter.say(shown(row))
-    bare = None if given.counts else starting.bare(command)
+        with served(file, latency, programs) as behind:
+            one = starting.start(behind, reader, command, is_warm=order == "warm")
+        row = {
+            "level": given.level,
+            "block": block,
+            "order": order,
+            "reader": reader,
+            "latency_ms": latency,
+            "file_bytes": file.stat().st_size,
+            **counted(one, counts=given.counts),
+        }
+        rows.append(row)
+        reporter.say(shown(row))
     return {
         "what": "cold starts of training out of a squash file, until the first step has ended",
         "how": "python -m benchmarks.start",
         "image": identity(files),
         "rows": rows,
-        "bare": bare if bare is None else {"seconds": round(bare, 2)},
         "machine": report.machine(len(os.sched_getaffinity(0))),
         "tools": starting.tools(programs),
     }
@@ -182,22 +176,6 @@ def small_list() -> HotList:
     return HotList.of(f"usr/data/{index:03}" for index in range(5, hot.FILES, 10))
 
 
-def starts(
-    file: Path,
-    order: str,
-    reader: str,
-    latency: int,
-    command: Command,
-    programs: Programs,
-    given: argparse.Namespace,
-) -> Iterator[Started]:
-    """A cold start; without a latency, and hot files first, also one of what is in memory."""
-    with served(file, latency, programs) as behind:
-        yield starting.start(behind, reader, command, is_warm=order == "warm")
-        if order == "hot" and not latency and not given.counts:
-            yield starting.start(behind, reader, command, is_warm=False)
-
-
 def counted(one: Started, *, counts: bool) -> dict[str, Any]:
     """What is kept of a start."""
     new = distinct(one.requests)
@@ -239,11 +217,7 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     for row in new["rows"]:
         key = tuple(row[axis] for axis in AXES)
         rows[key] = {**rows.get(key, {}), **row}
-    return {
-        **new,
-        "rows": [rows[key] for key in sorted(rows)],
-        "bare": new["bare"] or old.get("bare"),
-    }
+    return {**new, "rows": [rows[key] for key in sorted(rows)]}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
-"""A file behind a server that takes its time for each request, and notes it.
+"""A file behind a server that adds a latency to each request and logs it.
 
-nbdkit serves the file: its filter `delay` answers each read so much later, its filter `log` writes
-each down. nbdfuse makes a file of it again, which a start mounts: the kernel keeps in memory what
-it has read of it and reads on ahead, as of a file of a shared file system. With each new server
-nothing of it is in memory, whatever else this machine has there.
+nbdkit serves the file, with its filters `delay` and `log`. nbdfuse makes a file of what is served,
+which a start mounts: the kernel caches it and reads ahead in it, as in a file of a shared file
+system. A new server's file has no page in memory.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ READ = re.compile(
 )
 NAME = "image.sqsh"
 PAGE = 4096  # bytes that the kernel keeps at least
-UNTIL = 30.0  # seconds in which a server is up
+PATIENCE = 30.0  # seconds until a server must be up, or its file unmounted
 HELP = {"nbdkit": "it serves a file with a latency", "nbdfuse": "it makes a file of what is served"}
 
 
@@ -67,10 +66,9 @@ def read_log(text: str) -> list[Request]:
 
 
 def distinct(requests: list[Request]) -> list[Request]:
-    """The requests that ask for something new, each of that alone, to whole pages.
+    """The requests for pages that no earlier one asked for, each cut down to those.
 
-    A node with memory to spare asks for nothing twice; one without it, as under a test, reads again
-    what it had to let go.
+    A node that is short of memory drops pages and asks for them again, which does not count.
     """
     seen: set[int] = set()
     found = []
@@ -133,7 +131,7 @@ def _up(
         said.open("wb") as out,
         programs.start(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process,
     ):
-        deadline = time.monotonic() + UNTIL
+        deadline = time.monotonic() + PATIENCE
         while not is_up():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise WorkError(
@@ -146,7 +144,7 @@ def _up(
 def _unmount(point: Path, programs: Programs) -> None:
     """Let go of the file once the kernel does: a loop device goes a moment after its mount."""
     umount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-    deadline = time.monotonic() + UNTIL
+    deadline = time.monotonic() + PATIENCE
     while (done := programs.attempt([*umount, point])).code != 0:
         if time.monotonic() > deadline:
             raise WorkError(f"the file is still in use: {done.err.strip()}", where=str(point))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,7 @@ FIRST = "the first of this start"  # what the training code says of the first st
 SOURCES = "/sqshforge/training"
 RUNS, OWN = "/tmp/trace", "@RUN@"  # where the traced start saves, and one without a container
 LONGEST = 600.0  # seconds of a start
+VERSION = re.compile(r"\d+\.\d+")
 LAST = 12  # lines of a failed start that its error shows
 
 
@@ -82,18 +84,14 @@ def start(behind: Served, reader: str, command: Command, *, is_warm: bool) -> St
 
 
 def bare(command: Command) -> float:
-    """Seconds without a container, of the second start: all that it reads is in memory then."""
-    environment = {"PYTHONPATH": str(ROOT)}
-    took = 0.0
-    for _ in range(2):
-        with tempfile.TemporaryDirectory(prefix="sqshforge-bare-") as own:  # else it would resume
-            argv = [one.replace(OWN, own) for one in command.outside]
-            took, _ = until_first(argv, environment, lambda: 0)
-    return took
+    """Seconds until the first step has ended, without a container."""
+    with tempfile.TemporaryDirectory(prefix="sqshforge-bare-") as own:  # else it would resume
+        argv = [one.replace(OWN, own) for one in command.outside]
+        return until_first(argv, {"PYTHONPATH": str(ROOT)})[0]
 
 
 def until_first(
-    argv: Sequence[str], environment: Mapping[str, str], look: Callable[[], int]
+    argv: Sequence[str], environment: Mapping[str, str], look: Callable[[], int] = lambda: 0
 ) -> tuple[float, int]:
     """Run a start to its end: seconds until its first step had ended, and what `look` gave then.
 
@@ -150,5 +148,6 @@ def tools(programs: Programs) -> dict[str, str]:
     for name, argv in asked.items():
         if programs.which(name):
             said = programs.attempt(argv)
-            found[name] = (said.out or said.err).strip().partition("\n")[0]
+            lines = f"{said.out}\n{said.err}".splitlines()
+            found[name] = next((line for line in lines if VERSION.search(line)), "unknown")
     return found
