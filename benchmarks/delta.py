@@ -377,7 +377,7 @@ def shown(result: Mapping[str, Any]) -> str:
                 result["changes"][change],
                 ORDERS[order],
                 size(cells[0]["file_bytes"]),
-                *(f"{size(one['bytes'])}, {one['cpu_seconds']:.0f} s" for one in cells),
+                *(f"{size(one['bytes'])}, {one['cpu_seconds']:.1f} s" for one in cells),
             ]
         )
     return table(["change", "packed", "file", *tools], lines)

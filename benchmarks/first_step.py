@@ -12,7 +12,7 @@ cpu_seconds   of all processes, to the end of the second step, which is the last
 and compares medians. Goal: the first step in the container within 1.3 times the seconds of that
 without one. FILE is build/cpu-mamba.sqsh; its torch should be the one in .venv. Writes
 first_step.json to benchmarks/results/ and the table of docs/cold-start.md, and exits 1 where the
-goal is missed. Other work on the machine changes the seconds, hardly the CPU seconds.
+goal is missed. Other work on the machine changes the CPU seconds less than the seconds.
 """
 
 from __future__ import annotations
