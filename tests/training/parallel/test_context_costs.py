@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from tests.training.support.context_costs import BATCH, LENGTH, NAMES
+from tests.training.support.context_costs import BATCH, LENGTH, NAMES, sizes_of
 from tests.training.support.runs import run
-from training.models import PRESETS, HybridConfig, LlamaConfig, Mamba2Config, MambaConfig, Sizes
+from training.models import (
+    HybridConfig,
+    LlamaConfig,
+    Mamba2Config,
+    MambaConfig,
+    MixtralConfig,
+    Sizes,
+)
 from training.models.hybrid_sizes import ATTENTION, MAMBA
 
 pytestmark = pytest.mark.processes
@@ -23,7 +30,8 @@ def sent(sizes: Sizes, ranks: int, rank: int) -> int:
         mamba = sizes.pattern.count(MAMBA) * of_state(sizes.mamba, ranks, rank)
         return mamba + sizes.pattern.count(ATTENTION) * of_attention(sizes.attention, ranks)
     if isinstance(sizes, LlamaConfig):
-        return sizes.n_layer * of_attention(sizes, ranks)
+        loads = 2 * 2 * sizes.n_expert * FLOAT if isinstance(sizes, MixtralConfig) else 0
+        return sizes.n_layer * of_attention(sizes, ranks) + loads
     assert isinstance(sizes, MambaConfig | Mamba2Config)
     return sizes.n_layer * of_state(sizes, ranks, rank)
 
@@ -54,7 +62,7 @@ def test_each_rank_sends_what_the_formulas_say_and_keeps_a_share() -> None:
         told: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
         assert [one["name"] for one in told] == list(NAMES)
         for one in told:
-            sizes = PRESETS[one["name"]]
+            sizes = sizes_of(one["name"])
             assert one["sent"] == [sent(sizes, ranks, rank) for rank in range(ranks)]
             kept[one["name"]][ranks] = one["kept"]
     for name, by_ranks in kept.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -19,11 +20,11 @@ from torch import Tensor
 
 from tests.training.support.families import filled
 from training.entrypoint import leave
-from training.models import PRESETS, Sizes
+from training.models import PRESETS, MixtralConfig, Sizes
 from training.ops.pieces import ContextGroup
 from training.process_group import start, stop
 
-NAMES = ("mamba-tiny", "mamba2-tiny", "llama-tiny", "bamba-tiny")
+NAMES = ("mamba-tiny", "mamba2-tiny", "llama-tiny", "bamba-tiny", "mixtral-tiny")
 BATCH, LENGTH = 2, 1026
 
 
@@ -31,17 +32,24 @@ def main() -> None:
     world = start("cpu")
     ranks = ContextGroup(world.rank, world.world_size, dist.group.WORLD)
     for name in NAMES:
-        told = world.gather(costs(PRESETS[name], ranks))
+        told = world.gather(costs(sizes_of(name), ranks))
         if world.rank == 0:
             print(json.dumps({"name": name, "sent": [a for a, _ in told], "kept": told[0][1]}))
     stop()
+
+
+def sizes_of(name: str) -> Sizes:
+    """The sizes of a preset, whose experts are to be used alike."""
+    sizes = PRESETS[name]
+    return replace(sizes, balance_coefficient=0.1) if isinstance(sizes, MixtralConfig) else sizes
 
 
 def costs(sizes: Sizes, ranks: ContextGroup) -> tuple[int, int]:
     """Bytes that this rank sends in a step, and that it keeps for the backward pass."""
     model = filled(sizes)
     model.context_group = ranks
-    ids = torch.randint(sizes.vocab_size, (BATCH, LENGTH + 1))  # (b, L + 1)
+    random = torch.Generator().manual_seed(0)
+    ids = torch.randint(sizes.vocab_size, (BATCH, LENGTH + 1), generator=random)  # (b, L + 1)
     with sending() as sent:
         with keeping({one.data_ptr() for one in model.parameters()}) as kept:
             loss = model(ids[:, :-1], ids[:, 1:], total=torch.tensor(1.0))  # ()
@@ -51,13 +59,17 @@ def costs(sizes: Sizes, ranks: ContextGroup) -> tuple[int, int]:
 
 @contextmanager
 def sending() -> Iterator[list[int]]:
-    """Note the bytes of every message; of what goes to all other ranks, once for each of them."""
+    """Note the bytes of every message; of what goes to all other ranks, once for each of them.
+
+    What is added up over the ranks counts once, however that is done.
+    """
     sent: list[int] = []
     others = dist.get_world_size() - 1
-    passing, gather, scatter = (
+    passing, gather, scatter, reduce = (
         dist.batch_isend_irecv,
         dist.all_gather_into_tensor,
         dist.reduce_scatter_tensor,
+        dist.all_reduce,
     )
 
     def passed(calls: list[Any]) -> Any:
@@ -72,7 +84,12 @@ def sending() -> Iterator[list[int]]:
         sent.append(others * output.nbytes)
         return scatter(output, given, **named)
 
+    def reduced(given: Tensor, **named: Any) -> Any:
+        sent.append(given.nbytes)
+        return reduce(given, **named)
+
     with (
+        patch.object(dist, "all_reduce", reduced),
         patch.object(dist, "batch_isend_irecv", passed),
         patch.object(dist, "all_gather_into_tensor", gathered),
         patch.object(dist, "reduce_scatter_tensor", scattered),
