@@ -35,6 +35,7 @@ def main() -> None:
         told = world.gather(costs(sizes_of(name), ranks))
         if world.rank == 0:
             print(json.dumps({"name": name, "sent": [a for a, _ in told], "kept": told[0][1]}))
+    world.barrier()  # before any rank leaves
     stop()
 
 
