@@ -16,6 +16,10 @@ from training.errors import RequestError, TrainingError
 T = TypeVar("T")
 
 
+_ended: list[Any] = []
+"""Process groups that nobody uses any more."""
+
+
 @dataclass(frozen=True)
 class Group:
     """One process among the others; `control` is a gloo group for decisions made on the CPU."""
@@ -158,6 +162,11 @@ def start(
 
 
 def stop() -> None:
-    """Leave the group, if there is one."""
+    """Leave the group, if there is one.
+
+    Its parts are kept until the process ends: torch 2.2 frees one of gloo with the interpreter's
+    lock held, and waits for its threads, of which one may wait for that lock.
+    """
     if dist.is_initialized():
+        _ended.extend(dist.distributed_c10d._world.pg_map)
         dist.destroy_process_group()

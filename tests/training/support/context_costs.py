@@ -32,10 +32,10 @@ def main() -> None:
     world = start("cpu")
     ranks = ContextGroup(world.rank, world.world_size, dist.group.WORLD)
     for name in NAMES:
-        told = world.gather(costs(sizes_of(name), ranks))
+        found = world.gather(costs(sizes_of(name), ranks))
         if world.rank == 0:
-            print(json.dumps({"name": name, "sent": [a for a, _ in told], "kept": told[0][1]}))
-    world.barrier()  # before any rank leaves
+            print(json.dumps({"name": name, "sent": [a for a, _ in found], "kept": found[0][1]}))
+    world.barrier()
     stop()
 
 
