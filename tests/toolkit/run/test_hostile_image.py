@@ -171,7 +171,7 @@ def untouched(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def listed() -> Mapping[str, tuple[int, ...]]:
-    """Mode, owner and device of what lies in the host's folders, where others come and go."""
+    """Mode, owner and device of what is inside the host's folders, where others come and go."""
     found = {}
     for place in HOST:
         for path in Path(place).iterdir():
@@ -284,7 +284,7 @@ def test_a_link_to_what_is_the_host_s_gets_no_mount(
 
     done = run.start(change, "id", mounts=(f"{tmp_path}/mine:{target}",))
     assert done.code == 1, done
-    assert f"the mount target {target} lies in the host's /" in done.said
+    assert f"the mount target {target} is inside the host's /" in done.said
     assert not os.path.lexists(f"{place}/{name}")
 
 
@@ -295,7 +295,7 @@ def test_a_link_into_another_mount_makes_nothing_there(link: str, run: Way, tmp_
     mounts = (f"{tmp_path}/mine:/mine", f"{tmp_path}/other:/other")
     done = run.start(lambda root: (root / "other").symlink_to(link), "id", mounts=mounts)
     assert done.code == 1, done
-    assert f"target /other lies in the host's {tmp_path}/mine and is not there" in done.said
+    assert f"target /other is inside the host's {tmp_path}/mine and does not exist" in done.said
     assert list((tmp_path / "mine").iterdir()) == []
 
 
