@@ -194,7 +194,9 @@ def test_a_branch_that_was_rewritten_is_told_with_the_commit(
 ) -> None:
     commit = upstream.commit("one")
     upstream.rewrite()
-    with pytest.raises(WorkError, match=f"commit {commit} is no longer in the history of main") as caught:
+    with pytest.raises(
+        WorkError, match=f"commit {commit} is no longer in the history of main"
+    ) as caught:
         snapshot(upstream, tmp_path / "at", commit=commit)
     assert len(caught.value.what.splitlines()) == 1
     assert "sqshforge lock" in caught.value.fix
