@@ -27,7 +27,7 @@ READ = re.compile(
 )
 NAME = "image.sqsh"
 PAGE = 4096  # bytes that the kernel keeps at least
-PATIENCE = 30.0  # seconds until a server must be up, or its file unmounted
+TIMEOUT = 30.0  # seconds until a server must be up, or its file unmounted
 HELP = {"nbdkit": "it serves a file with a latency", "nbdfuse": "it makes a file of what is served"}
 
 
@@ -131,7 +131,7 @@ def _up(
         said.open("wb") as out,
         programs.start(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out) as process,
     ):
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not is_up():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise WorkError(
@@ -144,7 +144,7 @@ def _up(
 def _unmount(point: Path, programs: Programs) -> None:
     """Let go of the file once the kernel does: a loop device goes a moment after its mount."""
     umount = ["umount"] if os.geteuid() == 0 else ["fusermount3", "-u"]
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (done := programs.attempt([*umount, point])).code != 0:
         if time.monotonic() > deadline:
             raise WorkError(f"the file is still in use: {done.err.strip()}", where=str(point))

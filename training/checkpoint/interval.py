@@ -42,7 +42,7 @@ def best_interval(stall: float, writing: float, nodes: int) -> float:
     return min(max(daly(stall, NODE_MTBF / nodes), SHORTEST, writing), max(LONGEST, writing))
 
 
-def told(interval: float, stall: float, nodes: int) -> str:
+def described(interval: float, stall: float, nodes: int) -> str:
     """Say in one line what was chosen, and why."""
     hours = NODE_MTBF / nodes / 3600
     fails = f"{hours / 24:,.0f} days" if hours >= 48 else f"{hours:,.1f} hours"

@@ -165,7 +165,7 @@ class Trainer:
         nodes = self.group.nodes
         self._longest = interval.best_interval(one.waited, one.seconds - one.waited, nodes)
         if not self._is_chosen:
-            self._say(interval.told(self._longest, one.waited, nodes))
+            self._say(interval.described(self._longest, one.waited, nodes))
             self._is_chosen = True
 
     def _say(self, text: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support.runs import TINY, run, steps, train, write_text
-from training.checkpoint.interval import LONGEST, NODE_MTBF, SHORTEST, best_interval, told
+from training.checkpoint.interval import LONGEST, NODE_MTBF, SHORTEST, best_interval, described
 from training.config.setting import optional_number
 
 
@@ -38,11 +38,11 @@ def test_it_has_bounds() -> None:
 
 
 def test_what_it_says() -> None:
-    assert told(85.2, 0.66, 4096) == (
+    assert described(85.2, 0.66, 4096) == (
         "checkpoint_minutes=auto: a checkpoint every 1.4 minutes from now on, as one stops "
         "training for 0.66 s and 4096 nodes may be expected to fail once in 1.5 hours"
     )
-    assert told(3600, 2, 1).endswith("and 1 node may be expected to fail once in 264 days")
+    assert described(3600, 2, 1).endswith("and 1 node may be expected to fail once in 264 days")
 
 
 def test_a_number_or_auto() -> None:

@@ -59,9 +59,9 @@ def test_each_rank_sends_what_the_formulas_say_and_keeps_a_share() -> None:
     for ranks in (1, 2, 3, 4):
         done = run(ranks, program=("-m", "tests.training.support.context_costs"), timeout=600)
         assert done.returncode == 0, done.stderr
-        told: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
-        assert [one["name"] for one in told] == list(NAMES)
-        for one in told:
+        found: list[Any] = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [one["name"] for one in found] == list(NAMES)
+        for one in found:
             sizes = sizes_of(one["name"])
             assert one["sent"] == [sent(sizes, ranks, rank) for rank in range(ranks)]
             kept[one["name"]][ranks] = one["kept"]

@@ -98,10 +98,10 @@ def main() -> None:
                     seq_idx = None if lengths is None else numbers(lengths)
                     piece = Piece.of_rows(ranks, ends[ranks.size], inputs[along[0]], seq_idx)
                     apart = compare(inputs, along, run, piece, seq_idx)
-                    told = f"{name} {evenness} {kind} {dtype}: {apart:.1e}"
-                    assert apart <= within, told
+                    case = f"{name} {evenness} {kind} {dtype}: {apart:.1e}"
+                    assert apart <= within, case
                     if world.rank == 0:
-                        print(told, flush=True)
+                        print(case, flush=True)
     for seed in range(DRAWN):
         random = torch.Generator().manual_seed(seed)
         for name, inputs, along, run in operations(torch.float64):
@@ -110,10 +110,10 @@ def main() -> None:
             stops = [*drawn(random, ranks.size - 1), LENGTH]
             piece = Piece.of_rows(ranks, stops, inputs[along[0]], seq_idx)
             apart = compare(inputs, along, run, piece, seq_idx)
-            told = f"{name} drawn {seed}: {apart:.1e}"
-            assert apart <= 1e-9, f"{told}, pieces up to {stops} of {lengths}"
+            case = f"{name} drawn {seed}: {apart:.1e}"
+            assert apart <= 1e-9, f"{case}, pieces up to {stops} of {lengths}"
             if world.rank == 0:
-                print(told, flush=True)
+                print(case, flush=True)
     stop()
 
 
