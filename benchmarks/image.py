@@ -90,7 +90,12 @@ def prepare(
         reporter.say("base: building it (kept for the next time)")
         _make(root, folder, below, programs, reporter, small=small)
         _save(archive, programs)
-    files = {**context.files, "Dockerfile": f"FROM {BASE}\n{mark}{above}".encode()}
+    # The layers on top copy our code from this stage.
+    _, stage, code = below.partition("FROM system AS code")
+    code = stage + code.partition("FROM system AS image")[0]
+    assert code, "the Dockerfile has no stage `code`"
+    top = f"FROM {BASE} AS system\n{code}FROM {BASE}\n{mark}{above}"
+    files = {**context.files, "Dockerfile": top.encode()}
     return Bench(
         context=replace(context, files=files), folder=folder / "context", programs=programs
     )

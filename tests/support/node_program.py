@@ -61,9 +61,15 @@ class Launch:
         outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
         self.env = {**outside, "PYTHONPATH": f"{root}:{folder}", "OMP_NUM_THREADS": "1"}
 
-    def start(self, *words: str, before: Sequence[str] = (), **env: str) -> subprocess.Popen[str]:
+    def start(
+        self,
+        *words: str,
+        before: Sequence[str] = (),
+        program: str = "training.launch",
+        **env: str,
+    ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*before, sys.executable, "-m", "training.launch", *words],
+            [*before, sys.executable, "-m", program, *words],
             env={**self.env, **env},
             text=True,
             stdout=subprocess.PIPE,

@@ -43,4 +43,5 @@ def test_a_configuration_takes_nothing_but_yaml() -> None:
 def test_what_some_runs_take_is_loaded_by_them_alone() -> None:
     found = loaded(BUILT)
     assert "torch" in found
-    assert found & OF_SOME == set()
+    # torch 2.2's checkpoints import torch._dynamo themselves.
+    assert (found - loaded("import torch.distributed.checkpoint")) & OF_SOME == set()

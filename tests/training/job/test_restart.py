@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from tests.support import processes
-from tests.support.node_program import Launch
+from tests.support.node_program import SLURM, Launch
 from tests.support.run_folders import facts
+from tests.support.slurm_config import free_ports
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 
 pytestmark = pytest.mark.processes
@@ -90,6 +91,40 @@ def test_a_stopped_neighbour_is_not_waited_for_long(launch: Launch) -> None:
         _, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert took < 30
+
+
+LATE_STOP = """\
+import os, sys
+from training import launch
+from training.job import agent
+from training.job.restart.elastic import InPlaceAgent
+
+restart = InPlaceAgent._restart_workers
+
+def restart_once_asked(self, group):  # the request comes when no rank runs
+    if os.environ["SLURM_NODEID"] == "0":
+        agent._Stop.asked = True
+    restart(self, group)
+
+InPlaceAgent._restart_workers = restart_once_asked
+sys.exit(launch.main(sys.argv[1:]))
+"""
+
+
+def test_one_node_is_asked_to_stop_while_all_start_again(launch: Launch, tmp_path: Path) -> None:
+    """No other starts ranks that would wait for those of the one that stops."""
+    (tmp_path / "late_stop.py").write_text(LATE_STOP)
+    here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
+    here |= {"PREFLIGHT": "0", "RESTARTS": "1", "FOLLOW": str(tmp_path / "follow")}
+    words = ("--module", "entry", "--nproc", "1", "--", "sleep", "once-die")
+    with launch.start(*words, program="late_stop", **here) as second:
+        here["SLURM_NODEID"] = "0"
+        with launch.start(*words, program="late_stop", **here) as first:
+            _, err = first.communicate(timeout=300)
+        out_second, err_second = second.communicate(timeout=300)
+    assert (first.returncode, second.returncode) == (85, 85), err + err_second
+    assert out_second.count("1 of 2") == 1
+    assert all("asked to stop before the ranks were started again" in one for one in (err, err_second))
 
 
 def test_a_wrong_number_of_restarts(launch: Launch) -> None:

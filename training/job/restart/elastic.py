@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -39,6 +39,8 @@ STORE = 20.0
 REJOIN = 60
 """Seconds in which all nodes meet again: none has a container to start."""
 
+NO_START = -1
+"""Offered for the restarts that remain by a node that was asked to stop: no node starts ranks."""
 NOTHING = "none"
 KEY = "decision"
 
@@ -94,11 +96,14 @@ class InPlaceAgent(LocalElasticAgent):
     def _rendezvous(self, worker_group: Any) -> None:
         with self._rejoining(worker_group):
             super()._rendezvous(worker_group)
-            world = worker_group.group_world_size
+            world, remaining = worker_group.group_world_size, self._remaining_restarts
+            if self._ranks.asked() and self._control.has_started:
+                remaining = NO_START
             if world > 1 and self._control.restarts:  # an agent that follows has not counted
-                self._remaining_restarts = _agree(
-                    self._store, worker_group.group_rank, world, self._remaining_restarts
-                )
+                remaining = _agree(self._store, worker_group.group_rank, world, remaining)
+            if remaining == NO_START:
+                raise Stopped
+            self._remaining_restarts = remaining
 
     @property
     def _codes(self) -> list[int]:
@@ -124,15 +129,12 @@ class InPlaceAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: Any) -> Any:
         ranks = self._ranks
-        if ranks.asked() and self._control.has_started:
-            self._publish_stop()
-            raise Stopped
         self._control.starting(self._restarted)
         found = super()._start_workers(worker_group)
         self._pids, ranks.found = list(found.values()), None
         ranks.killed.clear()
         ranks.ended.clear()
-        if ranks.asked():  # after the look above, when there was nobody to hand it on to
+        if ranks.asked():  # since the nodes met, when there was nobody to hand it on to
             ranks.hand_on()
         return found
 
@@ -272,6 +274,11 @@ def _agree(store: Any, rank: int, world: int, remaining: int) -> int:
         if rank == 0:
             counts = [int(store.get(f"remaining/{one}")) for one in range(world)]
             store.set("remaining", str(min(counts)))
-        return int(store.get("remaining"))
+        agreed = int(store.get("remaining"))
+        store.set(f"read/{rank}", "")
+        if rank == 0 and agreed == NO_START:  # the store ends with this process
+            with suppress(RuntimeError):  # one that is late fails by itself
+                store.wait([f"read/{one}" for one in range(world)], timedelta(seconds=STORE))
+        return agreed
     except RuntimeError as error:
         raise RendezvousConnectionError(f"the store has gone: {error}") from error
