@@ -21,7 +21,7 @@ BASE = "launcher"  # the template that the others extend
 WINNERS = (
     *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES", "REQUEUES", "RESTARTS", "MASTER_*"),
     *("INSTANCE_TYPE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "RENDEZVOUS"),
-    *("PREFLIGHT", "PREFLIGHT_*"),
+    *("PREFLIGHT", "PREFLIGHT_*", "REPLAY"),
     *("NSYS", "NSYS_*"),
     *("OMP_*", "TRITON_*", "CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_*", "FI_*", "GLOO_*", "NEURON_*"),
 )

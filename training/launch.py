@@ -29,6 +29,7 @@ from training.job import agent, job_log, nsys, preflight, start_folder, triton_c
 from training.job.machine import ulimits
 from training.job.node import HERE, look_at_node, require_port
 from training.job.plan import Job, Plan, make_plan, read_job
+from training.job.replay import node as replay
 from training.job.restart.control import RestartControl
 from training.job.restart.escalation import Budget
 from training.job.restart.ledger import ALONE, Ledger
@@ -134,6 +135,8 @@ def _run(plan: Plan) -> int:
         with writing(plan.nsys.folder):
             plan.nsys.folder.mkdir(parents=True, exist_ok=True)
     preflight.run(plan, os.environ)
+    failures = Ledger(plan.job, job_log.folders(plan, os.environ)).failures()
+    replay.check(plan, failures, os.environ)
     return _start(plan, start_folder.find(plan.job, os.environ))
 
 

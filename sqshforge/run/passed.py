@@ -27,7 +27,10 @@ PASSED = (
     Passed(("MASTER_*", "NODES", "RENDEZVOUS"), "where and how the nodes meet, their names"),
     Passed(("CHECKPOINTS", "IMAGE", "REQUEUES", "RESTARTS"), "the run, as its launcher started it"),
     Passed(
-        ("INSTANCE_*", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "PREFLIGHT", "PREFLIGHT_*"),
+        (
+            *("INSTANCE_*", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*"),
+            *("PREFLIGHT", "PREFLIGHT_*", "REPLAY"),
+        ),
         "what the user says of the nodes, where they would be looked at",
     ),
     Passed(("NSYS", "NSYS_*"), "what is profiled"),

@@ -38,17 +38,19 @@ def sign(folder: Path, job: Job) -> None:
 
 def watch(folder: Path, stop: Callable[[], None]) -> None:
     """Call `stop` once the launcher asks for it; in a thread that ends with this process."""
-    threading.Thread(target=_watch, args=(folder / "stop", stop), name="stop", daemon=True).start()
+    threading.Thread(target=_watch, args=(folder, stop), name="stop", daemon=True).start()
 
 
-def _watch(request: Path, stop: Callable[[], None]) -> None:
-    # Reading asks the server of a network file system, which a look at the name alone may not.
-    while not _is_made(request):
+def _watch(folder: Path, stop: Callable[[], None]) -> None:
+    while not is_asked(folder):
         time.sleep(SECONDS)
     stop()
 
 
-def _is_made(request: Path) -> bool:
+def is_asked(folder: Path) -> bool:
+    """Tell whether the launcher asks to stop."""
+    request = folder / "stop"
+    # Reading asks the server of a network file system, which a look at the name alone may not.
     with contextlib.suppress(OSError):
         return request.stat().st_size > 0 or bool(request.read_bytes())
     return False

@@ -1,0 +1,117 @@
+"""A rank's part of a replay: a few steps from a run's newest checkpoint, whose results are bits.
+
+Started by training.job.replay, on one node alone. The run's own folder is only read: nothing is
+saved, and no logger is opened. Each rank takes one batch a step, so that steps are short; what they
+give can be compared with another node's, not with the run's own losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from training import compat, manifest
+from training.config.config import Config, RunConfig
+from training.entrypoint import leave, told
+from training.errors import RequestError
+from training.parallel.backend import find_backend
+from training.trainer.run import set_up
+
+KEPT = ("num_steps", "seed", "same_seed", "device", "on_nan", "hang_seconds", "hang_abort_seconds")
+"""What of a run's settings its replay has as well; the others are about saving and reporting."""
+
+
+def replayed(config: Config, scratch: str) -> Config:
+    """Give the configuration of a replay: the run's own, which writes to `scratch` alone."""
+    run = config.run
+    own = run.save_ckpt_path
+    kept = {name: getattr(run, name) for name in KEPT}
+    data = replace(
+        config.data,
+        global_batch=0,
+        gradient_accumulation=1,
+        eval_dataset_path="",
+        eval_batch_size=0,
+    )
+    return replace(
+        config,
+        data=data,
+        run=RunConfig(
+            **kept,
+            save_ckpt_path=scratch,
+            load_ckpt_path=own if manifest.candidates(own) else run.load_ckpt_path,
+            async_checkpoint=False,
+            progress=False,
+        ),
+    )
+
+
+def replay(config: Config, steps: int, output: Path) -> int:
+    """Take so many steps, fewer at the end of the run or data; rank 0 writes what they gave.
+
+    A collective call. In the file: `step`, the last one of the checkpoint; `steps`, for each step
+    the losses of all ranks and the norm of the gradients, as hexadecimal numbers; `weights`, a
+    digest of the weights at the end.
+    """
+    group = find_backend(config.parallel.backend).start(config)
+    trainer = set_up(config, group)
+    began = trainer.step
+    given: list[dict[str, Any]] = []
+    try:
+        while len(given) < steps and trainer.step < config.run.num_steps:
+            if config.data.epochs and not group.any(not trainer.data.ended()):
+                break
+            taken = trainer.train_step.take(trainer.step + 1)
+            trainer.step += 1
+            losses = group.gather(float(taken.loss).hex())
+            given.append({"losses": losses, "norm": float(taken.grad_norm).hex()})
+        parts = group.gather(digest(trainer.model))
+    finally:
+        trainer.data.close()
+    if group.rank == 0:
+        if not given:
+            raise RequestError(f"num_steps: the checkpoint is of step {began}, the last one")
+        whole = hashlib.blake2b("".join(parts or []).encode(), digest_size=16).hexdigest()
+        output.write_text(json.dumps({"step": began, "steps": given, "weights": whole}))
+    return 0
+
+
+def digest(model: nn.Module) -> str:
+    """Give a digest of this rank's part of all weights."""
+    found = hashlib.blake2b(digest_size=16)
+    for parameter in model.parameters():
+        part: Any = parameter.detach()
+        part = part.to_local() if isinstance(part, compat.DTensor) else part
+        found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return found.hexdigest()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Replay as training.job.replay asks for; the exit code."""
+    parser = argparse.ArgumentParser(prog="python3 -m training.trainer.replay")
+    parser.add_argument("--module", required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--scratch", required=True, help="a folder that the replay may write to")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("flags", nargs="*")
+    asked = parser.parse_args(arguments)
+
+    def work() -> int:
+        config = importlib.import_module(asked.module).configure(asked.flags)
+        return replay(replayed(config, asked.scratch), asked.steps, asked.output)
+
+    return told(work)
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))
