@@ -11,13 +11,22 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart dev try check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
 
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
+
+dev:  ## set up .venv alone, with torch, linters and this checkout; installs no packages of the system
+	@./setup.sh dev
+
+try: dev  ## train a tiny model by the working tree, without an image: FLAGS="--num_steps=100"
+	@rm -rf build/try
+	@.venv/bin/python -m training.mamba_fsdp --model_name=mamba-tiny --seq_length=128 --batch_size=8 \
+	    --num_steps=20 --report_interval=5 --learning_rate=3e-3 --save_ckpt_path=build/try \
+	    --dataset_path="text:training/**/*.py" $(FLAGS)
 
 check: setup-test lint  ## lint, types, and the tests that start no process: two minutes
 	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes'

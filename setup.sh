@@ -1,9 +1,11 @@
 #!/bin/sh
 # Set up this machine: packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test|torch22|composer|composer-image|xla|doctor
+# usage: ./setup.sh quickstart|test|dev|torch22|composer|composer-image|xla|doctor
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch
+# dev         only the .venv of that: what editing takes, and the tests that start no engine
+# venv        only the .venv of quickstart
 # torch22     what quickstart takes, and .venv22: the oldest torch that training/ runs on
 # composer    what quickstart takes, and .venvcomposer: MosaicML's Composer and the torch it takes
 # composer-image  the same in .venvcomposer-image, with the versions that composer-mamba has
@@ -23,9 +25,9 @@ fail() { # what, how to fix
 }
 
 case "${1:-}" in
-quickstart | test | torch22 | composer | composer-image | xla | doctor) goal=$1 ;;
+quickstart | test | dev | venv | torch22 | composer | composer-image | xla | doctor) goal=$1 ;;
 *)
-    echo "usage: ./setup.sh quickstart|test|torch22|composer|composer-image|xla|doctor" >&2
+    echo "usage: ./setup.sh quickstart|test|dev|venv|torch22|composer|composer-image|xla|doctor" >&2
     exit 2
     ;;
 esac
@@ -77,17 +79,21 @@ if [ "$goal" = doctor ]; then
     exec "$python" -B -m sqshforge.doctor
 fi
 
+kind=$goal # of environment
 case $goal in
-test) venv=.venv extra="[test]" ;;
+test | dev) kind=test venv=.venv extra="[test]" ;;
+quickstart | venv) kind=quickstart venv=.venv extra="" ;;
 torch22) venv=.venv22 extra="[torch22]" ;;
 composer | composer-image) venv=.venv$goal extra="[$goal]" ;;
 xla) venv=.venvxla extra="[xla]" ;;
-*) venv=.venv extra="" ;;
 esac
 
 # What is needed, with its package for apt-get and for dnf ("-": none), and what goes without it
 # ("-": nothing does).
 wanted() {
+    echo "certificates ca-certificates ca-certificates -"
+    echo "venv python3-venv python3-libs -"
+    case $goal in dev | venv) return 0 ;; esac
     squashfuse=squashfuse overlay=fuse-overlayfs engine=buildah without_engine=-
     # Amazon Linux 2023 packages neither buildah nor these two (docs/machines.md).
     if [ "$distribution" = amzn ]; then squashfuse=- overlay=- engine=docker; fi
@@ -95,8 +101,6 @@ wanted() {
     echo "buildah buildah $engine $without_engine"
     echo "netavark netavark netavark -"
     echo "mksquashfs squashfs-tools squashfs-tools -"
-    echo "certificates ca-certificates ca-certificates -"
-    echo "venv python3-venv python3-libs -"
     echo "mmdebstrap mmdebstrap - making the base image where no registry answers"
     echo "newuidmap uidmap shadow-utils building with buildah as an ordinary user"
     echo "squashfuse squashfuse $squashfuse running a squash file as an ordinary user"
@@ -196,7 +200,7 @@ install() {
 # Whose environment it is: that of another user works, as long as it need not be changed.
 version=$("$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null) || version=
 made=
-for mark in "$venv/made-for-test" "$venv/made-for-$goal"; do
+for mark in "$venv/made-for-test" "$venv/made-for-$kind"; do
     if [ -n "$version" ] && [ "$(cat "$mark" 2>/dev/null)" = "$(stamp)" ]; then made=1; fi
 done
 
@@ -250,11 +254,12 @@ fi
 
 [ -z "$notes" ] || echo "${notes#?}" >&2
 case $goal in
-quickstart) ;;
+quickstart | venv) ;;
+dev) ./setup.sh venv ;; # uv is in .venv
 xla) ./setup.sh composer ;;
 *) ./setup.sh quickstart ;; # uv is in .venv
 esac
-echo "making $venv${extra:+ for $goal}"
+echo "making $venv${extra:+ for $kind}"
 # An environment without any mark was left half made; one that is only old is brought up to date.
 whole=
 for mark in "$venv"/made-for-*; do
@@ -271,20 +276,20 @@ if [ "$goal" = xla ]; then
 fi
 : "${log:=$(mktemp)}"
 by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
-    [ "$goal" != quickstart ] && [ "$goal" != xla ] &&
+    [ "$kind" != quickstart ] && [ "$goal" != xla ] &&
         .venv/bin/python -m sqshforge.venv install "$venv" ".$extra" "$@"
 }
 by_pip() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".$extra"
 }
 set -- # the versions that are tested, which not every package index has
-[ ! -e "constraints/$goal.txt" ] || set -- --constraint "constraints/$goal.txt"
+[ ! -e "constraints/$kind.txt" ] || set -- --constraint "constraints/$kind.txt"
 if ! by_uv "$@" >"$log" 2>&1 && ! by_pip "$@" >"$log" 2>&1; then
     if [ $# = 0 ] || ! by_pip >>"$log" 2>&1; then
         tail -n 12 "$log" >&2
         fail "pip could not install the Python packages" "see above; then run this again"
     fi
-    echo "note: the package index lacks versions of constraints/$goal.txt; others were installed" >&2
+    echo "note: the package index lacks versions of constraints/$kind.txt; others were installed" >&2
 fi
 version=$("$venv/bin/python" -c 'import sys; print(sys.version)')
-stamp >"$venv/.made" && mv "$venv/.made" "$venv/made-for-$goal"
+stamp >"$venv/.made" && mv "$venv/.made" "$venv/made-for-$kind"

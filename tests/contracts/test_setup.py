@@ -39,6 +39,8 @@ backend-path = ["."]
 [project]
 name = "tiny"
 version = "1"
+[project.optional-dependencies]
+test = []
 """
 # Says that it has begun, and goes on once nothing holds it.
 BACKEND = """import base64, hashlib, time, zipfile
@@ -110,18 +112,23 @@ class Machine:
     def calls(self) -> list[str]:
         return (self.place / "calls").read_text().splitlines()
 
-    def argv(self, *, user: bool, before: str = ":") -> list[str]:
+    def argv(self, *, user: bool, before: str = ":", goal: str = "quickstart") -> list[str]:
         argv = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh"]
         words = ["env", "-i", f"PATH={self.tools}", f"HOME={self.place}", "./setup.sh"]
-        return [*argv, *(USER if user else ()), *words, "quickstart"]
+        return [*argv, *(USER if user else ()), *words, goal]
 
     def run(
-        self, *, user: bool = False, system: str = "debian", before: str = ":"
+        self,
+        *,
+        user: bool = False,
+        system: str = "debian",
+        before: str = ":",
+        goal: str = "quickstart",
     ) -> subprocess.CompletedProcess[str]:
         (self.place / "os-release").write_text(f"ID={system}\n")
         mount = f"mount --bind {self.place}/os-release /etc/os-release"
         return subprocess.run(
-            self.argv(user=user, before=f"{mount} && {before}"),
+            self.argv(user=user, before=f"{mount} && {before}", goal=goal),
             cwd=self.checkout,
             capture_output=True,
             text=True,
@@ -179,6 +186,18 @@ def test_without_root_and_sudo_it_goes_on_where_the_packages_are(machine: Machin
     assert machine.is_set_up and done.stderr == ""
     assert not (machine.place / "calls").exists()
     assert machine.run(user=True).stdout == ""  # and the next call does nothing
+
+
+def test_the_environment_for_editing_takes_no_packages(machine: Machine) -> None:
+    """Nor any right to install some; what comes later for the tests finds it made."""
+    machine.has_apt([])
+    done = machine.run(user=True, goal="dev")
+    assert done.returncode == 0, done.stderr
+    assert (machine.checkout / ".venv/made-for-test").exists()
+    assert done.stderr == "" and not (machine.place / "calls").exists()
+    assert machine.run(user=True, goal="dev").stdout == ""
+    later = machine.run(user=True, goal="test")
+    assert later.returncode == 3 and "packages are missing" in later.stderr
 
 
 def test_what_only_ordinary_users_need_is_noted_and_not_asked_for(machine: Machine) -> None:
