@@ -1,8 +1,8 @@
 """What programs share: command lines, output that a run outlives, helpers that end with it.
 
 A log line is worth less than a day of training, so nothing that is printed, here or by a library,
-ends the run: the first line that is lost is told on the other of the two, and once there is room
-again a line says how many are missing. Light: no torch here.
+ends the run: the first line that is lost is reported on the other of the two, and once there is
+room again a line says how many are missing. Light: no torch here.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Do the work that the arguments ask for; the exit code. What went wrong is told once."""
+    """Do the work that the arguments ask for; the exit code. What went wrong is reported once."""
     try:
         work(arguments)
     except TrainingError as error:
@@ -145,8 +145,8 @@ class Lasting(io.RawIOBase):
             return
         self._warned = True
         with suppress(OSError):
-            told = f"WARNING: {self._name} cannot be written: {self._why}; lines are dropped"
-            os.write(self._other, f"{told}, the run goes on\n".encode())
+            warning = f"WARNING: {self._name} cannot be written: {self._why}; lines are dropped"
+            os.write(self._other, f"{warning}, the run goes on\n".encode())
 
 
 def outlive() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from training.config.flags import Flag, parse
 from training.config.setting import settings
-from training.entrypoint import told
+from training.entrypoint import exit_code
 from training.errors import RequestError
 from training.systems.composer import yaml
 from training.systems.composer.config import ComposerConfig, HeldOut, Part
@@ -108,4 +108,4 @@ def _data(given: dict[str, str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(told(lambda: main(sys.argv[1:])))
+    sys.exit(exit_code(lambda: main(sys.argv[1:])))

@@ -30,7 +30,7 @@ def enter(
     arguments: Sequence[str],
     names: Mapping[str, str] = NOTHING,
 ) -> int:
-    """Run training as the arguments ask for; the exit code. What went wrong is told once.
+    """Run training as the arguments ask for; the exit code. What went wrong is reported once.
 
     names: settings that the entry point has under other names, which errors should use.
     """
@@ -41,11 +41,11 @@ def enter(
 
         return run(config)
 
-    return told(work, names)
+    return exit_code(work, names)
 
 
-def told(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
-    """Do the work of an entry point; its exit code, or that of its error, which is told once.
+def exit_code(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> int:
+    """Do the work of an entry point; its exit code, or that of its error, which is reported once.
 
     Nothing that is printed from here on fails (training.cli).
     """

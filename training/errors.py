@@ -1,4 +1,4 @@
-"""What ends a run, told in a line or few: the request was wrong (2), or the work failed (1)."""
+"""What ends a run, reported in a line or few: the request was wrong (2), or the work failed (1)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BAD_NODE = 87
 class TrainingError(Exception):
     """The work was possible and was tried, and it failed. The message is for the user.
 
-    Rank 0 tells it, because every rank raises the same; a `local` one is seen, and told, by the
-    rank that raises it.
+    Rank 0 reports it, because every rank raises the same; a `local` one is seen and reported by
+    the rank that raises it.
     """
 
     exit_code = 1

@@ -245,7 +245,7 @@ def _parser() -> Parser:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--prompt", metavar="TEXT", help="text to go on from")
     what.add_argument("--prompts", type=Path, metavar="FILE", help="texts, one a line")
-    for name, metavar, read, default, told in (
+    for name, metavar, read, default, text in (
         ("max-new-tokens", "N", _within(int, 1), 200, "tokens to write, at most (default: 200)"),
         ("temperature", "T", _within(float, 0), None, "0: the most likely token (default: 1.0)"),
         ("top-k", "K", _within(int, 0), None, "of the K most likely; 0, the default: of all"),
@@ -253,7 +253,7 @@ def _parser() -> Parser:
         ("seed", "N", _within(int, 0, GREATEST_SEED), 0, "of the drawing (default: 0)"),
         ("batch-size", "N", _within(int, 1), None, f"prompts at once, at most (default: {BATCH})"),
     ):
-        parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=told)
+        parser.add_argument(f"--{name}", type=read, default=default, metavar=metavar, help=text)
     parser.add_argument("--tokenizer", type=Path, metavar="PATH", help=f"a local {TOKENIZER}")
     parser.add_argument("--device", choices=DEVICES, default="auto", help="auto: a GPU if there")
     parser.add_argument(

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training.cli import Parser
-from training.entrypoint import leave, told
+from training.entrypoint import exit_code, leave
 from training.errors import RequestError, TrainingError
 from training.systems.composer import yaml
 from training.systems.composer.config import ComposerConfig
@@ -76,4 +76,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(told(lambda: tell(sys.argv[1:]), NAMES))
+    leave(exit_code(lambda: tell(sys.argv[1:]), NAMES))

@@ -100,8 +100,8 @@ class Group:
             result = work()
         except TrainingError as failed:
             error = failed
-        told = self.gather(None if error is None else (str(error), error.exit_code))
-        failures = [(rank, *failure) for rank, failure in enumerate(told) if failure is not None]
+        results = self.gather(None if error is None else (str(error), error.exit_code))
+        failures = [(rank, *failure) for rank, failure in enumerate(results) if failure is not None]
         if failures:
             rank, message, code = failures[0]
             where = "" if len(failures) == self.world_size else f"rank {rank}: "

@@ -70,7 +70,7 @@ class Tokens:
             raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
         self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self._path = path
-        # The last tokens, of which the first are told; they stay for the spaces between words.
+        # The last tokens, of which the first are named; they stay for the spaces between words.
         self._ids: list[int] = []
         self._told = 0
 

@@ -1,6 +1,6 @@
 """Command-line flags, and a configuration made of them: what all entry points share.
 
-Names are exact, values strict, and all faults are told at once. Both `--name=value` and
+Names are exact, values strict, and all faults are reported at once. Both `--name=value` and
 `--name value` work. A flag that is not known is an error that names the nearest one; a boolean must
 read as one, and its flag alone means true.
 
@@ -86,7 +86,7 @@ class Flag:
         return kinds.get(made, "TEXT")
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         """Its help, with what it may be and what it is by default."""
         listed = self.choices and not self.kind.startswith("{")
         first = f"one of {', '.join(self.choices)}: " if listed else ""
@@ -134,7 +134,7 @@ def parse(
                 dest=flag.name,
                 **words,
                 metavar=flag.kind,
-                help=flag.told.replace("%", "%%"),
+                help=flag.shown.replace("%", "%%"),
             )
     given, unknown = parser.parse_known_args(list(arguments))
     known = [name for flag in flags for name in (flag.name, *flag.aliases)]
@@ -234,7 +234,7 @@ def settings_page(formatter: argparse.HelpFormatter) -> str:
     for title, those in grouped(flags, MOST_USED).items():
         formatter.start_section(f"{title} settings" if title == "most used" else title)
         for flag in those:
-            shown = argparse.Action([f"{flag.name}={flag.kind}"], flag.name, 0, help=flag.told)
+            shown = argparse.Action([f"{flag.name}={flag.kind}"], flag.name, 0, help=flag.shown)
             formatter.add_argument(shown)
         formatter.end_section()
     return "\n" + formatter.format_help()

@@ -144,7 +144,7 @@ class ParallelConfig:
         choices=("auto", "bf16", "fp32"),
     )
     fp8: bool = setting(
-        False, "linear layers of the blocks multiply in float8 where that can be; told where not"
+        False, "linear layers of the blocks multiply in float8 where that can be; says where not"
     )
     smp_transform: bool = setting(
         False, "smp: put the library's own layers in place of the model's"
@@ -190,7 +190,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """How long, where to, and what is told on the way."""
+    """How long, where to, and what is reported on the way."""
 
     save_ckpt_path: str = setting(
         "", "folder of the results; its newest checkpoint is resumed from", needed=True

@@ -65,9 +65,9 @@ def _faults(kind: type, values: Mapping[str, Any], called: Mapping[str, str]) ->
     found = [f"{name} is no size of this family" for name in values if name not in known]
     for name, field in known.items():
         shown = called.get(name, name)
-        told, accepted = _KINDS[str(field.type)]
+        meant, accepted = _KINDS[str(field.type)]
         if name in values and type(values[name]) not in accepted:
-            found.append(f"{shown} must be {told}, not {values[name]!r}")
+            found.append(f"{shown} must be {meant}, not {values[name]!r}")
         elif name not in values and field.default is MISSING:
             found.append(f"{shown} is not there")
     return found

@@ -39,15 +39,15 @@ def detect(folder: Path) -> str:
     return _formats(folder)[0]
 
 
-def open_folder(form: str, folder: Path, told: RankSettings) -> Opened:
+def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
     """Open a folder of a format. Raises RequestError if it is of another, or broken."""
     found = _formats(folder)
     if form not in found:
         raise RequestError(f"{folder} is of format {found[0]}, not {form}")
-    if form != "neuron-tp" and told != RankSettings():
+    if form != "neuron-tp" and settings != RankSettings():
         raise RequestError("--n-groups, --norm-across-groups: only --from neuron-tp needs them")
     if form == "neuron-tp":
-        return _open_ranks(folder, told)
+        return _open_ranks(folder, settings)
     if form == "codestral":
         return _open_codestral(folder)
     if _is_trained(folder):
@@ -61,10 +61,10 @@ def open_folder(form: str, folder: Path, told: RankSettings) -> Opened:
     return Opened(_layout(form, weights), folder, sizes, weights)
 
 
-def _open_ranks(folder: Path, told: RankSettings) -> Opened:
+def _open_ranks(folder: Path, settings: RankSettings) -> Opened:
     place = ranks.find_ranks(folder)
-    assert place is not None, "its format was told by that"
-    sizes, weights = open_ranks(place, told)
+    assert place is not None, "its format was found by that"
+    sizes, weights = open_ranks(place, settings)
     return Opened(_layout("neuron", weights), folder, sizes, weights)
 
 

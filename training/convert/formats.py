@@ -1,6 +1,6 @@
 """The settings of others' models and our sizes: the Neuron system's, Mistral's.
 
-Sizes of a Mamba-2 model are told also by the shapes of its tensors. Light: no torch here.
+Sizes of a Mamba-2 model are known also by the shapes of its tensors. Light: no torch here.
 
 The Neuron system's Mamba-2: Hugging Face's config.json with settings beside: rmsnorm_within_groups
 says that the gated norm takes the mean square of each group of channels, as our

@@ -66,22 +66,22 @@ def write_sizes(sizes: Sizes) -> dict[str, Any]:
 
 def newest_checkpoint(folder: Path) -> Path:
     """Find a run's newest complete checkpoint. Raises RequestError telling what is broken."""
-    told: list[str] = []
-    found = manifest.newest(manifest.checkpoints(str(folder)), told.append)
+    notes: list[str] = []
+    found = manifest.newest(manifest.checkpoints(str(folder)), notes.append)
     if found is None:
-        raise RequestError("\n".join([f"{folder} has no complete checkpoint", *told]))
+        raise RequestError("\n".join([f"{folder} has no complete checkpoint", *notes]))
     return found[0]
 
 
 def read_checkpoint(folder: Path) -> tuple[Sizes, Weights]:
     """Open a checkpoint. Raises RequestError if it is not sound or of no family of ours."""
-    told, fault = manifest.read(folder)
-    if told is not None:
-        fault = manifest.rotten(folder, told)
-    if told is None or fault:
+    found, fault = manifest.read(folder)
+    if found is not None:
+        fault = manifest.rotten(folder, found)
+    if found is None or fault:
         raise RequestError(f"checkpoint {folder} is broken: {fault}")
     where = folder / manifest.NAME
-    values = dict(told.model)
+    values = dict(found.model)
     family = values.pop("family", None)
     return read_sizes({"family": family, "sizes": values}, where), _CheckpointFiles(folder)
 
@@ -154,8 +154,8 @@ def read_composer(path: Path) -> tuple[Sizes, Weights]:
             if name.startswith(_COMPOSER_PREFIX)
         }
     except Exception as error:  # pickle, zip and torch fail in many ways
-        told = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise RequestError(f"{path} cannot be read as Composer's checkpoint: {told}") from error
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise RequestError(f"{path} cannot be read as Composer's checkpoint: {reason}") from error
     described = state.get("callbacks", {}).get("Described")
     if not described or not tensors:
         raise RequestError(f"{path} tells no sizes: training.mamba_composer has not written it")

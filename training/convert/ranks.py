@@ -11,7 +11,7 @@ rank's parts; ranks of data parallelism have the same and save once. How a param
 
 The files tell all sizes but two things: how many groups the channels of B and C are of, and what
 the gated norm takes its mean over. Those are in a config.json beside the files, in user_content.pt,
-which holds the flags of the program, or are told on the command line.
+which holds the flags of the program, or are given on the command line.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class RankSettings:
     norm_across_groups: bool | None = None
 
 
-def open_ranks(place: Path, told: RankSettings) -> tuple[Sizes, RankFiles]:
+def open_ranks(place: Path, settings: RankSettings) -> tuple[Sizes, RankFiles]:
     """Open the files of the ranks in a folder. Raises RequestError if something does not fit."""
     homes = (place, place.parent)
     flags = next(
@@ -205,20 +205,20 @@ def open_ranks(place: Path, told: RankSettings) -> tuple[Sizes, RankFiles]:
     if config is not None:
         sizes = formats.read_neuron(read_json(config), config)
         assert isinstance(sizes, Mamba2Config)
-        sizes = replace(sizes, n_groups=told.n_groups or sizes.n_groups)
+        sizes = replace(sizes, n_groups=settings.n_groups or sizes.n_groups)
         across: bool | None = sizes.norm_across_groups
     else:
-        sizes = _measured(place, weights, told.n_groups or len(weights))
+        sizes = _measured(place, weights, settings.n_groups or len(weights))
         across = flags.get("rmsnorm_across_groups")
     if sizes.n_groups % len(weights):
         raise RequestError(
             f"{place}: n_groups {sizes.n_groups} is no multiple of the {len(weights)} ranks, and "
             f"each rank has whole groups; --n-groups tells another"
         )
-    if told.norm_across_groups is None:
+    if settings.norm_across_groups is None:
         across = _across(across, sizes.n_groups, len(weights), place)
     else:
-        across = told.norm_across_groups
+        across = settings.norm_across_groups
     return replace(sizes, norm_across_groups=across and sizes.n_groups > 1), weights
 
 
@@ -255,7 +255,7 @@ def _across(across: bool | None, n_groups: int, ranks: int, place: Path) -> bool
         )
     if ranks > 1:
         raise RequestError(
-            f"{place}: its norm was told to cross groups, so each of {ranks} ranks took the mean "
+            f"{place}: its norm was said to cross groups, so each of {ranks} ranks took the mean "
             f"of its own {n_groups // ranks} groups, which no whole model does; "
             f"--norm-across-groups says what to make of it"
         )

@@ -38,12 +38,12 @@ class Source:
             self._parts.setdefault(one.parameter, []).append(one)
 
     @classmethod
-    def open(cls, form: str, folder: Path, told: RankSettings | None = None) -> Source:
-        """Open a folder of a format; told: what the files of ranks do not say.
+    def open(cls, form: str, folder: Path, settings: RankSettings | None = None) -> Source:
+        """Open a folder of a format; settings: what the files of ranks do not say.
 
         Raises RequestError if it is of another, or broken.
         """
-        opened = open_folder(form, folder, told or RankSettings())
+        opened = open_folder(form, folder, settings or RankSettings())
         return cls(opened.layout, opened.folder, opened.sizes, opened.weights)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:

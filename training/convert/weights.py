@@ -33,7 +33,7 @@ _DERIVED = re.compile(r".*\.(rotary_emb\.inv_freq|attention\.bias|attention\.mas
 
 @dataclass(frozen=True)
 class Found:
-    """What is told of a tensor without reading it."""
+    """What is known of a tensor without reading it."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype

@@ -102,7 +102,7 @@ class Arrow:
         ends = inputs.numpy()[:-1] == self._document_end  # (l - 1,)
         return numbered(np.concatenate(([False], ends)))  # (l,)
 
-    def told(self) -> str:
+    def described(self) -> str:
         return self._told
 
     def is_here(self) -> bool:

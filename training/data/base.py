@@ -76,7 +76,7 @@ class Samples(Protocol):
 
     def __getitem__(self, index: int) -> Sample: ...
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Say what there is, for messages: so many bytes in so many files."""
 
     def is_here(self) -> bool:

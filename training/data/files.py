@@ -32,7 +32,7 @@ A smaller one is soon in memory as a whole, and is there sooner by large reads.
 class Maps:
     """Read files by memory map; the last OPEN of them stay mapped.
 
-    random: reads come in no order, so the kernel is told to read just what is asked for, instead of
+    random: reads come in no order, so the kernel is to read just what is asked for, instead of
     `read_ahead_kb` around it (madvise: MADV_RANDOM for the map, MADV_WILLNEED for each read, as
     MADV_RANDOM alone makes a request of each page).
     """

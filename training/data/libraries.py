@@ -38,8 +38,8 @@ def datasets_library(what: str) -> Any:
     Raises RequestError as library() does.
     """
     datasets = library("datasets", what)
-    # Releases before 4 run a set's own code unless they are told not to.
+    # Releases before 4 run a set's own code unless asked not to.
     datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
-    # What goes wrong is told by its caller, in one line.
+    # What goes wrong is reported by its caller, in one line.
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     return datasets

@@ -143,7 +143,7 @@ class Lines:
         documents = numbered(begins)  # (l,)
         return Sample(torch.from_numpy(inputs), torch.from_numpy(targets), None, documents)
 
-    def told(self) -> str:
+    def described(self) -> str:
         return f"{self._tokens:,} tokens in {len(self):,} lines of {len(self._parts)} files"
 
     def is_here(self) -> bool:

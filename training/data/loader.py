@@ -127,13 +127,13 @@ class Prefetcher:
             ]
         self._pools = [*pools]
         self._reads = [partial(pool.submit, _next) for pool in pools]
-        with _told():
+        with _reporting():
             for one in begun:
                 one.result()
 
     def _collected(self) -> BatchPart:
         """Put together what each has read of the batch that comes next."""
-        with _told():
+        with _reporting():
             parts = [one.result() for one in self._coming.popleft()]
         if not self._workers:
             part: BatchPart = parts[0]
@@ -154,7 +154,7 @@ def _woven(parts: list[Any]) -> Tensor | None:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _reporting() -> Iterator[None]:
     try:
         yield
     except BrokenProcessPool as error:

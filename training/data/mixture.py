@@ -22,7 +22,7 @@ from training.errors import RequestError
 
 SLOTS = 1000
 TOLERANCE = Fraction(1, 100)
-"""A weight that rounding changes by more than this part of it is told."""
+"""A weight that rounding changes by more than this part of it is reported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ class Mixture:
             for which, source in enumerate(self._sources)
         }
 
-    def told(self) -> str:
-        return "; ".join(f"{source.name}: {source.samples.told()}" for source in self._sources)
+    def described(self) -> str:
+        return "; ".join(f"{source.name}: {source.samples.described()}" for source in self._sources)
 
     def is_here(self) -> bool:
         return all(source.samples.is_here() for source in self._sources)
@@ -176,7 +176,7 @@ def _faults(sources: Sequence[Source]) -> list[str]:
             found.append(f"{name}: weight is {source.weight}, must be a number of at least 0")
         elif source.weight and not count:
             found.append(
-                f"{name}: has {source.samples.told()}, which make no sample of seq_length "
+                f"{name}: has {source.samples.described()}, which make no sample of seq_length "
                 f"{source.samples.seq_length}; give it more or a weight of 0"
             )
         elif source.weight and not 0 <= source.order < count:

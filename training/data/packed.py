@@ -100,7 +100,7 @@ class Packed:
     def files(self) -> list[str]:
         return self._paths
 
-    def told(self) -> str:
+    def described(self) -> str:
         return f"{self._tokens:,} tokens in {len(self._paths)} files"
 
     def is_here(self) -> bool:
@@ -220,14 +220,14 @@ class PackedWriter:
         if not self.tokens:
             raise RequestError(f"{self.path}: no token was written; give it a document")
         side = self.path.with_name(self.path.name + SIZE)
-        told = partial(side)
-        told.write_text(f"{self.tokens}\n")
+        staging = partial(side)
+        staging.write_text(f"{self.tokens}\n")
         try:
             side.unlink(missing_ok=True)  # a size of an older file never stands beside this one
             publish(self._partial, self.path)
-            publish(told, side)
+            publish(staging, side)
         finally:
-            told.unlink(missing_ok=True)
+            staging.unlink(missing_ok=True)
 
 
 def partial(path: Path) -> Path:
@@ -284,9 +284,9 @@ def _tokens_of(path: str) -> int:
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-        told = None
+        noted = None
         with suppress(FileNotFoundError):
-            told = Path(path + SIZE).read_text().strip()
+            noted = Path(path + SIZE).read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise RequestError(f"{path}: it or its {SIZE} cannot be read: {why}") from error
@@ -298,9 +298,9 @@ def _tokens_of(path: str) -> int:
             "it is cut off or no packed data"
         )
     tokens = size // WORD.itemsize
-    if told is not None and told != str(tokens):
+    if noted is not None and noted != str(tokens):
         raise RequestError(
-            f"{path}: has {tokens:,} tokens, and {path}{SIZE} says {told[:40]!r}; "
+            f"{path}: has {tokens:,} tokens, and {path}{SIZE} says {noted[:40]!r}; "
             "copy both again, or remove the one that is wrong"
         )
     return tokens

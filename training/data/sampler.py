@@ -75,7 +75,7 @@ class Reader:
         self._begin = self._skip = self.position = skip
         if len(samples) < self.global_batch:
             raise RequestError(
-                f"{setting}: has {samples.told()}, which make {len(samples):,} samples of "
+                f"{setting}: has {samples.described()}, which make {len(samples):,} samples of "
                 f"seq_length {samples.seq_length}; one step needs {self.global_batch:,} "
                 f"(batch_size {batch_size} x {world_size} ranks)"
             )

@@ -68,7 +68,7 @@ class Synthetic:
         row = torch.randint(self.vocab_size, (self.seq_length + 1,), generator=source)  # (l + 1,)
         return Sample.of_text(row)
 
-    def told(self) -> str:
+    def described(self) -> str:
         return f"{self._count * (self.seq_length + 1):,} synthetic tokens"
 
     def is_here(self) -> bool:
@@ -117,7 +117,7 @@ class Text:
         )  # (l+1,)
         return replace(Sample.of_text(text), seq_idx=begun(self._ends, begin, length))
 
-    def told(self) -> str:
+    def described(self) -> str:
         return f"{self._ends[-1]:,} bytes in {len(self._paths)} files"
 
     def is_here(self) -> bool:

@@ -101,7 +101,7 @@ class LocalTexts:
             options |= {"sample_by": sample_by, "keep_linebreaks": True}
         return datasets.load_dataset(self.source, self.config or None, **options)
 
-    def told(self, split: str) -> str:
+    def described(self, split: str) -> str:
         """Say what a split is read from."""
         return f"split {split!r} of {self.name}: {shown(self.files(split))}"
 
@@ -132,7 +132,7 @@ def find(name: str, config: str = "") -> LocalTexts:
     """Find what is at a local path or pattern, or at URLs (commas between).
 
     config: which configuration of a folder that has several. Raises RequestError where there is
-    nothing, or it cannot be told what belongs together.
+    nothing, or what belongs together is not known.
     """
     if "://" in name:
         return _of_files(name, name.split(","), config)

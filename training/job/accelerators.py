@@ -55,8 +55,8 @@ def count_efa_cards(node: Node) -> tuple[int, tuple[str, ...]]:
         return meant, ()
     if node.efa is None:
         cards = f"{count(meant, 'EFA card')} of a {node.type} {'is' if meant == 1 else 'are'}"
-        told = f"/sys/class/infiniband is not there: {cards} taken for granted"
-        return meant, (f"{told}; without EFA nodes reach each other by TCP, slowly",)
+        known = f"/sys/class/infiniband is not there: {cards} taken for granted"
+        return meant, (f"{known}; without EFA nodes reach each other by TCP, slowly",)
     if node.efa < meant:
         return node.efa, (f"of the {count(meant, 'EFA card')} of a {node.type} {node.efa} show",)
     return node.efa, ()
@@ -163,5 +163,5 @@ def describe_machine(node: Node, cards: int) -> list[Decision]:
                 f"{network}, {path}{protocol}" if cards else f"{network} by TCP",
             ),
         ]
-    software = node.software.told()
+    software = node.software.described()
     return found + ([Decision("software", "for EFA", software)] if cards and software else [])

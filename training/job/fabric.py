@@ -83,7 +83,7 @@ def _old_plugin(found: Situation) -> bool:
 
 
 def _asks_for_rdma(found: Situation) -> bool:
-    """Libraries that do not use GPUDirect RDMA unless they are told to."""
+    """Libraries that do not use GPUDirect RDMA unless asked to."""
     software = found.software
     old = is_older(software.libfabric, "1.18") or is_older(software.plugin, "1.7")
     return found.gpus and found.efa and found.rdma and old

@@ -70,8 +70,8 @@ def end(plan: Plan, environment: Mapping[str, str], code: int) -> None:
     """Note the exit code of this start on node 0. Never fails, as `begin`."""
     if plan.job.node_rank:
         return
-    told = {"code": code, "meaning": meaning(code)}
-    note(plan.job, folders(plan, environment), "end", told)
+    ended = {"code": code, "meaning": meaning(code)}
+    note(plan.job, folders(plan, environment), "end", ended)
 
 
 def meaning(code: int) -> str:
@@ -96,8 +96,8 @@ def path(folder: Path, job: Job) -> Path:
 
 def note(job: Job, folders: list[Path], kind: str, more: dict[str, Any]) -> None:
     """Append a line to the job's file in each of its folders. Never fails, as `begin`."""
-    told = {"kind": kind, "time": round(time.time(), 3), "job": job.id, "restart": job.restarts}
-    line = json.dumps({**told, **more}).encode() + b"\n"
+    common = {"kind": kind, "time": round(time.time(), 3), "job": job.id, "restart": job.restarts}
+    line = json.dumps({**common, **more}).encode() + b"\n"
     for folder in folders:
         file = path(folder, job)
         try:
@@ -169,8 +169,8 @@ def describe_image(environment: Mapping[str, str], provenance: Path = PROVENANCE
     """
     found = {"file": environment["IMAGE"]} if environment.get("IMAGE") else {}
     try:
-        told = json.loads(provenance.read_text())
-        found |= {name: str(told[name]) for name in ("target", "commit", "created") if told[name]}
+        known = json.loads(provenance.read_text())
+        found |= {name: str(known[name]) for name in ("target", "commit", "created") if known[name]}
     except (OSError, ValueError, KeyError, TypeError):
         pass  # no image of ours, or none at all
     return found

@@ -31,7 +31,7 @@ class Nsys:
     def words(self) -> tuple[str, ...]:
         """Give the command that a process's own is put behind.
 
-        The process goes on after the last record, which nsys ends it for unless told.
+        The process goes on after the last record, for which nsys would end it otherwise.
         """
         return (
             *(self.program, "profile", "--sample", "none", "--kill", "none"),
@@ -45,7 +45,7 @@ class Nsys:
         folder = Path(self.output).parent
         return None if "%" in str(folder) else folder
 
-    def told(self) -> list[Decision]:
+    def decisions(self) -> list[Decision]:
         """Tell what is profiled."""
         which = "all ranks" if self.ranks == "all" else f"ranks {self.ranks}"
         span = f"for {self.duration} s after {self.delay} s"

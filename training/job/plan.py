@@ -109,7 +109,7 @@ class Plan:
             Decision("local address", self.local_address, "as the other nodes reach this one"),
             *self.variables,
             *self._restarting,
-            *(self.nsys.told() if self.nsys else ()),
+            *(self.nsys.decisions() if self.nsys else ()),
         )
         width = max(len(one.name) for one in decisions)
         span = max(len(one.value) for one in decisions)

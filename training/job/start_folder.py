@@ -6,7 +6,7 @@ end. In it:
 started.N  made by node N before anything else: its container has started
 stop       empty until the launcher is asked to stop; node 0 then signals its ranks
 
-Without such a folder (another launcher, a shell) nothing is told, and nothing fails.
+Without such a folder (another launcher, a shell) nothing is exchanged, and nothing fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the modules of a job share: decisions told with their reasons, and small files read."""
+"""What the modules of a job share: decisions with their reasons, and small files read."""
 
 from __future__ import annotations
 

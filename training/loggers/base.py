@@ -29,9 +29,9 @@ class Logger:
 
 
 class FaultTolerantLogger(Logger):
-    """A logger whose faults are told, and end nothing: what it cannot take is dropped, counted.
+    """A logger whose faults are reported, and end nothing: what it cannot take is dropped, counted.
 
-    Once it takes records again, or at the end, the number of those that it has not is told.
+    Once it takes records again, or at the end, the number of those that it has not is reported.
     """
 
     def __init__(self, logger: Logger, name: str, console: Console) -> None:

@@ -43,11 +43,11 @@ class Console:
         )
         return True
 
-    def advance(self, steps: int = 1, **told: str) -> None:
-        """Move the bar, if there is one; what is told stands behind it."""
+    def advance(self, steps: int = 1, **shown: str) -> None:
+        """Move the bar, if there is one; what is shown stands behind it."""
         if self._bar is not None:
-            if told:
-                self._bar.set_postfix(told, refresh=False)
+            if shown:
+                self._bar.set_postfix(shown, refresh=False)
             self._bar.update(steps)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ REPORTS = 10
 class TextLogger(Logger):
     """Prints a line a report interval, one an evaluation, and one after the first step.
 
-    may_end_early: num_steps is only the most that the run may take, so no time left is told.
+    may_end_early: num_steps is only the most that the run may take, so no time left is shown.
     """
 
     def __init__(self, num_steps: int, console: Console, *, may_end_early: bool = False) -> None:

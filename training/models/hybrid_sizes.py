@@ -77,7 +77,7 @@ class HybridConfig(Sizes):
     attention_bias: bool = False
     mlp_bias: bool = False
     rope_theta: float = 10000.0
-    context: int = 4096  # positions that it is meant for; told to others, no limit here
+    context: int = 4096  # positions that it is meant for; written to other formats, no limit here
     n_mamba_head: int
     mamba_head_dim: int = 64
     d_state: int = 128

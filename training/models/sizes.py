@@ -148,7 +148,7 @@ class LlamaConfig(Sizes):
     hidden_act: str = "silu"  # of the MLP: one of ACTIVATIONS
     attention_bias: bool = False
     mlp_bias: bool = False
-    context: int = 4096  # positions that it is meant for; told to others, no limit here
+    context: int = 4096  # positions that it is meant for; written to other formats, no limit here
 
     @property
     def d_head(self) -> int:

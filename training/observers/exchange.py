@@ -41,7 +41,7 @@ CLOSING = 1.0
 
 @dataclass(frozen=True)
 class Process:
-    """Where a rank runs, and where it will write its stacks; told to all ranks at the start."""
+    """Where a rank runs, and where it will write its stacks; sent to all ranks at the start."""
 
     host: str
     pid: int
@@ -52,7 +52,7 @@ class Process:
     def here(self) -> bool:
         return self.host == socket.gethostname()
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Say why it does not answer, as far as can be seen from here."""
         what = f"its process {self.pid} on {self.host}"
         if not self.here:
@@ -205,8 +205,8 @@ class Exchange:
         """Tell what this rank knows without the store, which rank 0, or torchrun by it, holds."""
         silent = {}
         if self._group.rank:
-            told = f"{self._processes[0].told()}; nor does the store that is kept there"
-            silent[0] = Silence(told, self._processes[0].stacks())
+            text = f"{self._processes[0].described()}; nor does the store that is kept there"
+            silent[0] = Silence(text, self._processes[0].stacks())
         self._reporter.hang(format_hang({self._group.rank: self._answer()}, silent))
 
     def is_first(self, task: str) -> bool:
@@ -226,7 +226,7 @@ class Exchange:
 
     def _talk(self) -> None:
         if self._wanted:
-            # A rank with longer steps waits longer: what it sees then has been told already.
+            # A rank with longer steps waits longer: what it sees then has been reported already.
             if self._heartbeat.last != self._told:
                 self._board.raise_alarm(self._answered)
             self._wanted = False
@@ -249,7 +249,7 @@ class Exchange:
         time.sleep(2 * self._interval + 1)  # each looks once an interval
         answers = self._board.answers(alarm, self._group.world_size)
         silent = {
-            rank: Silence(process.told(), process.stacks())
+            rank: Silence(process.described(), process.stacks())
             for rank, process in enumerate(self._processes)
             if rank not in answers
         }

@@ -1,4 +1,4 @@
-"""What the ranks answered when one of them saw no progress, in words, and where it is told."""
+"""What the ranks answered when one of them saw no progress, in words, and where it is reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Answer:
 class Silence:
     """A rank that did not answer: what can be seen of its process from outside."""
 
-    told: str
+    text: str
     stacks: str
 
 
@@ -62,7 +62,7 @@ def format_hang(answers: Mapping[int, Answer], silent: Mapping[int, Silence]) ->
     """Say who hangs, where every rank is, and the stacks of all; equal ones are shown once."""
     idle = max(answer.idle for answer in answers.values())
     lines = [f"hang: {find_verdict(answers, silent)}; no progress for {idle:.0f} s"]
-    lines += [f"  {_ranks([rank])}: {silence.told}" for rank, silence in sorted(silent.items())]
+    lines += [f"  {_ranks([rank])}: {silence.text}" for rank, silence in sorted(silent.items())]
     for where, ranks in _grouped({rank: answer.where for rank, answer in answers.items()}):
         shortest = min(answers[rank].idle for rank in ranks)
         lines.append(f"  {_ranks(ranks)}: in {where}, for {shortest:.0f} s")
@@ -112,18 +112,20 @@ class HangReporter:
         self._since = time.monotonic()
 
     def progress(self) -> None:
-        """There is progress: nothing is told if there was no hang, or another rank told of it."""
+        """There is progress: report the end of a hang, if this rank has reported the hang."""
         if self._since is not None:
             seconds = time.monotonic() - self._since
             self._since = None
-            self._write(f"hang: it has ended {seconds:.0f} s after it was told; the run goes on")
+            self._write(
+                f"hang: it has ended {seconds:.0f} s after it was reported; the run goes on"
+            )
 
     def error(self, text: str) -> None:
         self._console.say(f"error: {text}", sys.stderr)
 
     @property
     def open(self) -> bool:
-        """Whether this rank told of a hang that has not ended."""
+        """Whether this rank reported a hang that has not ended."""
         return self._since is not None
 
     def _write(self, text: str) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 
 
 class Observer:
-    """Is told what the run does; made before it, entered when it begins, left when it ends."""
+    """Follows what the run does; made before it, entered when it begins, left when it ends."""
 
     def __enter__(self) -> Observer:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """End what was begun; the parts that an error has cut short are not told one by one."""
+        """End what was begun; the parts that an error has cut short are not reported one by one."""
 
     def begin(self, phase: str) -> None:
         raise NotImplementedError

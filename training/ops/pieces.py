@@ -1,6 +1,6 @@
 """Rows that the ranks of a context group share: each has one contiguous piece of every row.
 
-A rank computes with the positions of its piece alone, and is told by the others what these hand on:
+A rank computes with the positions of its piece alone, and gets from the others what they hand on:
 
 - the last inputs of a convolution, from the rank before (`Piece.led`);
 - the state of a recurrence before the piece. Each rank has the state that its own steps leave

@@ -28,7 +28,7 @@ def angles(
 
     Positions (b, l), which begin anew with each document, give (b, l, d). d is even. length:
     positions of the text up to here, which some kinds of scaling go by. In bfloat16 positions above
-    256 could not be told from their neighbours.
+    256 could not be distinguished from their neighbours.
     """
     if scaling is not None and scaling.kind == "dynamic":
         theta = _raised(theta, d, scaling, length)

@@ -54,7 +54,7 @@ class Backend:
         raise NotImplementedError
 
     def mark(self, group: Group) -> None:
-        """Is told that a batch has gone back through the model, or that a step is taken."""
+        """Is called when a batch has gone back through the model, and when a step is taken."""
 
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Collect {"model", "optimizer"} by parameter name, a tied parameter once.

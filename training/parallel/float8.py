@@ -27,7 +27,7 @@ log = logging.getLogger("training.parallel.float8")
 def convert(
     blocks: Iterable[nn.Module], config: ParallelConfig, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Let the linear layers of the blocks multiply in float8, in place; told is what was done."""
+    """Let the linear layers of the blocks multiply in float8, in place; says what was done."""
     if not config.fp8:
         return
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -1,4 +1,4 @@
-"""Draw what runs have told: `python -m training.report RUN [RUN ...] -o DIR`.
+"""Draw what runs have reported: `python -m training.report RUN [RUN ...] -o DIR`.
 
 RUN is a run's folder, with its metrics.jsonl and config.json; the run may still be going on. Into
 DIR go report.html, a page that needs nothing beside it, and its pictures. The page says what ran

@@ -1,4 +1,4 @@
-"""What a run has told so far: its metrics.jsonl and config.json, whatever state they are in.
+"""What a run has reported so far: its metrics.jsonl and config.json, whatever state they are in.
 
 Light: no torch here, so that it can be read where none is installed.
 """
@@ -110,9 +110,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
                 f"{folder}: is not a folder" if folder.exists() else f"{folder}: not there"
             )
         elif not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
-            found.append(
-                f"{folder}: has no {METRICS}; a run's folder is the one it was told to save to"
-            )
+            found.append(f"{folder}: has no {METRICS}; a run's folder is the one it saves to")
         elif folder.resolve() in [other.resolve() for other in folders[:place]]:
             found.append(f"{folder}: was given twice")
     if found:
@@ -165,7 +163,7 @@ def read(folder: Path, name: str) -> Run:
         table.columns["training_seconds"] = clock(table.columns["step"])
     run = Run(name, steps, reports, evaluations, saves, settings, versions, facts)
     if not len(steps):
-        notes.append("has not told of a step yet")
+        notes.append("has not reported a step yet")
     if run.lost:
         count = f"{len(run.lost)} steps, the first of them {run.lost[0]}"
         notes.append(f"the loss is not a finite number in {count}")

@@ -26,15 +26,15 @@ def _model(run: Run) -> str:
 
 
 def _batch(run: Run) -> str:
-    """Sequences and tokens of a step; of older runs, the tokens that its steps have told."""
+    """Sequences and tokens of a step; of older runs, the tokens that its steps have reported."""
     facts = run.facts.get("batch", {})
     sequences, tokens = facts.get("sequences"), facts.get("tokens")
     seen = run.steps.columns["tokens_seen"]
     if tokens is None and len(seen) > 1 and math.isfinite(seen[-1] - seen[-2]):
         tokens = round(seen[-1] - seen[-2])
-    told = [f"{sequences:,} sequences"] if isinstance(sequences, int) else []
-    told += [f"{tokens:,} tokens a step"] if isinstance(tokens, int) else []
-    return ", ".join(told)
+    parts = [f"{sequences:,} sequences"] if isinstance(sequences, int) else []
+    parts += [f"{tokens:,} tokens a step"] if isinstance(tokens, int) else []
+    return ", ".join(parts)
 
 
 def _rate(run: Run) -> str:
@@ -47,12 +47,12 @@ def _image(run: Run) -> str:
     if "image" not in run.facts:
         return ""
     image = run.facts["image"]
-    told = [
+    parts = [
         f"{before}{value}"
         for name, before in (("target", ""), ("commit", "commit "), ("created", ""), ("file", ""))
         if (value := image.get(name))
     ]
-    return ", ".join(told) or "none of this project"
+    return ", ".join(parts) or "none of this project"
 
 
 def _versions(run: Run) -> str:

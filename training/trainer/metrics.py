@@ -11,7 +11,7 @@ Four kinds of records, the lines of SAVE/metrics.jsonl, in the order of the step
     {"kind": "save", "step", "seconds", "waited"}             a checkpoint of that step is complete
 tokens_per_second is of all ranks. seconds_per_step has no evaluations in it, and of saves what
 training waited for. A save took `seconds` until it was complete, for `waited` of which training
-stood still; it is told then, so steps after its own may come before it.
+stood still; it is noted then, so steps after its own may come before it.
 data_wait is the share of the time that steps waited for data, on the rank that waited longest.
 samples_per_second is that of all ranks, tflops that of one device by
 training.trainer.flops.model_tflops. mfu, the share of the device's peak by training.trainer.flops,

@@ -41,7 +41,7 @@ class Taken(NamedTuple):
 
 
 class TrainStep:
-    """Takes steps; all its ranks must, together. `phase` is told their parts."""
+    """Takes steps; all its ranks must, together. `phase` is entered for each part."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ def last_step(save: Path) -> int:
 def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was killed, went on, was stopped, and was brought to its end.
 
-    What status told on the way is in told.json beside it.
+    What status said on the way is in told.json beside it.
     """
     place = tmp_path_factory.mktemp("life")
     save, data, told = place / "run", write_text(place / "text"), {}

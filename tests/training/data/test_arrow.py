@@ -102,10 +102,10 @@ def test_the_vocabulary_is_that_of_the_set_or_the_largest_id(tmp_path: Path) -> 
     path = save(tmp_path / "set", [[1, 5, 99, 0]] * 3, [[-100, 1, 120, 3]] * 3)
     samples = Arrow(str(path), 4)
     assert samples.vocab_size == 121
-    assert "3 rows of 4 tokens" in samples.told() and "largest id 120" in samples.told()
+    assert "3 rows of 4 tokens" in samples.described() and "largest id 120" in samples.described()
     (path / "sqshforge.json").write_text(json.dumps({"vocab_size": 50277}))
     samples = Arrow(str(path), 4)
-    assert samples.vocab_size == 50277 and "largest" not in samples.told()
+    assert samples.vocab_size == 50277 and "largest" not in samples.described()
 
 
 def test_the_fingerprint_is_the_content_not_the_place(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def noting(made: list[str]) -> Callable[[Path, Path], Converted]:
 def test_lines_of_all_lengths(folder: Path) -> None:
     samples = Lines(folder, 4, seed=0)
     assert len(samples) == 5 and samples.vocab_size == 501
-    assert samples.told() == "22 tokens in 5 lines of 3 files"
+    assert samples.described() == "22 tokens in 5 lines of 3 files"
     whole, exact, long, short, single = every(samples)
     assert whole == ([100, 101, 102, 103], [101, 102, 103, 104]), "l + 1 tokens"
     assert exact == ([200, 201, 202, 203], [201, 202, 203, -100]), "l tokens: nothing follows"

@@ -40,7 +40,7 @@ class Numbered:
         row = torch.tensor([self.tag, index])
         return Sample(row, row, torch.full((2,), 0.5) if self.weighted else None)
 
-    def told(self) -> str:
+    def described(self) -> str:
         return f"{self.count:,} things"
 
     def is_here(self) -> bool:
@@ -177,7 +177,7 @@ def test_more_sources_than_slots_have_one_each() -> None:
 
 def test_sources_of_weight_0_are_not_read() -> None:
     mixture = mixed((500, 0.0), (7, 1.0))
-    assert mixture.vocab_size == 8 and mixture.told() == "s1: 7 things"
+    assert mixture.vocab_size == 8 and mixture.described() == "s1: 7 things"
     assert {tag for tag, _ in drawn(mixture, len(mixture))} == {1}
     assert mixed((0, 0.0), (7, 1.0)).passes(7) == {"s1": 1}
 

@@ -113,7 +113,7 @@ def test_windows_do_not_cross_files_which_come_sorted(tmp_path: Path) -> None:
     samples = Packed(f"{tmp_path}/*", 4)
     firsts = [samples[index].inputs.tolist() for index in range(len(samples))]
     assert firsts == [[0, 1, 2, 3], [100, 101, 102, 103], [105, 106, 107, 108]]
-    assert samples.told() == "21 tokens in 3 files"
+    assert samples.described() == "21 tokens in 3 files"
     with pytest.raises(IndexError):
         samples[3]
     several = Packed([f"{tmp_path}/b.npy", f"{tmp_path}/[ac].npy", f"{tmp_path}/a.npy"], 4)
@@ -261,10 +261,10 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), PackedWriter(path) as out:
         out.write(range(20))
         raise KeyboardInterrupt
-    assert Packed(str(path), 4).told() == "10 tokens in 1 files"
+    assert Packed(str(path), 4).described() == "10 tokens in 1 files"
     with PackedWriter(path) as out:
         out.write(range(20))
-    assert Packed(str(path), 4).told() == "20 tokens in 1 files"
+    assert Packed(str(path), 4).described() == "20 tokens in 1 files"
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -285,7 +285,7 @@ def test_a_size_of_an_older_file_never_stands_beside_a_new_one(
     with pytest.raises(TrainingError, match="No space left"), PackedWriter(path) as out:
         out.write(range(20))
     assert [one.name for one in tmp_path.iterdir()] == ["a"]
-    assert Packed(str(path), 4).told() == "20 tokens in 1 files"
+    assert Packed(str(path), 4).described() == "20 tokens in 1 files"
 
 
 def test_messages_are_one_line(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from training.entrypoint import told
+from training.entrypoint import exit_code
 
 SAID = (
     "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
@@ -21,7 +21,7 @@ def test_a_rank_that_lost_another_says_so_in_a_line(
 ) -> None:
     """What happened is told by the one that failed."""
     monkeypatch.setenv("RANK", "3")
-    assert told(lambda: fail(SAID)) == 1
+    assert exit_code(lambda: fail(SAID)) == 1
     assert capsys.readouterr().err == (
         "rank 3: another rank is gone: Connection closed by peer [10.0.0.6]:31337.\n"
     )
@@ -31,7 +31,9 @@ def test_it_names_the_peer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "1")
-    told(lambda: fail("[pair.cc:547] Read error [10.0.0.5]:61098: Connection reset by peer. Check"))
+    exit_code(
+        lambda: fail("[pair.cc:547] Read error [10.0.0.5]:61098: Connection reset by peer. Check")
+    )
     said = "rank 1: another rank is gone: Read error [10.0.0.5]:61098: Connection reset by peer\n"
     assert capsys.readouterr().err == said
 
@@ -39,7 +41,7 @@ def test_it_names_the_peer(
 def test_any_other_error_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     with pytest.raises(RuntimeError, match="out of memory"):
-        told(lambda: fail("CUDA out of memory"))
+        exit_code(lambda: fail("CUDA out of memory"))
     monkeypatch.delenv("RANK")
     with pytest.raises(RuntimeError, match="closed by peer"):
-        told(lambda: fail(SAID))
+        exit_code(lambda: fail(SAID))

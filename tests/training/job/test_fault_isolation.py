@@ -111,7 +111,7 @@ def test_versions() -> None:
     assert (fault.rank, fault.text) == (2, "torch is 2.11, not 2.13 as on a, b")
     (fault,) = version_faults(same[1:], NAMES)
     assert fault.rank is None
-    assert fault.text == "torch: 2.13 on b; 2.11 on c: which is right cannot be told"
+    assert fault.text == "torch: 2.13 on b; 2.11 on c: which is right is not known"
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,8 @@ def work():
     group.barrier()
 
 if __name__ == "__main__":
-    from training.entrypoint import leave, told
-    leave(told(work))
+    from training.entrypoint import exit_code, leave
+    leave(exit_code(work))
 """
 
 
@@ -66,8 +66,8 @@ def work():
     sys.exit(1)
 
 if __name__ == "__main__":
-    from training.entrypoint import told
-    sys.exit(told(work))
+    from training.entrypoint import exit_code
+    sys.exit(exit_code(work))
 """
 
 

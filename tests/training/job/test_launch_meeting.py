@@ -34,8 +34,8 @@ def work():
     return 0
 
 if __name__ == "__main__":
-    from training.entrypoint import leave, told
-    leave(told(work))
+    from training.entrypoint import exit_code, leave
+    leave(exit_code(work))
 """
 
 

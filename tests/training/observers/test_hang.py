@@ -145,7 +145,9 @@ def test_reading_that_hangs_is_told_once_and_so_is_its_end(tmp_path: Path) -> No
     text = said(tmp_path)
     assert "hang: rank 0 hangs in step 4, data; no progress for" in text
     assert len(re.findall(r"^hang: ", text, re.MULTILINE)) == 2
-    assert re.search(r"^hang: it has ended \d+ s after it was told; the run goes on", text, re.M)
+    assert re.search(
+        r"^hang: it has ended \d+ s after it was reported; the run goes on", text, re.M
+    )
 
 
 @pytest.mark.processes

@@ -139,7 +139,7 @@ def test_a_run_without_steps_beside_one_that_has_some(tmp_path: Path) -> None:
     (young / "metrics.jsonl").unlink()
     page = made(tmp_path, empty, write(tmp_path / "run", history(3)), young)
     assert [page.row(i)["steps"] for i in range(3)] == ["0 of 40", "3 of 40", "0 of 40"]
-    assert page.notes == [f"{name}: has not told of a step yet" for name in ("empty", "young")]
+    assert page.notes == [f"{name}: has not reported a step yet" for name in ("empty", "young")]
     done = report(empty, young, "-o", tmp_path / "none")
     assert done.returncode == 2 and not (tmp_path / "none").exists()
     assert done.stderr == (
@@ -197,8 +197,7 @@ def test_folders_that_hold_no_run(tmp_path: Path) -> None:
     assert done.stderr.splitlines() == [
         "error: 4 faults",
         f"  - {tmp_path}/none: not there",
-        f"  - {tmp_path}/bare: has no metrics.jsonl; "
-        "a run's folder is the one it was told to save to",
+        f"  - {tmp_path}/bare: has no metrics.jsonl; a run's folder is the one it saves to",
         f"  - {run}/config.json: is not a folder",
         f"  - {run}: was given twice",
     ]

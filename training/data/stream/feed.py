@@ -191,7 +191,7 @@ def open_shards(config: Config, setting: str) -> Shards:
             name, data.dataset_config, split, data.stream_retries, held_out=not training
         )
         shards.tried(lambda: next(shards.read(0, 0), None))
-        for line in shards.told():
+        for line in shards.described():
             log.info(f"{setting}: {line}")
         if not training:
             _require_held_out(shards, config)

@@ -129,14 +129,14 @@ class Shards:
     def is_saved(self) -> bool:
         return self.local is not None and self.local.is_saved
 
-    def told(self) -> list[str]:
+    def described(self) -> list[str]:
         """Say what is read, and what the user may not expect of it."""
         if not self.local:
             return [f"split {self.split!r} of {self.name}"]
         warnings = [f"WARNING: {warning}" for warning in self.local.warnings(self.split)]
         others = [name for name in self.local.splits if name != self.split]
         rest = f" (not the splits {', '.join(others)})" if others else ""
-        return [self.local.told(self.split) + rest, *warnings]
+        return [self.local.described(self.split) + rest, *warnings]
 
     def is_here(self) -> bool:
         """Tell whether the files are on this machine too, by one; at URLs they are."""

@@ -108,7 +108,7 @@ def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.in
 def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
     datasets = datasets_library("--dataset: texts are read")
     if not is_local(name):
-        with _told(name, hub=True):
+        with _reporting(name, hub=True):
             return datasets.load_dataset(name, config, split=split)
     try:
         local = find(name, config or "")
@@ -116,14 +116,14 @@ def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
             files = local.files(one)
             for warning in local.warnings(one):
                 print(f"warning: {warning}", file=sys.stderr)
-            print(f"reading {local.told(one)}")
+            print(f"reading {local.described(one)}")
             if sample_by == "document":
                 _check_sizes(files)
     except NoSplit as error:
         raise RequestError(f"--split: {error}") from error
     except RequestError as error:
         raise RequestError(f"--dataset: {error}") from error
-    with _told(name):
+    with _reporting(name):
         return local.load(split, sample_by=sample_by)
 
 
@@ -136,7 +136,7 @@ def _check_sizes(files: Sequence[str]) -> None:
             )
 
 
-class _told:  # noqa: N801, used as a phrase: with _told(name)
+class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
     """Turn whatever datasets raises into one line."""
 
     def __init__(self, name: str, *, hub: bool = False) -> None:

@@ -29,7 +29,7 @@ _NEURON = Path("sys/class/neuron_device")
 class Gpu:
     """A GPU, in the order of PCI, which is CUDA's for equal ones."""
 
-    uuid: str  # empty: not told
+    uuid: str  # empty: not known
     numa: int
 
 
@@ -42,11 +42,11 @@ def count_devices(root: Path, name: str) -> int:
 
 def list_gpus(root: Path) -> list[Gpu]:
     """List NVIDIA's GPUs; empty where neither their driver nor PCI shows them."""
-    told = {one.parent.name: file_text(one) for one in (root / _PROC).glob("*/information")}
-    if told:
+    found = {one.parent.name: file_text(one) for one in (root / _PROC).glob("*/information")}
+    if found:
         return [
             Gpu(uuid=_line(text, "GPU UUID"), numa=_numa(root, place))
-            for place, text in sorted(told.items())
+            for place, text in sorted(found.items())
         ]
     return [
         Gpu(uuid="", numa=_numa(root, one.name))
@@ -77,8 +77,8 @@ def places_of_chips(root: Path, programs: str) -> list[int]:
         done = subprocess.run(
             [program, "--json-output"], capture_output=True, text=True, timeout=TIMEOUT
         )
-        told = {one["neuron_device"]: str(one["bdf"]) for one in json.loads(done.stdout)}
-        return [_numa(root, told[number]) for number in range(count)]
+        addresses = {one["neuron_device"]: str(one["bdf"]) for one in json.loads(done.stdout)}
+        return [_numa(root, addresses[number]) for number in range(count)]
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError):
         return [UNKNOWN] * count
 

@@ -35,7 +35,7 @@ class Software:
     nccl: Version = ()
     kernel: Version = ()
 
-    def told(self) -> str:
+    def described(self) -> str:
         """Name those that are known."""
         named = {
             "libfabric": self.libfabric,

@@ -38,10 +38,10 @@ def limits_to_raise(limits: tuple[Limit, ...], efa: bool) -> tuple[Limit, ...]:
 def describe_limits(limits: tuple[Limit, ...], efa: bool) -> list[Decision]:
     """Tell what will count once they are raised."""
     raised = [one.name for one in limits_to_raise(limits, efa)]
-    told = [one for one in limits if one.name != "memlock" or efa]
-    values = ", ".join(f"{one.name} {_text(one)}" for one in told)
+    shown = [one for one in limits if one.name != "memlock" or efa]
+    values = ", ".join(f"{one.name} {_text(one)}" for one in shown)
     why = f"; {', '.join(raised)} raised" if raised else ""
-    return [Decision("limits", "as high as allowed", f"{values}{why}")] if told else []
+    return [Decision("limits", "as high as allowed", f"{values}{why}")] if shown else []
 
 
 def limit_warnings(limits: tuple[Limit, ...], efa: bool) -> list[str]:

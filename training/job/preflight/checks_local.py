@@ -131,15 +131,15 @@ def check_space(root: Path, environment: Mapping[str, str]) -> tuple[str, list[s
         "temporary": Path(environment.get("TMPDIR") or "/tmp"),
         "memory": root / "dev/shm",
     }
-    told, faults = [], []
+    sizes, faults = [], []
     for what, place in places.items():
         free = shutil.disk_usage(place).free
-        told.append(f"{place} {_size(free)}")
+        sizes.append(f"{place} {_size(free)}")
         if free < LEAST_FREE[what]:
             faults.append(f"{place} has {_size(free)} free, less than {_size(LEAST_FREE[what])}")
         elif not os.access(place, os.W_OK):
             faults.append(f"{place} cannot be written to")
-    return ", ".join(told), faults
+    return ", ".join(sizes), faults
 
 
 def _size(count: int) -> str:

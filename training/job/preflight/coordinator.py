@@ -102,8 +102,8 @@ class Coordinator:
             else:
                 text = f"it has not come within {limit:g} s"
             self._faults.append(Fault("node", rank, text))
-        told = f"{len(answers)} of {self._job.nodes} have come"
-        self._rows.append(TableRow("node", time.monotonic() - self._began, told))
+        summary = f"{len(answers)} of {self._job.nodes} have come"
+        self._rows.append(TableRow("node", time.monotonic() - self._began, summary))
         self._rows += report_rows(list(self._reports.values()))
         self._faults += fault_isolation.own_faults(self._reports.values())
 
@@ -150,8 +150,8 @@ class Coordinator:
         backend = backends.most_common(1)[0][0] if backends else ""
         nodes = [rank for rank, report in self._reports.items() if report.backend == backend]
         if not backend or len(nodes) < 2:
-            told = "one node alone" if self._job.nodes == 1 else "not tried"
-            self._rows.append(TableRow("across", 0.0, told))
+            summary = "one node alone" if self._job.nodes == 1 else "not tried"
+            self._rows.append(TableRow("across", 0.0, summary))
             return
         began = time.monotonic()
         try:
@@ -161,8 +161,8 @@ class Coordinator:
             self._rows.append(TableRow("across", time.monotonic() - began, "not tried"))
             return
         self._faults += self._find(nodes, len(nodes) if backend == "nccl" else WIDTH)
-        told = f"{backend}, {sum(self._reports[rank].crew for rank in nodes)} processes"
-        self._rows.append(TableRow("across", time.monotonic() - began, told))
+        summary = f"{backend}, {sum(self._reports[rank].crew for rank in nodes)} processes"
+        self._rows.append(TableRow("across", time.monotonic() - began, summary))
 
     def _find(self, nodes: Sequence[int], width: int) -> list[Fault]:
         """Let all compute, and those that fail to in pairs, until it is known who is at fault."""
@@ -181,9 +181,9 @@ class Coordinator:
             # Workers that hung start anew, and load torch, before the time of the pairs begins.
             ranks = [rank for pair in pairs for rank in pair]
             self._ask({rank: {"do": "ready"} for rank in ranks}, self._settings.limit)
-            told = self._reduce([list(pair) for pair in pairs], name, self._settings.pair_limit)
-            reasons.update({rank: reason for rank, reason in told.items() if reason})
-            tried.update({pair: not any(told[rank] for rank in pair) for pair in pairs})
+            answers = self._reduce([list(pair) for pair in pairs], name, self._settings.pair_limit)
+            reasons.update({rank: reason for rank, reason in answers.items() if reason})
+            tried.update({pair: not any(answers[rank] for rank in pair) for pair in pairs})
 
         rounds = zip_longest(*(ring_rounds(group) for group in groups), fillvalue=[])
         for number, parts in enumerate(rounds):
@@ -264,7 +264,7 @@ class Coordinator:
 
     def _add_seconds(self, name: str, seconds: float) -> None:
         self._rows = [
-            TableRow(row.check, row.seconds + seconds, row.told) if row.check == name else row
+            TableRow(row.check, row.seconds + seconds, row.summary) if row.check == name else row
             for row in self._rows
         ]
 
@@ -280,17 +280,17 @@ class TableRow:
 
     check: str
     seconds: float  # of the slowest node
-    told: str
+    summary: str
 
 
 def report_rows(reports: Sequence[Report]) -> list[TableRow]:
-    """What most nodes told of their own checks."""
+    """What most nodes found in their own checks."""
     found = []
     for name in CHECKS:
         own = [one for report in reports for one in report.findings if one.check == name]
         if own:
-            told, _ = Counter(one.told for one in own).most_common(1)[0]
-            found.append(TableRow(name, max(one.seconds for one in own), told))
+            summary, _ = Counter(one.summary for one in own).most_common(1)[0]
+            found.append(TableRow(name, max(one.seconds for one in own), summary))
     return found
 
 
@@ -303,7 +303,7 @@ def format_table(
     found = []
     for row in ordered:
         word = "BAD" if row.check in bad else "ok"
-        found.append(f"  {row.check:8}  {word:3}  {row.seconds:5.1f} s  {row.told}".rstrip())
+        found.append(f"  {row.check:8}  {word:3}  {row.seconds:5.1f} s  {row.summary}".rstrip())
     count = "1 node" if nodes == 1 else f"{nodes} nodes"
     return "\n".join([f"training.preflight: {count}, {seconds:.1f} s", *found])
 

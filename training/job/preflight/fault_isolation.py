@@ -16,12 +16,12 @@ SKEW = 5.0
 """Seconds that a clock may be off. Those that a time server sets differ by milliseconds: one that
 is off by this has none, and drifts on until munge (300 s) and S3 (15 minutes) refuse its word."""
 
-UNTOLD = "which is right cannot be told"
+UNKNOWN = "which is right is not known"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The nodes that are at fault, and what cannot be told."""
+    """The nodes that are at fault, and what is not known."""
 
     odd: frozenset[int] = frozenset()  # well with none of the majority
     apart: tuple[frozenset[int], ...] = ()  # groups without a majority, each well in itself
@@ -127,8 +127,8 @@ def version_faults(reports: Sequence[Report], names: NodeNames) -> list[Fault]:
             continue
         most = majority([frozenset(ranks) for ranks in having.values()])
         if most is None:
-            told = "; ".join(f"{value} on {names.several(r)}" for value, r in having.items())
-            faults.append(Fault("versions", None, f"{what}: {told}: {UNTOLD}"))
+            values = "; ".join(f"{value} on {names.several(r)}" for value, r in having.items())
+            faults.append(Fault("versions", None, f"{what}: {values}: {UNKNOWN}"))
             continue
         usual = next(value for value, ranks in having.items() if ranks == most)
         for value, ranks in having.items():
@@ -150,7 +150,9 @@ def folder_faults(nodes: Sequence[int], seen: Mapping[Pair, bool], names: NodeNa
         for rank in sorted(judged.odd)
     ]
     if judged.apart:
-        faults.append(Fault("folder", None, f"{_apart(judged, names)} do not see {what}: {UNTOLD}"))
+        faults.append(
+            Fault("folder", None, f"{_apart(judged, names)} do not see {what}: {UNKNOWN}")
+        )
     return faults + [
         Fault(
             "folder", None, f"{names[one]} and {names[other]} do not see {what}, though others do"
@@ -170,8 +172,8 @@ def clock_faults(offsets: Mapping[int, tuple[float, float]], names: NodeNames) -
         if abs(ahead - usual) - error > SKEW
     }
     if 2 * len(off) >= len(offsets):
-        told = ", ".join(f"{names[rank]} {ahead:+.1f} s" for rank, (ahead, _) in offsets.items())
-        return [Fault("clock", None, f"clocks differ: {told}: {UNTOLD}")]
+        values = ", ".join(f"{names[rank]} {ahead:+.1f} s" for rank, (ahead, _) in offsets.items())
+        return [Fault("clock", None, f"clocks differ: {values}: {UNKNOWN}")]
     return [
         Fault(
             "clock", rank, f"{abs(ahead):.1f} s {'ahead of' if ahead > 0 else 'behind'} the others"
@@ -194,18 +196,18 @@ def network_faults(
         text = f"its all-reduce with {names.several(with_)} fails: {reasons.get(rank, 'no reason')}"
         faults.append(Fault("across", rank, text))
     if judged.apart:
-        text = f"{_apart(judged, names)} fail to compute together: {UNTOLD}"
+        text = f"{_apart(judged, names)} fail to compute together: {UNKNOWN}"
         said = next((reasons[rank] for rank in sorted(reasons)), "")
         faults.append(Fault("across", None, f"{text} ({said})" if said else text))
     for one, other in judged.links:
         text = (
             f"{names[one]} and {names[other]} fail to compute together ({reasons.get(one, '')}), "
-            f"though each does with others: the link between them, and {UNTOLD}"
+            f"though each does with others: the link between them, and {UNKNOWN}"
         )
         faults.append(Fault("across", None, text))
     if not faults:
         text = f"{names.several(nodes)} fail to compute together, though every pair tried does not"
-        faults.append(Fault("across", None, f"{text}: which node it is cannot be told"))
+        faults.append(Fault("across", None, f"{text}: which node it is is not known"))
     return faults
 
 

@@ -20,13 +20,13 @@ class Finding:
 
     check: str
     seconds: float
-    told: str  # what there is; of a node that is well, too
+    summary: str  # what there is; of a node that is well, too
     faults: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong, and the node that it is wrong on; None where that cannot be told."""
+    """What is wrong, and the node that it is wrong on; None where that is not known."""
 
     check: str
     rank: int | None
@@ -63,13 +63,13 @@ def run_check(
     """Run one check; it gives what it saw and its faults, and what it raises is a fault too."""
     began = monotonic()
     try:
-        told, faults = call_with_timeout(seconds, work)
+        summary, faults = call_with_timeout(seconds, work)
     except TimeoutError:
-        told, faults = "", [f"no answer within {seconds:.0f} s"]
+        summary, faults = "", [f"no answer within {seconds:.0f} s"]
     except OSError as error:
         place = f"{error.filename}: " if error.filename else ""
-        told, faults = "", [f"{place}{error.strerror or error}"]
-    return Finding(name, monotonic() - began, told, tuple(faults))
+        summary, faults = "", [f"{place}{error.strerror or error}"]
+    return Finding(name, monotonic() - began, summary, tuple(faults))
 
 
 def call_with_timeout(seconds: float, work: Callable[[], T]) -> T:

@@ -52,8 +52,8 @@ def run(
     try:
         coordinator = Coordinator(job, settings, names, clock, os.urandom(8).hex(), port)
     except OSError as error:
-        told = f"port {port} of {names[0]}, where the nodes meet: {error.strerror or error}"
-        raise BadNode(f"preflight: {told}; MASTER_PORT leads to another") from error
+        why = f"port {port} of {names[0]}, where the nodes meet: {error.strerror or error}"
+        raise BadNode(f"preflight: {why}; MASTER_PORT leads to another") from error
     thread = threading.Thread(target=coordinator.run, name="preflight-coordinator", daemon=True)
     thread.start()
     Participant(plan, environment, settings, names, clock, root).run(address, coordinator.port)
@@ -96,8 +96,8 @@ class Participant:
                 self._talk(wire)
             except (OSError, ValueError) as error:
                 first = self._names[0]
-                told = f"{first}, the first node, has ended or fallen silent: {error}"
-                raise BadNode(f"preflight: {told}", local=True) from error
+                why = f"{first}, the first node, has ended or fallen silent: {error}"
+                raise BadNode(f"preflight: {why}", local=True) from error
             finally:
                 wire.close()
                 if self._shared is not None:
@@ -116,7 +116,7 @@ class Participant:
         if "refused" in welcome:
             raise TrainingError(f"preflight: {address}:{port}: {welcome['refused']}", local=True)
         self._nonce = welcome["nonce"]
-        # In nine tenths of the time that there is, so that even what hangs is told in time.
+        # In nine tenths of the time that there is, so that even what hangs is reported in time.
         report = checks_local.check_node(
             self._plan,
             self._environment,

@@ -44,7 +44,7 @@ class Rendezvous:
 
 
 def main() -> None:
-    """Keep a store at any free port until standard input ends; the port is told on its output."""
+    """Keep a store at any free port until standard input ends; it writes the port to its output."""
     from torch.distributed import TCPStore
 
     limit = timedelta(seconds=30)

@@ -129,8 +129,8 @@ class _Worker:
         size = os.fstat(self._log.fileno()).st_size
         data = os.pread(self._log.fileno(), 4096, max(0, size - 4096))
         lines = data.decode(errors="replace").split("\n")
-        told = [line.strip() for line in lines if not _CHATTER.match(line)]
-        return next((line[:200] for line in reversed(told) if line), "")
+        output = [line.strip() for line in lines if not _CHATTER.match(line)]
+        return next((line[:200] for line in reversed(output) if line), "")
 
     def _read(self, descriptor: int) -> None:
         with os.fdopen(descriptor) as answers:

@@ -2,7 +2,7 @@
 
 The flags are those of the run, whose newest checkpoint it begins from; the run must not be under
 way. Each node takes the same steps alone, with its own processes, and the bits are compared.
-Exit codes: 0 the nodes agree, or it cannot be told, 87 a bad node, 1 it could not be tried, 2 the
+Exit codes: 0 the nodes agree, or none can be named, 87 a bad node, 1 it could not be tried, 2 the
 request was wrong.
 """
 

@@ -43,7 +43,7 @@ class Verdict:
 
     bad: tuple[int, ...] = ()
     lines: tuple[str, ...] = ()
-    is_open: bool = False  # nodes differ, and it cannot be told which of them is bad
+    is_open: bool = False  # nodes differ, and which of them is bad is not known
     was_tried: bool = True
 
 
@@ -86,8 +86,8 @@ def compare_again(
         ]
         return Verdict(bad=bad, lines=tuple(lines))
     named = ", ".join(names[node] for node in sorted(first))
-    told = f"{named} differ, each always in the same way: one more node would tell which is wrong"
-    return Verdict(lines=(told,), is_open=True)
+    line = f"{named} differ, each always in the same way: one more node would tell which is wrong"
+    return Verdict(lines=(line,), is_open=True)
 
 
 def _agreed(outcome: Outcome, nodes: int) -> str:

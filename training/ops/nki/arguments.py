@@ -1,4 +1,4 @@
-"""What the kernels take, told before one is compiled."""
+"""What the kernels take, checked before one is compiled."""
 
 # ruff: noqa: N803  (A, B, C, D are the paper's own names)
 from __future__ import annotations
@@ -52,6 +52,6 @@ def _dtype(name: str, tensor: Tensor) -> str:
 
 
 def _raise(what: str, faults: list[str]) -> None:
-    told = [f"NKI, {what}: {fault}" for fault in faults if fault]
-    if told:
-        raise RequestError.of(told)
+    found = [f"NKI, {what}: {fault}" for fault in faults if fault]
+    if found:
+        raise RequestError.of(found)

@@ -1,4 +1,4 @@
-"""What the library's backend does not do, told before training."""
+"""What the library's backend does not do, refused before training."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def _layers(model: nn.Module, parallel: ParallelConfig) -> set[type[nn.Module]]:
 
 
 def _context(config: Config, group: Group) -> Callable[[], AbstractContextManager[Any]]:
-    """Give what stands around the model's forward pass: float8, where it can be; told if not."""
+    """Give what stands around the model's forward pass: float8, where it can be; says if not."""
     parallel = config.parallel
     if not parallel.fp8:
         return nullcontext

@@ -121,7 +121,7 @@ class SchedulerSection:
 
 @dataclass(frozen=True, kw_only=True)
 class FsdpSection:
-    """What Composer's FSDP is told, where there are GPUs."""
+    """The settings of Composer's FSDP, where there are GPUs."""
 
     sharding_strategy: str = setting(
         "FULL_SHARD",
@@ -268,14 +268,14 @@ def _faults(config: ComposerConfig) -> list[str]:
 
 def _data_faults(data: DataSection) -> list[str]:
     found = [] if data.parts else ["data.text_paths: no data is given, nor in code_paths"]
-    for name, parts, told in (
+    for name, parts, given in (
         ("text", data.text_paths, data.text_percentage),
         ("code", data.code_paths, data.code_percentage),
     ):
         share = math.fsum(part.weight for part in parts)
-        if told is not None and abs(share - told) > _ALIKE:
+        if given is not None and abs(share - given) > _ALIKE:
             found.append(
-                f"data.{name}_percentage: is {told}, and the weights of {name}_paths sum to "
+                f"data.{name}_percentage: is {given}, and the weights of {name}_paths sum to "
                 f"{share}; leave it out, it is derived from them"
             )
     if not data.num_workers and data.prefetch_factor != DataSection.prefetch_factor:
@@ -313,8 +313,8 @@ def _schedule_faults(config: ComposerConfig) -> list[str]:
             config.schedule, config.num_steps, config.optimizer.lr, config.tokens_per_step
         )
     except RequestError as error:
-        told = [line for line in str(error).splitlines() if not line.endswith(" faults")]
-        return [f"scheduler.{line.removeprefix('  - ')}" for line in told]
+        lines = [line for line in str(error).splitlines() if not line.endswith(" faults")]
+        return [f"scheduler.{line.removeprefix('  - ')}" for line in lines]
     return []
 
 

@@ -208,7 +208,7 @@ def held_out(config: ComposerConfig, say: Say) -> list[Evaluator]:
         packed = _packed(config, one.path, where, training=False)
         if not len(packed):
             raise RequestError(
-                f"{where}: {one.path} has {packed.told()}, which make no sample of seq_len "
+                f"{where}: {one.path} has {packed.described()}, which make no sample of seq_len "
                 f"{data.seq_len}"
             )
         try:

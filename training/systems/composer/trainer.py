@@ -124,9 +124,9 @@ def _fit(trainer: Trainer) -> None:
     try:
         trainer.fit()
     except TrainingError as error:
-        told = str(error)
-        if told.startswith("Caught "):  # by a process that reads ahead; its traceback is there too
-            raise TrainingError(told.rpartition("Error: ")[2].strip(), local=True) from error
+        text = str(error)
+        if text.startswith("Caught "):  # by a process that reads ahead; its traceback is there too
+            raise TrainingError(text.rpartition("Error: ")[2].strip(), local=True) from error
         raise
 
 

@@ -42,12 +42,12 @@ def read(path: Path, changes: Sequence[str] = ()) -> ComposerConfig:
         else:
             found[section] = _section(section, given or {}, faults)
     if not any(fault.startswith(f"data.{name}:") for fault in faults for name in _LISTS):
-        # What is told of data that could not be read would not be true.
+        # What would be said of data that could not be read would not be true.
         try:
             made = ComposerConfig(**{n: SECTIONS[n](**values) for n, values in found.items()})
         except RequestError as error:
-            told = [line for line in str(error).splitlines() if not line.endswith(" faults")]
-            faults += [line.removeprefix("  - ") for line in told]
+            lines = [line for line in str(error).splitlines() if not line.endswith(" faults")]
+            faults += [line.removeprefix("  - ") for line in lines]
     if faults:
         raise RequestError.of([f"{path}: {fault}" for fault in dict.fromkeys(faults)])
     return made
@@ -106,7 +106,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
         if not (equals and dot and key) or section.startswith("-"):
             raise RequestError(f"{change!r} is no change of a setting; write section.name=value")
         if not isinstance(found.setdefault(section, {}) or {}, Mapping):
-            continue  # the section itself is wrong, which is told
+            continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
         # What is a text is meant as it stands: a folder may be called 1e3.
         is_text = key in known and known[key].read is str
@@ -119,7 +119,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
 
 
 def _section(section: str, given: Mapping[Any, Any], faults: list[str]) -> dict[str, Any]:
-    """Read the keys of a section; a value that is wrong is left out, and told."""
+    """Read the keys of a section; a value that is wrong is left out, and reported."""
     known = named(SECTIONS[section])
     found: dict[str, Any] = {}
     for name, value in given.items():

@@ -1,6 +1,6 @@
 """The flags of the program for SMP v2 (SageMaker's model parallel library, version 2).
 
-Some of them can only ask for what is done anyway: other values are refused, told why.
+Some of them can only ask for what is done anyway: other values are refused, with the reason.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIXED = "taken for the system's own command lines"
 
 @dataclass(frozen=True)
 class FixedFlag:
-    """A flag of which some values ask for what is done anyway; others are refused, told why."""
+    """A flag of which some values ask for what is done anyway; others are refused, and why."""
 
     name: str
     read: Callable[[str], Any]
@@ -216,7 +216,7 @@ OWN = (
             "use_smp_implementation",
             boolean,
             False,
-            "the library's own layers; without the library those of training.models, told",
+            "the library's own layers; without the library those of training.models, and says so",
         ),
     ),
     *_in(

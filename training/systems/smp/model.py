@@ -1,6 +1,6 @@
 """Which model the flags mean, and where training begins.
 
-The model is told by its size, its sizes, or a pretrained one's config. Training begins with random
+The model is given by its size, its sizes, or a pretrained one's config. Training begins with random
 weights, those of a pretrained model, or a file of weights.
 """
 

@@ -33,7 +33,7 @@ def has_smp_library() -> bool:
 def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str]) -> dict[str, Any]:
     """Give the settings of ours that the flags mean.
 
-    To `notes` is added what the user should be told, to `faults` what is wrong.
+    To `notes` is added what the user should know, to `faults` what is wrong.
     """
     test = given["test_dir"]
     if given["zipped_data"] is not None and not _is_lines(given):
@@ -117,7 +117,7 @@ def sharding_settings(
     """Give the settings of ours that the flags mean.
 
     With a shard_degree the sharding is hybrid, in groups of so many data-parallel ranks, each of
-    which is a tensor group. To `notes` is added what the user should be told, to `faults` what is
+    which is a tensor group. To `notes` is added what the user should know, to `faults` what is
     wrong.
     """
     strategy, degree = given["sharding_strategy"], given["shard_degree"]
