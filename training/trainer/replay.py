@@ -7,12 +7,8 @@ give can be compared with another node's, not with the run's own losses.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import importlib
 import json
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,9 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from training import cli, compat, manifest
+from training import compat, manifest
 from training.config.config import Config, RunConfig
-from training.entrypoint import exit_code, leave
 from training.errors import RequestError
 from training.parallel.backend import find_backend
 from training.trainer.run import set_up
@@ -94,33 +89,3 @@ def digest(model: nn.Module) -> str:
         part = part.to_local() if isinstance(part, compat.DTensor) else part
         found.update(part.cpu().contiguous().flatten().view(torch.uint8).numpy())
     return found.hexdigest()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Replay as training.job.replay asks for; the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python3 -m training.trainer.replay",
-        description=str(__doc__),
-        formatter_class=cli.HelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument("--module", metavar="NAME", required=True, help="the run's entry point")
-    parser.add_argument("--steps", metavar="INT", type=int, required=True, help="how many")
-    parser.add_argument(
-        "--scratch", metavar="DIR", required=True, help="folder that the replay may write to"
-    )
-    parser.add_argument(
-        "--output", metavar="FILE", type=Path, required=True, help="what the steps gave, as JSON"
-    )
-    parser.add_argument("flags", metavar="FLAG", nargs="*", help="the flags of the run, after --")
-    asked = parser.parse_args(arguments)
-
-    def work() -> int:
-        config = importlib.import_module(asked.module).configure(asked.flags)
-        return replay(replayed(config, asked.scratch), asked.steps, asked.output)
-
-    return exit_code(work)
-
-
-if __name__ == "__main__":
-    leave(main(sys.argv[1:]))

@@ -93,7 +93,7 @@ class Replay:
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             output, said = Path(scratch, "output.json"), Path(scratch, "said")
             words: list[str] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            words += [f"--nproc-per-node={plan.processes}", "-m", "training.trainer.replay"]
+            words += [f"--nproc-per-node={plan.processes}", "-m", "training.replay_rank"]
             words += [f"--module={_module(plan)}", f"--steps={self.steps}"]
             words += [f"--scratch={scratch}/run", f"--output={output}", "--", *plan.flags]
             ours = {one.name: one.value for one in plan.variables}
