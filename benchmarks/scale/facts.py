@@ -98,7 +98,7 @@ DETECTION = Fact(
     60, "s", "assumed: a node is dead; a rank that hangs takes hang_abort_seconds, 600"
 )
 REQUEUE = Fact(120, "s", "measured: Slurm 22.05 holds a requeued job back (launch/README.md)")
-START = Fact(60, "s", "assumed: container, imports, first step, without what is told apart")
+START = Fact(60, "s", "assumed: container, imports, first step, without what is listed apart")
 PROCESS = Fact(
     61 / 419,
     "of all failures",
