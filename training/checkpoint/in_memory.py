@@ -127,7 +127,7 @@ class Copies:
         try:
             note = _Note.read(place / NOTE)
         except FileNotFoundError:
-            return Held(node=str(self._node), why_not=f"no copy of {path.name}{self._others()}")
+            return Held(node=str(self._node), why_not=self._missing(path.name))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             return Held(node=str(self._node), why_not=f"{place / NOTE} cannot be read: {error}")
         why_not = self._other_run(note, path, told)
@@ -143,11 +143,14 @@ class Copies:
     def _is_first_of_node(self) -> bool:
         return self._rank % self._local == 0
 
-    def _others(self) -> str:
+    def _missing(self, name: str) -> str:
+        """Say that there is no copy of a checkpoint, and which there are."""
+        there = []
         with suppress(OSError):
-            if others := sorted(one.name for one in self._own.iterdir()):
-                return f", only of {', '.join(others)}"
-        return ""
+            there = sorted(one.name for one in self._own.iterdir())
+        if name in there:
+            return f"the copy of {name} was not finished"
+        return f"no copy of {name}" + (f", only of {', '.join(there)}" if there else "")
 
     def _other_run(self, note: _Note, path: Path, told: Manifest) -> str:
         """Say what tells a copy from the one of this checkpoint; empty if nothing does."""
@@ -234,7 +237,9 @@ class _Copy:
 
     def _begin(self) -> None:
         shutil.rmtree(self._place, ignore_errors=True)
-        self._place.mkdir(mode=0o700, parents=True)
+        # Not the node's folder: without its agent nobody would remove it.
+        self._place.parent.mkdir(mode=0o700, exist_ok=True)
+        self._place.mkdir(mode=0o700)
 
     def _open(self, name: str) -> int:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from training.checkpoint.free_memory import free_in
+from training.checkpoint.free_memory import free_in, is_tmpfs
 from training.checkpoint.in_memory import Copies, size
 from training.checkpoint.memory_folder import VARIABLE
 from training.config.config import Config
@@ -106,7 +106,7 @@ def _look() -> Room:
     folder = os.environ.get(VARIABLE)
     if folder is None:
         return Room("", NO_AGENT)
-    if not folder:
+    if not folder or not is_tmpfs(Path(folder)):
         return Room("", NO_TMPFS)
     try:
         held = sum(one.stat().st_size for one in Path(folder).rglob("*") if one.is_file())
