@@ -232,9 +232,14 @@ def resume(
     backend.restore(model, optimizer, state)
     seconds = time.perf_counter() - since
     say(f"resumed from {path} at step {told.step}")
+    say(
+        f"read in {seconds:.2f} s: {size(amount.in_memory)} from the nodes' memory, "
+        f"{size(amount.on_disk)} from disk"
+    )
     if copies:
-        _tell_sources(found, amount, seconds, group, say)
         copies.keep(path.name)
+        if is_restarted() and (missing := _missing_copies(found, group)):
+            say(f"WARNING: {missing}")
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
@@ -266,25 +271,15 @@ def _load(
         return None
 
 
-def _tell_sources(
-    found: FoundCheckpoint,
-    amount: dcp.Amount,
-    seconds: float,
-    group: Group,
-    say: Callable[[str], None],
-) -> None:
-    """Say what was read from memory, and why not all that might have been there."""
-    say(
-        f"read in {seconds:.2f} s: {size(amount.in_memory)} from the nodes' memory, "
-        f"{size(amount.on_disk)} from disk"
-    )
+def _missing_copies(found: FoundCheckpoint, group: Group) -> str:
+    """Say why not all of it was in memory; empty where it was."""
     lacking = found.sources.lacking
-    if lacking and is_restarted():
-        rank, why = next(iter(lacking.items()))
-        say(
-            f"WARNING: checkpoint_in_memory: {len(lacking)} of {group.world_size} ranks have their "
-            f"part from disk: rank {rank}: {why}"
+    for rank, why in lacking.items():
+        return (
+            f"checkpoint_in_memory: {len(lacking)} of {group.world_size} ranks have their part "
+            f"from disk: rank {rank}: {why}"
         )
+    return ""
 
 
 def model_identity(config: Config) -> dict[str, Any]:
