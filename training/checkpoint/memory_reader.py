@@ -127,7 +127,10 @@ def _read(places: Any, pieces: Iterable[Piece]) -> dict[Piece, bytes]:
 
 def _put(asked: Iterable[Piece], got: dict[Piece, bytes]) -> Path | None:
     """Write pieces to where they are in their files, in a new folder; None where that fails."""
-    folder = Path(tempfile.mkdtemp(prefix="checkpoint-pieces-"))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="checkpoint-pieces-"))
+    except OSError:
+        return None
     try:
         for one in asked:
             with (folder / one.name).open("r+b" if (folder / one.name).exists() else "xb") as file:
