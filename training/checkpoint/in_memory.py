@@ -107,8 +107,8 @@ class Copies:
         warning, self.warning = self.warning, ""
         return warning
 
-    def keep(self, name: str) -> None:
-        """Remove all copies but that of the checkpoint of this name; `none` removes all."""
+    def keep(self, name: str = "") -> None:
+        """Remove all copies but that of the checkpoint of this name; without one, all."""
         with suppress(OSError):
             for one in self._own.iterdir():
                 if one.name != name:
@@ -264,6 +264,8 @@ def _fault(copy: Path, noted: File | None, told: File) -> str:
     """Say what is wrong with the copy of a file; empty if nothing is."""
     if told.crc32 is None:
         return f"the manifest has no checksum of {copy.name}"
+    if noted is None:
+        return f"no copy of {copy.name}"
     if noted != told:
         return f"{copy.name} was written again since"
     try:

@@ -215,7 +215,7 @@ def resume(
     if found is None:
         say("no checkpoint found: starting at step 0")
         if copies:
-            copies.keep("none")
+            copies.keep()
         return Resumed()
     path, told = found.path, found.told
     if told.step > run.num_steps:
@@ -226,7 +226,7 @@ def resume(
     loaded = _load(found, config, group, backend.state(model, optimizer), say)
     if loaded is None:
         if copies:
-            copies.keep("none")
+            copies.keep()
         return resume(config, group, backend, model, optimizer, data, say)
     state, amount = loaded
     backend.restore(model, optimizer, state)
@@ -238,8 +238,8 @@ def resume(
     )
     if copies:
         copies.keep(path.name)
-        if is_restarted() and (missing := _missing_copies(found, group)):
-            say(f"WARNING: {missing}")
+        if found.sources.lacking and is_restarted():
+            say(f"WARNING: {_missing_copies(found, group)}")
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
@@ -272,14 +272,13 @@ def _load(
 
 
 def _missing_copies(found: FoundCheckpoint, group: Group) -> str:
-    """Say why not all of it was in memory; empty where it was."""
+    """Say why not all of a checkpoint was in memory."""
     lacking = found.sources.lacking
-    for rank, why in lacking.items():
-        return (
-            f"checkpoint_in_memory: {len(lacking)} of {group.world_size} ranks have their part "
-            f"from disk: rank {rank}: {why}"
-        )
-    return ""
+    rank, why = next(iter(lacking.items()))
+    return (
+        f"checkpoint_in_memory: {len(lacking)} of {group.world_size} ranks have their part "
+        f"from disk: rank {rank}: {why}"
+    )
 
 
 def model_identity(config: Config) -> dict[str, Any]:

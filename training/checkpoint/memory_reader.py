@@ -1,9 +1,9 @@
 """Reading a checkpoint whose files are in the nodes' memory, as far as they are.
 
-A rank reads what its own node has. What another node has in memory, and no disk was asked for, is
-sent by the rank that has it where that is little: with state that is sharded over all ranks these
-are the values that ranks share, such as the optimizer's count of steps. Where it is much, as in
-groups of ranks that hold the same, it is read from disk, whose files are compared first.
+A rank reads what its own node has in memory. What only other nodes have is sent by the ranks that
+have it where that is little: with state that is sharded over all ranks these are the values that
+ranks share, such as the optimizer's count of steps. Where it is much, as in groups of ranks that
+hold the same, it is read from disk, after the files there were compared with the manifest.
 """
 
 from __future__ import annotations
