@@ -249,7 +249,7 @@ def test_free_memory_is_what_the_nearest_limit_leaves(tmp_path: Path) -> None:
 def tmpfs(tmp_path: Path) -> Path:
     if not is_tmpfs(MEMORY):
         pytest.skip("/dev/shm is no tmpfs here")
-    assert free_in(MEMORY) <= free_memory()
+    assert free_in(MEMORY) > 0
     assert not is_tmpfs(Path("/proc"))
     return MEMORY
 
