@@ -19,6 +19,7 @@ from training.checkpoint.memory_folder import VARIABLE
 pytestmark = pytest.mark.processes
 
 STEPS = 12
+SCHEDULE = ("--schedule=constant", "--warmup=0")  # one rate for runs of any length
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, data: str) -> list[float]:
-    return train(tmp_path_factory.mktemp("undisturbed") / "save", data, 0, 2, STEPS)
+    return train(tmp_path_factory.mktemp("undisturbed") / "save", data, 0, 2, STEPS, *SCHEDULE)
 
 
 def test_a_run_that_may_not_restart_in_place_says_so(tmp_path: Path, data: str) -> None:
@@ -64,7 +65,7 @@ def test_a_restart_with_copies_of_each_kind(
     monkeypatch.setenv(VARIABLE, str(memory))
     flags = (
         *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=2"),
-        *("--checkpoint_interval=4", "--checkpoint_in_memory=True"),
+        *("--checkpoint_interval=4", "--checkpoint_in_memory=True", *SCHEDULE),
     )
     own = memory / "rank_0"
     assert run(0, *flags, "--num_steps=4").returncode == 0
@@ -132,7 +133,7 @@ def test_a_full_tmpfs_costs_a_line_and_no_save(
         monkeypatch.setenv(VARIABLE, str(disk.path))
         flags = (
             *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=2"),
-            *("--checkpoint_interval=4", f"--num_steps={STEPS}"),
+            *("--checkpoint_interval=4", f"--num_steps={STEPS}", *SCHEDULE),
         )
         program = (str(tmp_path / "filled.py"), str(disk.path))
         done = disk.run(command(0, *flags, program=program))
