@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -147,3 +148,68 @@ def test_a_full_tmpfs_costs_a_line_and_no_save(
     complete, _ = manifest.read(path)
     assert complete is not None and not manifest.rotten(path, complete)
     assert "checkpoint_in_memory=auto: on, as two copies take" in said
+
+
+TWO_NODES = """
+import os, sys
+from pathlib import Path
+from training import mamba_fsdp
+from training.checkpoint import memory_reader
+from training.entrypoint import enter, leave
+
+node = Path(os.environ["CHECKPOINT_MEMORY"], os.environ["RANK"])
+node.mkdir(exist_ok=True)
+os.environ["CHECKPOINT_MEMORY"], os.environ["LOCAL_WORLD_SIZE"] = str(node), "1"
+memory_reader.SENT = int(os.environ["SENT"])
+leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sent", "rotten"), [(64 << 20, True), (0, False), (0, True)], ids=["sent", "read", "rotten"]
+)
+def test_what_only_another_node_has(
+    tmp_path: Path,
+    memory: Path,
+    data: str,
+    monkeypatch: pytest.MonkeyPatch,
+    sent: int,
+    rotten: bool,
+) -> None:
+    """It is sent where it is little; else it is read from disk, after a look at its checksum.
+
+    With ddp the ranks hold the same, and each writes a part of it.
+    """
+    (tmp_path / "two_nodes.py").write_text(TWO_NODES)
+    program, save = (str(tmp_path / "two_nodes.py"),), tmp_path / "save"
+    monkeypatch.setenv(VARIABLE, str(memory))
+    monkeypatch.setenv("SENT", str(sent))
+    flags = (
+        *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=1"),
+        *("--checkpoint_interval=4", "--checkpoint_in_memory=True", *SCHEDULE),
+        "--sharding_strategy=ddp",
+    )
+    first = run(2, *flags, "--num_steps=8", program=program, timeout=600)
+    assert first.returncode == 0, first.stderr
+    before = losses(save)
+    if rotten:
+        file = save / "checkpoints" / "step_8_ckp" / "__0_0.distcp"
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    done = run(2, *flags, "--num_steps=9", program=program, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert losses(save)[:8] == before
+    sources = re.search(r"([\d.]+) MB from the nodes' memory, ([\d.]+) MB from disk", done.stdout)
+    assert sources is not None
+    from_memory, from_disk = map(float, sources.groups())
+    if sent or not rotten:
+        assert "step_8_ckp at step 8" in done.stdout
+        assert from_memory > 0 and (from_disk == 0) == bool(sent)
+        assert "WARNING: check" not in done.stdout
+    else:
+        assert from_memory == 0 and from_disk > 0
+        assert "step_4_ckp at step 4" in done.stdout
+        assert "__0_0.distcp is not what was written" in done.stdout
+        assert "; it is read from disk instead" in done.stdout
+        assert f"checkpoint {save}/checkpoints/step_8_ckp is broken" in done.stdout
