@@ -1,9 +1,10 @@
-"""How long training stands still for a checkpoint, written in the background or not.
+"""How long training stands still for a checkpoint, and how long reading it again takes.
 
 usage: python -m benchmarks.save [--model NAME] [--interval 10] [--saves 5] [--small] [--output DIR]
 
 Trains Mamba-130m by its own entry point on two processes (FSDP2, gloo), one sequence of 128 each,
-with async_checkpoint=True and then False, and reads what the runs tell. Of each kind of run:
+with async_checkpoint=True and then False, each without and with checkpoint_in_memory, and reads
+what the runs tell. Of each kind of run:
 
 stall         seconds from a save's beginning to where training goes on, the median over the saves
               (the one after the last step, for which a run must wait, does not count)
@@ -12,6 +13,10 @@ share         the stall over the time of the steps between two checkpoints (inte
 slower        seconds by which the steps took longer while a checkpoint was written, without the
               stall, the median over the saves: on a CPU the writing takes what the steps need
 written       seconds from a save's beginning to the complete checkpoint, the median
+
+Then new processes read the last checkpoint, as a restart in place does, and compare it with its
+manifest: `read` has the seconds of each time, from the copies in memory, from the file system while
+its files are in the page cache, and after the cache has let go of them (which a tmpfs cannot).
 
 Goal: in the background the share is at most 5 %. An interval of a real run is many times this one,
 and the share so much smaller. Writes save.json to benchmarks/results/ and exits 1 where the goal is
@@ -26,19 +31,25 @@ import re
 import statistics
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks import options
 from benchmarks.models import machine
+from tests.support import page_cache
 from tests.training.support.runs import run
 from training import manifest
+from training.checkpoint import memory_folder
+from training.checkpoint.memory_folder import MemoryFolder
 
 GOAL = 0.05  # of the time between two checkpoints
 RANKS = 2
 LENGTH = 128
 BUSY = 0.5  # processes that waited for a processor in the minute before
+READS = 3  # of each kind
+READ = re.compile(r"^read in ([\d.]+) s: ([\d.]+) [GM]B from the nodes' memory, ([\d.]+) ", re.M)
 SAVED = re.compile(r"^saved .*/step_(\d+)_ckp in ([\d.]+) s, for ([\d.]+) s", re.MULTILINE)
 
 
@@ -69,8 +80,17 @@ def main() -> int:
     }
     if load > BUSY:
         result["note"] = "the machine was busy with other work; to be repeated on a quiet one"
-    for name, flag in (("background", True), ("waiting", False)):
-        result[name] = row = measure(given.model, given.interval, given.saves, background=flag)
+    for name, flag, in_memory in (
+        ("background", True, False),
+        ("background, in memory", True, True),
+        ("waiting", False, False),
+        ("waiting, in memory", False, True),
+    ):
+        result[name] = row = measure(
+            *(given.model, given.interval, given.saves, 1 if given.small else READS),
+            background=flag,
+            in_memory=in_memory,
+        )
         print(
             f"{name}: {row['bytes'] / 1e9:.2f} GB, training stands still for "
             f"{1000 * row['stall']:.0f} ms ({row['share']:.1%} of {given.interval} steps of "
@@ -78,16 +98,21 @@ def main() -> int:
             f"steps slower by {row['slower']:.2f} s in all",
             flush=True,
         )
-    result["met"] = result["background"]["share"] <= GOAL
+        for place, seconds in row.get("read", {}).items():
+            print(f"    read again from {place}: {min(seconds):.2f} s at best of {seconds}")
+    backgrounds = ("background", "background, in memory")
+    result["met"] = all(result[name]["share"] <= GOAL for name in backgrounds)
     return options.finish(given, "save", result, met=result["met"])
 
 
-def measure(model: str, interval: int, saves: int, *, background: bool) -> dict[str, Any]:
-    """Train once and sum up what the run told."""
+def measure(
+    model: str, interval: int, saves: int, reads: int, *, background: bool, in_memory: bool
+) -> dict[str, Any]:
+    """Train once and sum up what the run told; with copies in memory, read the last one again."""
     last = interval * (saves + 1) - 1
+    memory = MemoryFolder("bench", os.environ, memory_folder.places(os.environ), wanted=in_memory)
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
-        done = run(
-            RANKS,
+        flags = (
             f"--model_name={model}",
             "--dataset_path=synthetic:",
             f"--save_ckpt_path={folder}",
@@ -98,10 +123,15 @@ def measure(model: str, interval: int, saves: int, *, background: bool) -> dict[
             "--keep_checkpoints=1",
             "--report_interval=1",
             f"--async_checkpoint={background}",
-            timeout=3600,
         )
-        if done.returncode:
-            sys.exit(done.stderr)
+        try:
+            memory.make()
+            done = run(RANKS, *flags, f"--checkpoint_in_memory={in_memory}", timeout=3600)
+            if done.returncode:
+                sys.exit(done.stderr)
+            read = reading(Path(folder), flags, reads) if in_memory and background else {}
+        finally:
+            memory.remove()
         lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
         found = manifest.newest(manifest.checkpoints(folder), print)
         assert found is not None, "a run that ends well has saved"
@@ -113,7 +143,26 @@ def measure(model: str, interval: int, saves: int, *, background: bool) -> dict[
         for step, written, stall in SAVED.findall(done.stdout)
         if int(step) != last
     ]
-    return {"bytes": size, **summary(times, told, interval)}
+    return {"bytes": size, **summary(times, told, interval), **({"read": read} if read else {})}
+
+
+def reading(folder: Path, flags: Sequence[str], times: int) -> dict[str, list[float]]:
+    """Start the run again, which is over, so many times from each place; seconds of reading."""
+    found: dict[str, list[float]] = {"memory": [], "page cache": [], "file system": []}
+    for place, seconds in found.items():
+        for _ in range(times):
+            if place == "file system":
+                for path in manifest.checkpoints(str(folder)).rglob("*"):
+                    if path.is_file():
+                        page_cache.forget(path)
+            done = run(RANKS, *flags, f"--checkpoint_in_memory={place == 'memory'}", timeout=3600)
+            told = READ.search(done.stdout)
+            if done.returncode or told is None:
+                sys.exit(done.stderr)
+            if (float(told[2]) > 0) != (place == "memory"):
+                sys.exit(f"{told[0]}: not from {place}")
+            seconds.append(float(told[1]))
+    return found
 
 
 def summary(times: list[float], saves: list[Save], interval: int) -> dict[str, Any]:

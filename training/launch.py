@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from training import cli
+from training.checkpoint import memory_folder
+from training.checkpoint.memory_folder import MemoryFolder
 from training.errors import RequestError, TrainingError, writing
 from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache
 from training.job.machine import ulimits
@@ -111,8 +113,11 @@ def _recorded(plan: Plan) -> int:
         job_log.end(plan, os.environ, code)
 
 
-def _check_flags(plan: Plan) -> None:
-    """Let the entry point read its flags before torch is loaded and nodes are waited for."""
+def _check_flags(plan: Plan) -> bool:
+    """Let the entry point read its flags before torch is loaded and nodes are waited for.
+
+    Whether its ranks may keep copies of checkpoints in memory.
+    """
     try:
         module = importlib.import_module(plan.module)
         if hasattr(module, "__path__"):  # a package is started by its __main__
@@ -120,12 +125,13 @@ def _check_flags(plan: Plan) -> None:
         configure = module.configure
     except (ImportError, AttributeError) as error:
         raise RequestError(f"--module: {plan.module} cannot be started: {error}") from error
-    configure(plan.flags)
+    run = getattr(configure(plan.flags), "run", None)
+    return getattr(run, "checkpoint_in_memory", False) is not False
 
 
 def _run(plan: Plan) -> int:
     """Check, then run the processes; their exit code. Raises TrainingError."""
-    _check_flags(plan)
+    keeps_copies = _check_flags(plan)
     ulimits.raise_limits(plan.limits)
     if plan.job.node_rank == 0 and plan.job.port:
         require_port(plan.job.port)
@@ -137,10 +143,10 @@ def _run(plan: Plan) -> int:
     preflight.run(plan, os.environ)
     failures = Ledger(plan.job, job_log.folders(plan, os.environ)).failures()
     replay.check(plan, failures, os.environ)
-    return _start(plan, start_folder.find(plan.job, os.environ))
+    return _start(plan, start_folder.find(plan.job, os.environ), keeps_copies)
 
 
-def _control(plan: Plan) -> RestartControl:
+def _control(plan: Plan, keeps_copies: bool) -> RestartControl:
     """What decides which failures are answered by a restart in place."""
     requeues = os.environ.get("REQUEUES", "")
     budget = Budget(
@@ -148,17 +154,24 @@ def _control(plan: Plan) -> RestartControl:
         requeues=int(requeues) if requeues.isdecimal() and plan.job.id != ALONE else None,
         requeued=plan.job.restarts,
     )
-    return RestartControl(plan.job, Ledger(plan.job, job_log.folders(plan, os.environ)), budget)
+    memory = MemoryFolder(
+        plan.job.run_id,
+        os.environ,
+        memory_folder.places(os.environ),
+        wanted=keeps_copies and plan.restarts > 0,
+    )
+    ledger = Ledger(plan.job, job_log.folders(plan, os.environ))
+    return RestartControl(plan.job, ledger, budget, memory=memory)
 
 
-def _start(plan: Plan, told: Path | None) -> int:
+def _start(plan: Plan, told: Path | None, keeps_copies: bool) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
+    control = _control(plan, keeps_copies)
     try:
         for folder in own:
             _tell(triton_cache.begin(Path(folder), os.environ))
         asks = told if plan.job.node_rank == 0 else None
-        control = _control(plan)
         code = agent.run(plan.torchrun, asks, control)
         if plan.job.node_rank == 0:
             _tell(control.goodput())
@@ -166,6 +179,7 @@ def _start(plan: Plan, told: Path | None) -> int:
             _tell(triton_cache.keep(Path(folder), os.environ))
         return code
     finally:
+        control.close()
         for folder in own:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -38,12 +38,14 @@ class File:
     crc32: int | None = None
 
     @classmethod
-    def of(cls, path: Path) -> File:
-        """Read a file to its end."""
+    def of(cls, path: Path, take: Callable[[bytes], None] | None = None) -> File:
+        """Read a file to its end; `take` is given each piece of it."""
         size = crc32 = 0
         with path.open("rb", buffering=0) as file:
             while piece := file.read(_PIECE):
                 size, crc32 = size + len(piece), zlib.crc32(piece, crc32)
+                if take is not None:
+                    take(piece)
         return cls(size, crc32)
 
 
@@ -214,12 +216,17 @@ def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -
     return ""
 
 
+def is_of_all(name: str) -> bool:
+    """Tell whether a file belongs to no rank alone, as the list of all tensors does."""
+    return _OF_A_RANK.match(name) is None
+
+
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     """Give the files that one of so many ranks looks after: what it wrote itself, if it did."""
-    return [name for name in names if _writer(name) % ranks == rank]
+    return [name for name in names if writer(name) % ranks == rank]
 
 
-def _writer(name: str) -> int:
+def writer(name: str) -> int:
     """Tell which rank wrote a file; rank 0 writes those that belong to all."""
     match = _OF_A_RANK.match(name)
     return int(match[1]) if match else 0

@@ -128,6 +128,36 @@ def test_what_people_see(tmp_path: Path) -> None:
     assert any(one.startswith("goodput 94.") for one in seen)
 
 
+@pytest.mark.parametrize(
+    ("in_memory", "said"),
+    [
+        (None, ""),
+        (0.0, "its state was read from disk in 2.5 s; "),
+        (1.0, "its state was read from memory in 2.5 s; "),
+        (0.75, "its state was read from memory (75%) and disk in 2.5 s; "),
+    ],
+)
+def test_where_a_restart_has_its_state_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: float | None, said: str
+) -> None:
+    """From the rank's note to the log and the job's record."""
+    run = write(tmp_path / "run", history(50))
+    environment: dict[str, str] = {}
+    reader = StepReader(environment)
+    monkeypatch.setenv("STEP_NOTES", environment["STEP_NOTES"])
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    StepNotes(40, 2.5, in_memory).taken(41)
+    found = reader.read()
+    assert found is not None
+    outage = Outage(since=time.time() - 40, step=50, step_seconds=2.0)
+    told = begin(run, before=HOUR).trains(found, outage, 1)
+    assert f"after the last step; {said}10 steps (20 s)" in told
+    [path] = (run / "jobs").glob("*.jsonl")
+    record = json.loads(path.read_text().splitlines()[-1])
+    assert record["in_memory"] == in_memory
+    assert record["read"] == (None if in_memory is None else 2.5)
+
+
 def test_ranks_note_their_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first rank of the node does; whoever reads sees what a rank that is gone has noted."""
     environment: dict[str, str] = {}

@@ -1,1 +1,1 @@
-"""What a run keeps: checkpoints, whose folder it is, where they are copied, its first weights."""
+"""What a run keeps: checkpoints, whose folder it is, copies of them, its first weights."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,9 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from training import manifest
+from training.checkpoint.in_memory import Copies, Held, Sources, Taken
 from training.checkpoint.lease import RunLease
+from training.checkpoint.memory_reader import MemoryReader
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
 from training.process_group import Group
@@ -36,17 +38,20 @@ def write(
     takes: int,
     keep: int = 0,
     every: int = 0,
+    copies: Copies | None = None,
 ) -> Path:
     """Write a checkpoint; it appears under its name only when all of it is on disk.
 
     A collective call, on `group.control` alone; `takes` is about how many bytes it has, to be told
-    where there is no room. Older checkpoints than the newest `keep` are removed, as manifest.retain
-    tells. Raises TrainingError on every rank if any could not write
-    its part, or if rank 0's claim on the folder is lost; then nothing is left behind.
+    where there is no room. `copies` get what is read for the checksums. Older checkpoints than the
+    newest `keep` are removed, as manifest.retain tells. Raises TrainingError on every rank if any
+    could not write its part, or if rank 0's claim on the folder is lost; then nothing is left
+    behind.
     """
     folder = manifest.temporary(save_path, told.step)
+    final = folder.with_name(f"step_{told.step}_ckp")
     try:
-        files = _write_files(folder, state, group, claim, takes)
+        files = _write_files(folder, final, state, group, claim, takes, copies)
 
         def end() -> None:
             if group.rank == 0:
@@ -57,14 +62,24 @@ def write(
 
         group.together(end)
     except TrainingError:
+        if copies:
+            copies.drop(final.name)
         if group.rank == 0 and not claim.lost:  # no rank, and no other run, is at work in it
             shutil.rmtree(folder, ignore_errors=True)
         raise
-    return folder.with_name(f"step_{told.step}_ckp")
+    if copies:
+        copies.keep(final.name)
+    return final
 
 
 def _write_files(
-    folder: Path, state: dict[str, Any], group: Group, claim: RunLease, takes: int
+    folder: Path,
+    final: Path,
+    state: dict[str, Any],
+    group: Group,
+    claim: RunLease,
+    takes: int,
+    copies: Copies | None,
 ) -> dict[str, File]:
     """Write and sync what all ranks hold; each then reads what it wrote, for the checksums."""
 
@@ -75,11 +90,13 @@ def _write_files(
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
 
-    def own_files() -> dict[str, File]:
+    def own_files() -> Taken:
         with _told(folder, takes):
             names = sorted(path.name for path in folder.iterdir())
             own = manifest.share(names, group.rank, group.world_size)
-            return {name: File.of(folder / name) for name in own}
+            if copies:
+                return copies.take(folder, final, own, names)
+            return Taken({name: File.of(folder / name) for name in own})
 
     group.together(begin)
     with _told(folder, takes):
@@ -88,40 +105,68 @@ def _write_files(
             storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
             process_group=group.control,
         )
-    own = group.together(own_files)
-    return {name: file for part in group.gather(own) for name, file in part.items()}
+    all_taken = group.gather(group.together(own_files))
+    if copies:
+        faults = {rank: one.fault for rank, one in enumerate(all_taken) if one.fault}
+        copies.note_faults(final.name, faults)
+    return {name: file for one in all_taken for name, file in one.files.items()}
+
+
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """A checkpoint that is sound: each of its files, on disk or in memory, is what was written."""
+
+    path: Path
+    told: Manifest
+    sources: Sources = field(default_factory=Sources)
 
 
 def find(
-    folders: list[str], group: Group, tell: Callable[[str], None]
-) -> tuple[tuple[Path, Manifest] | None, list[Path]]:
+    folders: list[str], group: Group, tell: Callable[[str], None], copies: Copies | None = None
+) -> tuple[FoundCheckpoint | None, list[Path]]:
     """Find the newest sound checkpoint of the first folder that has one, and the broken before it.
 
-    A collective call, for every rank: each reads its share of the files to the end and compares
-    them with the manifest. Each broken checkpoint is told and passed over.
+    A collective call, for every rank: each reads its share of the files to the end, from memory
+    where it has copies, and compares them with the manifest. Each broken checkpoint is told and
+    passed over.
     """
     broken: list[Path] = []
     for folder in folders:
         there = manifest.candidates(folder) if group.rank == 0 else []
         for _, path in group.broadcast(there):
             told, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
+            held: list[Held] = []
             if told is not None:
+                mine = copies.look(path, told) if copies else Held()
                 own = manifest.share(told.files, group.rank, group.world_size)
-                fault = next(filter(None, group.gather(manifest.rotten(path, told, own))), "")
+                # All ranks read the files of all, and not each may have them in memory.
+                unread = [one for one in own if one not in mine.names or manifest.is_of_all(one)]
+                looks = group.gather((mine, manifest.rotten(path, told, unread)))
+                held = [one for one, _ in looks]
+                fault = next((fault for _, fault in looks if fault), "")
             if told is not None and not fault:
-                return (path, told), broken
+                return FoundCheckpoint(path, told, Sources.of(held, group.rank)), broken
             tell(manifest.passed_over(path, fault))
             broken.append(path)
     return None, broken
 
 
+@dataclass(frozen=True)
+class Amount:
+    """How many bytes all ranks have read."""
+
+    in_memory: int = 0
+    on_disk: int = 0
+
+
 def load(
-    path: Path, told: Manifest, state: dict[str, Any], group: Group, expected: dict[str, Any]
-) -> None:
+    found: FoundCheckpoint, state: dict[str, Any], group: Group, expected: dict[str, Any]
+) -> Amount:
     """Read a checkpoint into a state's tensors, and this rank's random state; any number of ranks.
 
     Raises RequestError listing every field in which the model differs from `expected`.
     """
+    path, told = found.path, found.told
     differing = [
         f"{name}: {told.model.get(name)!r} in the checkpoint, {expected.get(name)!r} asked for"
         for name in sorted(told.model.keys() | expected.keys())
@@ -133,11 +178,14 @@ def load(
     state = dict(state)
     if group.rank < told.world_size:
         state["random"] = {_of(group): random}
+    reader = MemoryReader(path, told, found.sources, group)
     with _told(path):
-        dcp.load(state, storage_reader=dcp.FileSystemReader(path), process_group=group.control)
+        dcp.load(state, storage_reader=reader, process_group=group.control)
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], group.device)
+    amounts = group.gather((reader.in_memory, reader.on_disk))
+    return Amount(sum(one for one, _ in amounts), sum(one for _, one in amounts))
 
 
 def with_random(state: dict[str, Any], group: Group) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from training.checkpoint import dcp, hub
+from training.checkpoint.in_memory import Copies
 from training.config.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
@@ -28,7 +29,9 @@ _OF_FILES = ("hf", "ours")
 """Formats that one file of weights may have, by the names of its tensors."""
 
 
-def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source | None:
+def weights(
+    config: Config, group: Group, say: Callable[[str], None], copies: Copies | None = None
+) -> Source | None:
     """Open what a run starts from: given weights, or None for random ones (a collective call).
 
     A run that goes on from a checkpoint does not read them. Raises as `open_weights` does.
@@ -36,7 +39,7 @@ def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source 
     model = config.model
     if not model.init_weights and not model.init_hub:
         return None
-    if dcp.find(config.run.checkpoint_folders, group, lambda told: None)[0]:
+    if dcp.find(config.run.checkpoint_folders, group, lambda told: None, copies)[0]:
         name = "init_weights" if model.init_weights else "init_hub"
         say(f"{name}: not read, for there is a checkpoint to go on from")
         return None

@@ -20,7 +20,10 @@ from torch import nn
 
 from training import manifest
 from training.checkpoint import dcp
+from training.checkpoint.dcp import FoundCheckpoint
+from training.checkpoint.in_memory import Copies, size
 from training.checkpoint.lease import RunLease
+from training.checkpoint.memory_choice import is_restarted
 from training.checkpoint.mirror import Mirror
 from training.config.config import Config
 from training.data.loader import Prefetcher
@@ -70,10 +73,11 @@ class Saver:
         say: Callable[[str], None],
         claim: RunLease,
         takes: int,
+        copies: Copies | None = None,
     ) -> None:
         self.run, self.backend, self.group, self.say = config.run, backend, group, say
         self.claim, self.takes = claim, takes  # bytes of a checkpoint
-        self.model, self.optimizer = model, optimizer
+        self.model, self.optimizer, self.copies = model, optimizer, copies
         self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
         self._completed: list[Saved] = []
@@ -153,6 +157,7 @@ class Saver:
             takes=self.takes,
             keep=run.keep_checkpoints,
             every=run.keep_every,
+            copies=self.copies,
         )
         if self.mirror:
             self.mirror.push(path, group)
@@ -163,12 +168,24 @@ class Saver:
         self.say(
             f"saved {path} in {one.seconds:.2f} s, for {one.waited:.2f} s of which training waited"
         )
+        if self.copies and (warning := self.copies.take_warning()):
+            self.say(f"WARNING: {warning}")
 
 
 def _use(device: torch.device) -> None:
     """Let a new thread use this rank's GPU; it would use the first one."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run goes on from, and what reading that took."""
+
+    step: int = 0
+    tokens_seen: int = 0
+    seconds: float = 0.0
+    in_memory: float | None = None  # share of the bytes that came from memory; None: none were read
 
 
 def resume(
@@ -179,16 +196,17 @@ def resume(
     optimizer: torch.optim.Optimizer,
     data: Prefetcher,
     say: Callable[[str], None],
-) -> tuple[int, int]:
-    """Load the newest sound checkpoint, if any; (step, tokens seen) to go on from.
+    copies: Copies | None = None,
+) -> Resumed:
+    """Load the newest sound checkpoint, if any, from the nodes' memory as far as it is there.
 
     The save folder comes first: what this run wrote is newer than what it began from. Broken ones
-    of it that were passed over are set aside. A collective call. Raises RequestError for a
-    checkpoint of another model, or of more steps than asked for, and TrainingError where there are
-    checkpoints and none is sound.
+    of it that were passed over are set aside, and copies of others removed. A collective call.
+    Raises RequestError for a checkpoint of another model, or of more steps than asked for, and
+    TrainingError where there are checkpoints and none is sound.
     """
-    run = config.run
-    found, broken = dcp.find(run.checkpoint_folders, group, say)
+    run, since = config.run, time.perf_counter()
+    found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
     if found is None and broken:
         raise TrainingError(
             f"none of the {len(broken)} checkpoints of {' and '.join(run.checkpoint_folders)} is "
@@ -196,17 +214,32 @@ def resume(
         )
     if found is None:
         say("no checkpoint found: starting at step 0")
-        return 0, 0
-    path, told = found
+        if copies:
+            copies.keep()
+        return Resumed()
+    path, told = found.path, found.told
     if told.step > run.num_steps:
         raise RequestError(
             f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
         )
-    state = backend.state(model, optimizer)
-    told = replace(told, model=completed(told.model))
-    dcp.load(path, told, state, group, model_identity(config))
+    found = replace(found, told=replace(told, model=completed(told.model)))
+    loaded = _load(found, config, group, backend.state(model, optimizer), say)
+    if loaded is None:
+        if copies:
+            copies.keep()
+        return resume(config, group, backend, model, optimizer, data, say)
+    state, amount = loaded
     backend.restore(model, optimizer, state)
+    seconds = time.perf_counter() - since
     say(f"resumed from {path} at step {told.step}")
+    say(
+        f"read in {seconds:.2f} s: {size(amount.in_memory)} from the nodes' memory, "
+        f"{size(amount.on_disk)} from disk"
+    )
+    if copies:
+        copies.keep(path.name)
+        if found.sources.lacking and is_restarted():
+            say(f"WARNING: {_missing_copies(found, group)}")
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
@@ -217,7 +250,35 @@ def resume(
     warning = data.resume(told.data)
     if warning:
         say(f"WARNING: {warning}")
-    return told.step, told.tokens_seen
+    share = amount.in_memory / max(1, amount.in_memory + amount.on_disk)
+    return Resumed(told.step, told.tokens_seen, seconds, share)
+
+
+def _load(
+    found: FoundCheckpoint,
+    config: Config,
+    group: Group,
+    state: dict[str, Any],
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], dcp.Amount] | None:
+    """Read a checkpoint into a state; None: not with what is in memory, disks are to be read."""
+    try:
+        return state, dcp.load(found, state, group, model_identity(config))
+    except TrainingError as error:
+        if isinstance(error, RequestError) or not found.sources.holders:
+            raise
+        say(f"WARNING: checkpoint_in_memory: {error}; it is read from disk instead")
+        return None
+
+
+def _missing_copies(found: FoundCheckpoint, group: Group) -> str:
+    """Say why not all of a checkpoint was in memory."""
+    lacking = found.sources.lacking
+    rank, why = next(iter(lacking.items()))
+    return (
+        f"checkpoint_in_memory: {len(lacking)} of {group.world_size} ranks have their part "
+        f"from disk: rank {rank}: {why}"
+    )
 
 
 def model_identity(config: Config) -> dict[str, Any]:

@@ -218,6 +218,11 @@ class RunConfig:
     keep_checkpoints: int = setting(0, "newest checkpoints to keep, 0 for all", least=0)
     keep_every: int = setting(0, "with that: keep those of every so many steps too", least=0)
     async_checkpoint: bool = setting(True, "go on training while a checkpoint is written (fsdp2)")
+    checkpoint_in_memory: bool | None = setting(
+        None,
+        "keep the newest checkpoint in the nodes' memory too, from which a restart in place reads "
+        "it; auto: where that takes at most a quarter of the free memory (docs/checkpoints.md)",
+    )
     final_model_dir: str = setting(
         "", "folder that the trained model is written to at the end, in Hugging Face's format"
     )

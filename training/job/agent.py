@@ -86,11 +86,17 @@ def run(
     # ignored, when it starts its processes.
     setattr(api, usual.__name__, handler)
     signal.signal(signal.SIGUSR1, hand_on_or_end)
+
+    def leave(codes: list[int]) -> NoReturn:
+        if control is not None:
+            control.close()
+        _leave(codes)
+
     options = torchrun.parse_args(list(arguments))
-    watch_ended(children.own_children, _leave)
+    watch_ended(children.own_children, leave)
     if asked_in is not None:
         start_folder.watch(asked_in, lambda: os.kill(os.getpid(), signal.SIGUSR1))
-    ranks = Ranks(leave=_leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
+    ranks = Ranks(leave=leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
     if control is not None:
         ranks.control = control
         replaced: Any = launcher  # where torchrun takes its agent from

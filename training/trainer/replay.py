@@ -46,6 +46,7 @@ def replayed(config: Config, scratch: str) -> Config:
             save_ckpt_path=scratch,
             load_ckpt_path=own if manifest.candidates(own) else run.load_ckpt_path,
             async_checkpoint=False,
+            checkpoint_in_memory=False,
             progress=False,
         ),
     )

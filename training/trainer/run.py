@@ -13,8 +13,10 @@ from torch import nn
 from training import loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
+from training.checkpoint.in_memory import Copies
 from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
 from training.checkpoint.manager import Saver, resume
+from training.checkpoint.memory_choice import open_copies
 from training.checkpoint.mirror import Mirror
 from training.config import degrees, lr_schedule
 from training.config.config import Config
@@ -99,13 +101,14 @@ def set_up(
 
     if run.mirror_url:
         Mirror(run).pull(group, say)
-    model, optimizer = _build_model(config, group, backend, say)
+    size = STATE_BYTES * parameters
+    copies = open_copies(config, group, size, say)
+    model, optimizer = _build_model(config, group, backend, say, copies)
     phases.end("model")
-    step, tokens_seen = resume(config, group, backend, model, optimizer, data, say)
+    resumed = resume(config, group, backend, model, optimizer, data, say, copies)
     phases.end("checkpoint")
     say(str(phases))
-    size = STATE_BYTES * parameters
-    saver = Saver(config, backend, model, optimizer, group, say, lease, size)
+    saver = Saver(config, backend, model, optimizer, group, say, lease, size, copies)
 
     if group.rank == 0:
         write_resolved(
@@ -115,7 +118,7 @@ def set_up(
             parameters=parameters,
             tokens_per_step=tokens_per_step,
         )
-    phase = observers.observe(run, group, model, step, console, lease)
+    phase = observers.observe(run, group, model, resumed.step, console, lease)
     return Trainer(
         config=config,
         group=group,
@@ -126,13 +129,14 @@ def set_up(
         held_out=held_out,
         model=model,
         optimizer=optimizer,
-        step=step,
-        tokens_seen=tokens_seen,
+        resumed=resumed,
+        step=resumed.step,
+        tokens_seen=resumed.tokens_seen,
         tokens_per_step=tokens_per_step,
         train_step=TrainStep(config, group, backend, model, optimizer, data, phase, say),
         saver=saver,
         phase=phase,
-        metrics=_open_metrics(config, group, step, tokens_per_step, parameters, console),
+        metrics=_open_metrics(config, group, resumed.step, tokens_per_step, parameters, console),
     )
 
 
@@ -208,10 +212,10 @@ def _require_same(data: Prefetcher, first: str) -> None:
 
 
 def _build_model(
-    config: Config, group: Group, backend: Backend, say: Say
+    config: Config, group: Group, backend: Backend, say: Say, copies: Copies | None
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model with its initial weights, spread over the ranks, and its optimizer."""
-    weights = initial_weights.weights(config, group, say)
+    weights = initial_weights.weights(config, group, say, copies)
     torch.manual_seed(config.run.seed + (0 if config.run.same_seed else group.rank))
     model = group.together(lambda: backend.build(config, group, weights))
     return model, backend.optimizer(model, config, group)

@@ -10,7 +10,13 @@ from torch import nn
 
 from training.checkpoint import interval
 from training.checkpoint.lease import RunLease
-from training.checkpoint.manager import Saved, Saver, changeable_settings, model_identity
+from training.checkpoint.manager import (
+    Resumed,
+    Saved,
+    Saver,
+    changeable_settings,
+    model_identity,
+)
 from training.config.config import Config
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
@@ -44,6 +50,7 @@ class Trainer:
     held_out: DataFeed | None
     model: nn.Module
     optimizer: torch.optim.Optimizer
+    resumed: Resumed
     step: int  # the last one that was taken
     tokens_seen: int
     tokens_per_step: int
@@ -60,7 +67,7 @@ class Trainer:
         minutes = self.config.run.checkpoint_minutes
         self._longest = interval.FIRST if minutes is None else 60 * minutes  # between saves, s
         self._is_chosen = minutes is not None
-        self._notes = StepNotes(self.step)
+        self._notes = StepNotes(self.step, self.resumed.seconds, self.resumed.in_memory)
 
     def run(self) -> int:
         """Train to the last step; the exit code.

@@ -138,8 +138,10 @@ def test_a_wrong_number_of_restarts(launch: Launch) -> None:
 
 
 @contextmanager
-def job(save: Path, data: str, *other: str, **env: str) -> Iterator[subprocess.Popen[str]]:
-    """Two ranks of a tiny model, 4242 as Slurm numbers it; what they say is in said beside it."""
+def job(
+    save: Path, data: str, *other: str, nproc: int = 2, **env: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Ranks of a tiny model, 4242 as Slurm numbers it; what they say is in said beside it."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "1", "NODES": "n1", "REQUEUES": "1"}
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
@@ -147,7 +149,7 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[subprocess.P
     flags = (*TINY, f"--save_ckpt_path={save}", f"--dataset_path={data}", "--batch_size=2")
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
     watched = ("--hang_seconds=2", "--hang_abort_seconds=4")
-    words = ("-m", "training.launch", "--nproc", "2", "--", *flags, *more, *watched, *other)
+    words = ("-m", "training.launch", "--nproc", str(nproc), "--", *flags, *more, *watched, *other)
     with (save.parent / "said").open("a") as said:
         process = subprocess.Popen(
             [sys.executable, *words],

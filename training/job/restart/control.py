@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from training.checkpoint.memory_folder import MemoryFolder
 from training.job.node import Job
 from training.job.restart import escalation
 from training.job.restart.escalation import Budget, Failure, Step, Verdict
@@ -50,8 +51,13 @@ class RestartControl:
         ledger: Ledger,
         budget: Budget,
         environment: MutableMapping[str, str] = os.environ,
+        memory: MemoryFolder | None = None,
     ) -> None:
-        """Begin. environment: of the ranks, which learn there where to note their steps."""
+        """Begin. environment: of the ranks, which learn there where to note their steps.
+
+        memory: where they keep copies of checkpoints from one start to the next.
+        """
+        self._memory = memory
         self._job, self._ledger, self._budget = job, ledger, budget
         self._before = ledger.failures()
         self._steps = StepReader(environment)
@@ -72,11 +78,18 @@ class RestartControl:
         """Begin to follow ranks that are about to start, after so many restarts in place."""
         self._steps.clear()
         self._starts += 1
+        if self._memory is not None:
+            self._memory.make()
         if self._job.node_rank == 0:
             watch = threading.Thread(
                 target=self._watch, args=(self._starts, restarted), name="steps", daemon=True
             )
             watch.start()
+
+    def close(self) -> None:
+        """Remove what is kept for a restart in place: none will come. May be called again."""
+        if self._memory is not None:
+            self._memory.remove()
 
     def failure(self, rank: int, code: int, why: str) -> Failure:
         """Describe how this node's ranks have failed."""

@@ -3,14 +3,16 @@
     {"kind": "failure", "time", "job", "restart", "restarted", "rank", "host", "code", "meaning",
      "why", "step", "since", "step_seconds", "then", "because"}
     {"kind": "training", "time", "job", "restart", "restarted", "step", "seconds", "lost",
-     "repeated", "goodput"}
+     "repeated", "read", "in_memory", "goodput"}
 
 A failure is noted by the node that saw it first: restarted counts the restarts in place so far,
 step is the last one that was taken and since when that was, null before the first; then is one of
 escalation.Step and because its reason. Node 0 notes that the ranks train, when the first step of a
 start is over: step is the one that they went on from, seconds is the time since the last step
 before (since the job began, for the first), lost are the steps that are taken again and repeated
-the seconds that these had taken; goodput is the share of the job's time so far that was neither.
+the seconds that these had taken; read are the seconds in which the checkpoint was read and
+in_memory is the share of it that came from the nodes' memory, null where there was none; goodput is
+the share of the job's time so far that was neither.
 """
 
 from __future__ import annotations
@@ -110,6 +112,8 @@ class Ledger:
             "seconds": round(seconds, 3),
             "lost": lost,
             "repeated": round(repeated, 3),
+            "read": None if steps.in_memory is None else round(steps.read, 3),
+            "in_memory": None if steps.in_memory is None else round(steps.in_memory, 4),
             "goodput": self.goodput(steps.first_at),
         }
         job_log.note(self._job, self._folders, "training", record)
@@ -118,6 +122,7 @@ class Ledger:
         share = f"{self.goodput(steps.first_at):.1%} of the job's time was training"
         return (
             f"goes on after step {steps.resumed}, {duration(seconds)} after the last step; "
+            f"{_read_from(steps)}"
             f"{lost} steps ({duration(repeated)}) are taken again; {share}"
         )
 
@@ -152,6 +157,18 @@ class Ledger:
                     step_seconds=speeds[-1].get("seconds_per_step") if speeds else None,
                 )
         return None
+
+
+def _read_from(steps: Steps) -> str:
+    """Say where the checkpoint came from and how long that took; empty where none was read."""
+    if steps.in_memory is None:
+        return ""
+    place = "disk"
+    if steps.in_memory == 1.0:
+        place = "memory"
+    elif steps.in_memory:
+        place = f"memory ({steps.in_memory:.0%}) and disk"
+    return f"its state was read from {place} in {steps.read:.1f} s; "
 
 
 def here() -> str:

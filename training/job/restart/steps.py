@@ -15,7 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 VARIABLE = "STEP_NOTES"
-_LAYOUT = struct.Struct("<qqdd")
+_LAYOUT = struct.Struct("<qqdddd")
+_NOTHING_READ = -1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,8 @@ class Steps:
     last: int  # the last one that was taken
     first_at: float = 0.0  # when their first step was over; 0: it is not
     last_at: float = 0.0
+    read: float = 0.0  # seconds of reading the checkpoint that they went on from
+    in_memory: float | None = None  # share of it that came from memory; None: none was read
 
     @property
     def seconds(self) -> float | None:
@@ -37,9 +40,10 @@ class Steps:
 class StepNotes:
     """What a rank notes; nothing, without an error, where nobody has asked for it."""
 
-    def __init__(self, resumed: int) -> None:
-        """Note that the ranks are ready to go on after step `resumed`."""
+    def __init__(self, resumed: int, read: float = 0.0, in_memory: float | None = None) -> None:
+        """Note that the ranks are ready to go on after step `resumed`; the rest as Steps has it."""
         self._resumed, self._first_at, self._file = resumed, 0.0, -1
+        self._read = (read, _NOTHING_READ if in_memory is None else in_memory)
         if os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get(VARIABLE):
             with suppress(OSError):
                 self._file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_CLOEXEC)
@@ -54,7 +58,7 @@ class StepNotes:
     def _write(self, step: int, now: float) -> None:
         if self._file >= 0:
             with suppress(OSError):
-                note = _LAYOUT.pack(self._resumed, step, self._first_at, now)
+                note = _LAYOUT.pack(self._resumed, step, self._first_at, now, *self._read)
                 os.pwrite(self._file, note, 0)
 
 
@@ -75,5 +79,12 @@ class StepReader:
         note = os.pread(self._file, _LAYOUT.size, 0)
         if len(note) < _LAYOUT.size:
             return None
-        resumed, last, first_at, last_at = _LAYOUT.unpack(note)
-        return Steps(resumed=resumed, last=last, first_at=first_at, last_at=last_at)
+        resumed, last, first_at, last_at, read, in_memory = _LAYOUT.unpack(note)
+        return Steps(
+            resumed=resumed,
+            last=last,
+            first_at=first_at,
+            last_at=last_at,
+            read=read,
+            in_memory=None if in_memory == _NOTHING_READ else in_memory,
+        )
