@@ -129,9 +129,7 @@ class InPlaceAgent(LocalElasticAgent):
         presence.wait()
         handler.shutdown = leave
         if presence.has_waited:
-            tell(
-                f"node {self._control.job.node_rank} was a spare and takes the place of a lost one"
-            )
+            tell(f"node {self._control.job.node_rank}, a spare, takes the place of another")
 
     @property
     def _codes(self) -> list[int]:
