@@ -124,7 +124,9 @@ def test_one_node_is_asked_to_stop_while_all_start_again(launch: Launch, tmp_pat
         out_second, err_second = second.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (85, 85), err + err_second
     assert out_second.count("1 of 2") == 1
-    assert all("asked to stop before the ranks were started again" in one for one in (err, err_second))
+    assert all(
+        "asked to stop before the ranks were started again" in one for one in (err, err_second)
+    )
 
 
 def test_a_wrong_number_of_restarts(launch: Launch) -> None:
