@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.job.restart.roster import LEFT, SILENCE, Place, Roster
+from training.job.restart.roster import DONE, LEFT, SILENCE, Place, Roster
 
 
 def beats(number: int, *silent: int, nodes: int = 4) -> list[str]:
@@ -56,3 +56,11 @@ def test_a_node_gives_its_place_away() -> None:
     assert roster.left(["1", LEFT, "1"]) == [1]
     roster.places[1] = Place.LEFT
     assert roster.left(["1", LEFT, "1"]) == [] and roster.heard(["2", LEFT, "2"], 99.0) == []
+
+
+def test_a_node_that_has_ended_is_not_lost() -> None:
+    """The first may save, or send its results away, for long after the others."""
+    roster = Roster(3, 2)
+    roster.heard(beats(1, nodes=3), 1.0)
+    assert roster.heard(["2", DONE, "2"], 1.0) == []
+    assert roster.heard(["3", DONE, "3"], 100.0) == []

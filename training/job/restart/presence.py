@@ -16,7 +16,7 @@ from typing import Any
 
 from training.errors import TrainingError
 from training.job.node import Job
-from training.job.restart.roster import LEFT, Place, Roster
+from training.job.restart.roster import DONE, LEFT, Place, Roster
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -94,10 +94,12 @@ class Presence:
             self._thread.join(STORE)
 
     def end(self) -> None:
-        """Tell the spares that the job ends, on node 0."""
+        """Tell that this node's program ends; on node 0 that the job does, to its spares."""
         self._is_over = True
-        if self._thread is not None and self._job.node_rank == 0:
-            self._thread.join(STORE)
+        if self._beat != LEFT:
+            self._beat = DONE
+        if self._thread is not None:
+            self._thread.join(FAREWELL + STORE if self._job.node_rank == 0 else FAREWELL)
 
     def _run(self, host: str, port: int) -> None:
         from torch.distributed import PrefixStore, TCPStore
@@ -127,7 +129,7 @@ class Presence:
             number += 1
             beat = self._beat or str(number)
             store.set(f"beat/{me}", beat)
-            if beat == LEFT:
+            if beat in (LEFT, DONE):
                 return
             place = Place(store.get(f"place/{me}").decode())
             self._spares = int(store.get(SPARES))

@@ -13,6 +13,8 @@ SILENCE = 12.0
 """Seconds without a sign of life after which a node is lost."""
 LEFT = "left"
 """In the place of a sign of life: the node has given its place to a spare, and ends."""
+DONE = "done"
+"""The same: its program has come to its end, which others may not have yet."""
 
 
 class Place(str, Enum):
@@ -59,7 +61,7 @@ class Roster:
         """
         lost = []
         for node, beat in enumerate(beats):
-            if node == 0 or self.places[node] in (Place.LOST, Place.LEFT):
+            if node == 0 or self.places[node] is Place.LOST or beat in (LEFT, DONE):
                 continue
             if beat != self._beats.get(node, ""):
                 self._beats[node], self._silent[node] = beat, 0.0
