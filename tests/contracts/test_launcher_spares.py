@@ -55,7 +55,7 @@ def test_the_end_of_one_node_does_not_end_the_step(shell: Shell) -> None:
 
 
 def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:
-    """Srun, which would wait for its task, is ended with the others; the first one's code counts."""
+    """Srun would wait for its task, and is ended with the others; the first one's code counts."""
     meanwhile = """
         touch "$state/lost.node-2"
         until [[ -s $CALLED.scontrol ]]; do sleep 0.1; done
