@@ -26,6 +26,8 @@ STORE = 60.0
 """Seconds that the store on node 0 may take for an answer."""
 FAREWELL = 10.0
 """Seconds that node 0 waits at its end for the spares to see it."""
+ALONE = 30.0
+"""Seconds that a node without node 0 gets to end by itself."""
 SPARES = "spares"
 
 
@@ -121,6 +123,17 @@ class Presence:
             with self._changed:
                 self._gone = str(error).partition("\n")[0] or "its store is gone"
                 self._changed.notify_all()
+            self._without_store()
+
+    def _without_store(self) -> None:
+        """End a node that is cut off from node 0, which goes on without it by now.
+
+        Where node 0 has ended this one's agent sees that, too, and ends by itself.
+        """
+        if self._job.node_rank and self._place is Place.TRAINS:
+            time.sleep(ALONE)
+            if not self._is_over:
+                self._given_up()
 
     def _show(self, store: Any) -> None:
         """Give signs of life, and follow what node 0 decides."""
