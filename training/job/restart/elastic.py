@@ -212,9 +212,7 @@ class InPlaceAgent(LocalElasticAgent):
     def _given_up(self) -> None:
         """End this node, of which node 0 has not heard for too long."""
         children.kill_groups(self._pids)
-        tell(
-            f"node 0 has not heard of this node for {SILENCE:.0f} s or more, and goes on without it"
-        )
+        tell(f"node 0 has heard nothing of this node for {SILENCE:.0f} s and goes on without it")
         os._exit(TrainingError.exit_code)
 
     def _leave_place(self, presence: Presence) -> None:
