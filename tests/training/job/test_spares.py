@@ -162,7 +162,7 @@ def test_a_node_that_fails_twice_gives_its_place_to_a_spare(
 ) -> None:
     """Its container lives, and would start ranks again; it is named for the next start, too."""
     save = tmp_path / "save"
-    with job(save, data) as nodes:
+    with job(save, data, RESTARTS="3") as nodes:
         for number, step in enumerate((6, 20)):
             nodes.reach(step)
             os.kill(nodes.ranks(1)[0], signal.SIGKILL)
@@ -216,6 +216,7 @@ def test_asked_to_stop(data: str, tmp_path: Path, undisturbed: list[float]) -> N
         assert nodes.end() == 85, nodes.said()
         assert nodes.agents[1].wait(300) == 85 and nodes.agents[2].wait(300) == 0
         assert "was a spare, and was not needed" in nodes.said(2)
+    (save / ".job-4242.0" / "stop").unlink()
     with job(save, data) as nodes:
         assert nodes.end() == 0, nodes.said()
     assert losses(save) == undisturbed
