@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,6 @@ from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wa
 pytestmark = pytest.mark.processes
 
 STEPS = 60
-NAMES = ("n1", "n2", "n3", "n4")
 WATCHED = ("--hang_seconds=60", "--hang_abort_seconds=120")
 """No watch ends a rank before its node is known to be lost."""
 
@@ -73,23 +72,21 @@ class Nodes:
 
 
 @contextmanager
-def job(
-    save: Path, data: str, *other: str, names: Sequence[str] = NAMES[:3], **env: str
-) -> Iterator[Nodes]:
-    """One rank a node of a tiny model, two nodes and the spares: 4242 as Slurm numbers it."""
+def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
+    """One rank a node of a tiny model, two nodes and a spare: 4242 as Slurm numbers it."""
     save.mkdir(exist_ok=True)
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
-    slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": str(len(names)), "REQUEUES": "1"}
-    meet = {"NODES": " ".join(names), "MASTER_ADDR": "127.0.0.1", "PREFLIGHT": "0"}
+    slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "3", "REQUEUES": "1"}
+    meet = {"NODES": "n1 n2 n3", "MASTER_ADDR": "127.0.0.1", "PREFLIGHT": "0"}
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
-    spares = {"SPARES": str(len(names) - 2), "MASTER_PORT": str(free_ports(1)[0])}
+    spares = {"SPARES": "1", "MASTER_PORT": str(free_ports(1)[0])}
     flags = (*TINY, f"--save_ckpt_path={save}", f"--dataset_path={data}", "--batch_size=2")
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
     words = ("-m", "training.launch", "--nproc", "1", "--", *flags, *more, *WATCHED, *other)
     (save / ".job-4242.0").mkdir(exist_ok=True)
     with ExitStack() as undo:
         agents = []
-        for node in range(len(names)):
+        for node in range(3):
             said = undo.enter_context((save.parent / f"said.{node}").open("a"))
             process = subprocess.Popen(
                 [sys.executable, *words],
@@ -155,6 +152,21 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     assert (save / ".job-4242.0" / "ended.0").read_text() == "0\n"
     told = facts(save)
     assert told["state"] == "done" and len(told["jobs"][0]["starts"][0]["failures"]) == 1
+
+
+def test_the_node_of_rank_0_is_lost(data: str, tmp_path: Path, undisturbed: list[float]) -> None:
+    """What is left of it has the run's folder, and may not keep it."""
+    save = tmp_path / "save"
+    # The ranks are in the order of the addresses; the other nodes' is 127.0.0.1.
+    with job(save, data, MASTER_ADDR="127.0.0.2") as nodes:
+        nodes.reach(6)
+        assert "step 1/" in nodes.said(1)
+        nodes.stop(1)
+        assert nodes.end() == 0, nodes.said()
+    assert losses(save) == undisturbed
+    [failure] = records(save, "failure")
+    assert (failure["host"], failure["then"]) == ("n2", "spare node")
+    assert "the job goes on without the node of that process" in nodes.said()
 
 
 def test_a_node_that_fails_twice_gives_its_place_to_a_spare(
