@@ -95,13 +95,13 @@ def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
     site.slurm.bridge.unplug(1)
     try:
         assert back(site, "unplugged", job, lost) < MOST
+        # It sees for itself that another node has its place by now.
+        site.slurm.until(lambda: not site.slurm.processes("n2", job), TIMEOUT, "n2 trains on")
         said = site.complete(job)
     finally:
         site.slurm.bridge.plug(1)
     assert site.slurm.restarts(job) == 0 and "spare node: n2 is lost" in said
     assert site.losses("unplugged") == undisturbed
-    # What was left there is ended once Slurm reaches it again.
-    site.slurm.until(lambda: not site.slurm.processes("n2", job), TIMEOUT, "n2 trains on")
     # As an administrator does: Slurm looks seldom at a node that is down.
     site.slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
     site.slurm.until(lambda: site.slurm.is_idle("n2"), TIMEOUT, "n2 does not come back")

@@ -138,7 +138,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
         if how == "stop":  # the machine was but slow: its place is another's by now
             nodes.wake(1)
             assert nodes.agents[1].wait(300) == 1
-            assert "has heard nothing of this node for 12 s" in nodes.said(1)
+            assert "have not heard of each other for 12 s" in nodes.said(1)
         assert nodes.end() == 0, nodes.said()
         assert nodes.agents[2].wait(300) == 0
     assert losses(save) == undisturbed

@@ -210,9 +210,9 @@ class InPlaceAgent(LocalElasticAgent):
         return own.verdict.step is Step.REPLACE
 
     def _given_up(self) -> None:
-        """End this node, of which node 0 has not heard for too long."""
+        """End this node, which another one has replaced by now."""
         children.kill_groups(self._pids)
-        tell(f"node 0 has heard nothing of this node for {SILENCE:.0f} s and goes on without it")
+        tell(f"node 0 and this node have not heard of each other for {SILENCE:.0f} s: it ends")
         os._exit(TrainingError.exit_code)
 
     def _leave_place(self, presence: Presence) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from training.errors import TrainingError
 from training.job.node import Job
-from training.job.restart.roster import DONE, LEFT, Place, Roster
+from training.job.restart.roster import DONE, LEFT, SILENCE, Place, Roster
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -27,7 +27,7 @@ STORE = 60.0
 FAREWELL = 10.0
 """Seconds that node 0 waits at its end for the spares to see it."""
 ALONE = 30.0
-"""Seconds that a node without node 0 gets to end by itself."""
+"""Seconds more that a node waits for an answer of node 0 than that takes to give it up."""
 SPARES = "spares"
 
 
@@ -46,6 +46,7 @@ class Presence:
         self._has_waited = False
         self._beat = ""  # in the place of the counter
         self._spares = 0
+        self._unanswered = 0.0  # seconds since the store has answered
         self._gone = ""  # why the store cannot be asked
         self._is_over = False
         self._changed = threading.Condition()
@@ -79,6 +80,8 @@ class Presence:
             target=self._run, args=(store.host, store.port), name="presence", daemon=True
         )
         self._thread.start()
+        if self._job.node_rank:
+            threading.Thread(target=self._watch_answers, name="answers", daemon=True).start()
 
     def wait(self) -> None:
         """Wait until this node is to train. Raises NotNeeded, and TrainingError without node 0."""
@@ -120,27 +123,37 @@ class Presence:
             else:
                 self._show(store)
         except RuntimeError as error:  # torch's errors of a store and its connection
-            with self._changed:
-                self._gone = str(error).partition("\n")[0] or "its store is gone"
-                self._changed.notify_all()
-            self._without_store()
+            self._end_waiting(str(error).partition("\n")[0] or "its store is gone")
 
-    def _without_store(self) -> None:
+    def _end_waiting(self, why: str) -> None:
+        with self._changed:
+            self._gone = self._gone or why
+            self._changed.notify_all()
+
+    def _watch_answers(self) -> None:
         """End a node that is cut off from node 0, which goes on without it by now.
 
-        Where node 0 has ended this one's agent sees that, too, and ends by itself.
+        No connection need end by that, and none has a time limit. Where node 0 has ended this one's
+        agent sees it earlier, and ends by itself.
         """
-        if self._job.node_rank and self._place is Place.TRAINS:
-            time.sleep(ALONE)
-            if not self._is_over:
-                self._given_up()
+        before = time.monotonic()
+        while not self._is_over and self._beat != LEFT and self._place is not Place.ENDS:
+            time.sleep(BEAT)
+            now = time.monotonic()
+            self._unanswered += min(now - before, MOST)
+            before = now
+            if self._unanswered > SILENCE + ALONE:
+                self._end_waiting("it does not answer")
+                if self._place is Place.TRAINS:
+                    self._given_up()
+                return
 
     def _show(self, store: Any) -> None:
         """Give signs of life, and follow what node 0 decides."""
         me, number = self._job.node_rank, 0
         while True:
             number += 1
-            beat = self._beat or str(number)
+            beat, self._unanswered = self._beat or str(number), 0.0
             store.set(f"beat/{me}", beat)
             if beat in (LEFT, DONE):
                 return
