@@ -140,7 +140,8 @@ class Presence:
         while not self._is_over and self._beat != LEFT and self._place is not Place.ENDS:
             time.sleep(BEAT)
             now = time.monotonic()
-            self._unanswered += min(now - before, MOST)
+            # Until the first answer, node 0's own program may be about to begin.
+            self._unanswered += min(now - before, MOST) if self._place else 0.0
             before = now
             if self._unanswered > SILENCE + ALONE:
                 self._end_waiting("it does not answer")
