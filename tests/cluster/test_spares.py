@@ -9,6 +9,7 @@ import os
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from tests.cluster.conftest import FLAGS
 from tests.cluster.test_restart import having, records
 from tests.support.run_folders import facts
 from tests.support.site import TIMEOUT, Losses, Site
-from tests.support.slurm import cluster
+from tests.support.slurm import ClusterError, cluster
 
 NODES = ("n1", "n2", "n3")
 SPARE = {"SPARES": "1"}
@@ -63,6 +64,13 @@ def back(site: Site, run: str, job: int, lost: float) -> float:
     return took / max(1.0, load)
 
 
+def is_back(site: Site, node: str) -> bool:
+    """Bring a node back as an administrator does: Slurm looks seldom at one that is down."""
+    with suppress(ClusterError):  # it is not down
+        site.slurm.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+    return site.slurm.is_idle(node)
+
+
 def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
     """Slurm's daemon and all processes of it are killed, and it does not come back."""
     job = site.submit("lost", *FLAGS, asked=THREE, **SPARE)
@@ -102,9 +110,7 @@ def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
         site.slurm.bridge.plug(1)
     assert site.slurm.restarts(job) == 0 and "spare node: n2 is lost" in said
     assert site.losses("unplugged") == undisturbed
-    # As an administrator does: Slurm looks seldom at a node that is down.
-    site.slurm.ask("scontrol", "update", "NodeName=n2", "State=RESUME")
-    site.slurm.until(lambda: site.slurm.is_idle("n2"), TIMEOUT, "n2 does not come back")
+    site.slurm.until(lambda: is_back(site, "n2"), TIMEOUT, "n2 does not come back")
 
 
 def test_the_first_node_is_lost(site: Site, undisturbed: Losses) -> None:
