@@ -102,6 +102,7 @@ def _tell_start(job: Job) -> None:
 def _recorded(plan: Plan) -> int:
     """Run, and note the start and the end in the run's folder; the exit code."""
     job_log.begin(plan, os.environ)
+    folder = start_folder.find(plan.job, os.environ)
     code = TrainingError.exit_code
     try:
         code = _run(plan)
@@ -111,6 +112,8 @@ def _recorded(plan: Plan) -> int:
         raise
     finally:
         job_log.end(plan, os.environ, code)
+        if plan.job.spares and folder is not None:
+            start_folder.end(folder, plan.job, code)
 
 
 def _check_flags(plan: Plan) -> bool:

@@ -25,7 +25,10 @@ PASSED = (
     Passed(("SLURM_*", "SLURMD_NODENAME"), "the job, its nodes, the place of this one among them"),
     Passed(("PMI_*", "PMI2_*", "PMIX_*"), "process managers: how the ranks of MPI find each other"),
     Passed(("MASTER_*", "NODES", "RENDEZVOUS"), "where and how the nodes meet, their names"),
-    Passed(("CHECKPOINTS", "IMAGE", "REQUEUES", "RESTARTS"), "the run, as its launcher started it"),
+    Passed(
+        ("CHECKPOINTS", "IMAGE", "REQUEUES", "RESTARTS", "SPARES"),
+        "the run, as its launcher started it",
+    ),
     Passed(
         (
             *("INSTANCE_*", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*"),

@@ -44,7 +44,7 @@ class Failure:
     why: str
     step: int | None  # the last one that was taken; None: none of this start
     since: float | None  # when that was
-    then: str  # restart in place, requeue, give up, ...
+    then: str  # restart in place, spare node, requeue, give up, ...
     because: str
     cost: Training | None = None
 
@@ -62,6 +62,7 @@ class Start:
     run: str
     image: dict[str, str]
     restarts: int | None = None  # in place, that are allowed
+    spares: int | None = None  # nodes that wait beside those that train
     failures: tuple[Failure, ...] = ()
     trained: tuple[Training, ...] = ()  # once after it began and after each restart in place
     end: End | None = None
@@ -200,4 +201,5 @@ def _start(one: Record) -> Start:
         run=str(one.get("run", "")),
         image={str(k): str(v) for k, v in image.items()} if isinstance(image, dict) else {},
         restarts=whole(one.get("restarts")),
+        spares=whole(one.get("spares")),
     )

@@ -108,6 +108,8 @@ def _jobs(jobs: Sequence[Job], asked: str) -> Iterator[tuple[str, str]]:
         return
     job, start = jobs[0], jobs[0].last
     nodes = f"{_count(start.nodes or 0, 'node')} of {_count(start.processes or 0, 'process')}"
+    if start.spares:
+        nodes += f" and {_count(start.spares, 'spare')}"
     more = f" and {len(start.hosts) - HOSTS} more" if len(start.hosts) > HOSTS else ""
     yield (
         "job",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.run_folders import HOUR, age, facts, history, plan, write
 from training.job import job_log
-from training.job.restart.escalation import Budget, Failure, Step, Verdict, decide
+from training.job.restart.escalation import Budget, Failure, Step, Verdict, decide, worn
 from training.job.restart.ledger import Ledger, Outage
 from training.job.restart.steps import StepNotes, StepReader, Steps
 
@@ -31,6 +32,14 @@ def begin(run: Path, restart: int = 0, before: float = 0.0) -> Ledger:
 
 def steps(resumed: int, last: int, first_at: float, last_at: float) -> Steps:
     return Steps(resumed=resumed, last=last, first_at=first_at, last_at=last_at)
+
+
+def shown(run: Path) -> list[str]:
+    """What `sqshforge status` prints of a run, a line each."""
+    from sqshforge.status.report import lines
+    from sqshforge.status.run import Clock, look
+
+    return [" ".join(one.split()) for one in lines(look(run, Clock.of(run)))]
 
 
 def test_a_restart_in_place_and_what_it_cost(tmp_path: Path) -> None:
@@ -75,6 +84,35 @@ def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
     assert told["goodput"] == pytest.approx(0.695, abs=0.01)
 
 
+def test_a_lost_node_and_its_spare(tmp_path: Path) -> None:
+    """What that cost is told as of any failure; lost once more, it is known to a later start."""
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    ledger = begin(run, before=HOUR)
+    ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
+    lost = Failure(rank=None, code=87, step=50, why="n2 is lost: silent", host="n2", node=1)
+    ledger.failed(lost, decide(lost, [], Budget(restarts=3, spares=1)), 0, 2.0)
+    assert facts(run)["why"] == "spare node after a failure: n2 is lost: silent"
+    ledger.trains(steps(45, 46, now, now), Outage(since=now - 24, step=50, step_seconds=2.0), 0)
+    seen = shown(run)
+    assert "spare node: a node is lost, and a spare takes its place" in seen
+    assert "it cost 24 s without training, 5 steps (10 s) taken again" in seen
+    assert worn(ledger.failures()) == []
+    ledger = begin(run, restart=1)
+    ledger.failed(lost, decide(lost, [], Budget(restarts=3, requeues=3)), 0, 2.0)
+    assert worn(begin(run, restart=2).failures()) == ["n2"]
+
+
+def test_spares_are_told_apart_from_nodes_that_train(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", history(50))
+    described = plan(run)
+    described = replace(described, job=replace(described.job, nodes=3, spares=1))
+    job_log.begin(described, {"NODES": "n1 n2 n3"})
+    seen = shown(run)
+    assert "job 4242, restart 0, 2 nodes of 4 processes and 1 spare: n1 n2 n3" in seen
+    start = facts(run)["jobs"][0]["starts"][0]
+    assert (start["nodes"], start["spares"]) == (2, 1)
+
+
 def test_a_start_that_was_killed_with_its_node(tmp_path: Path) -> None:
     """How far it was stands in its metrics alone."""
     run, now = write(tmp_path / "run", history(50)), time.time()
@@ -107,9 +145,6 @@ def test_a_record_that_is_torn_ends_no_job(tmp_path: Path, text: str) -> None:
 
 
 def test_what_people_see(tmp_path: Path) -> None:
-    from sqshforge.status.report import lines
-    from sqshforge.status.run import Clock, look
-
     run, now = write(tmp_path / "run", history(50)), time.time()
     ledger = begin(run, before=HOUR)
     ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
@@ -120,7 +155,7 @@ def test_what_people_see(tmp_path: Path) -> None:
         )
         outage = Outage(since=now - 30, step=50 + number, step_seconds=1.0)
         ledger.trains(steps(49 + number, 50 + number, now, now), outage, number + 1)
-    seen = [" ".join(one.split()) for one in lines(look(run, Clock.of(run)))]
+    seen = shown(run)
     assert "failures 7, of which the last 5 are shown" in seen
     assert any(one.endswith("after step 56: rank 1 was killed by SIGKILL on n2") for one in seen)
     assert "restart in place: restart 7 of 9 in these containers" in seen

@@ -56,6 +56,10 @@ class Bridge:
         """Set a machine's link down."""
         _run("link", "set", f"{self.machines[one].space}v", "down")
 
+    def plug(self, one: int) -> None:
+        """Set a machine's link up again."""
+        _run("link", "set", f"{self.machines[one].space}v", "up")
+
     def _isolate(self, how: str) -> None:
         for machine in self.machines:
             _run("bridge", "link", "set", "dev", f"{machine.space}v", "isolated", how)

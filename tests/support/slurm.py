@@ -1,8 +1,8 @@
-"""A real Slurm of two nodes on this machine, for the length of a block.
+"""A real Slurm of two nodes, or more, on this machine, for the length of a block.
 
-munged, slurmctld and two slurmd run from a private folder, on free ports, as the caller's
+munged, slurmctld and a slurmd a node run from a private folder, on free ports, as the caller's
 children: they die with it, and several clusters stand side by side. Only root can. The nodes are
-this machine twice, or with `apart` two machines, each with a network, a host name, mounts and a
+this machine many times, or with `apart` machines, each with a network, a host name, mounts and a
 disk (`local`) of its own, and with an ordinary user that this machine does not know.
 """
 
@@ -42,11 +42,12 @@ class ClusterError(Exception):
 
 @dataclass
 class Cluster:
-    """Two nodes, n1 and n2, and the clients' side of them."""
+    """The nodes, n1 and n2 unless others are named, and the clients' side of them."""
 
     folder: Path
     env: dict[str, str]
     bridge: Bridge | None = None
+    nodes: Sequence[str] = NODES
     planted: Mapping[str, Callable[[Cluster], str]] = field(default_factory=dict)
     daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
@@ -196,7 +197,7 @@ class Cluster:
     def start_slurmd(self, node: str) -> None:
         words = [_find("slurmd"), "-D", "-N", node]
         if self.bridge:
-            machine = self.bridge.machines[NODES.index(node)]
+            machine = self.bridge.machines[self.nodes.index(node)]
             self.local.mkdir(exist_ok=True)
             disk = f"mount -t tmpfs -o size=2g none {self.local};"
             odd = self.planted[node](self) if node in self.planted else ""
@@ -214,7 +215,7 @@ class Cluster:
 
     def last_words(self) -> str:
         """The end of every daemon's log."""
-        logs = [self.log(name) for name in ("munged", "slurmctld", *NODES)]
+        logs = [self.log(name) for name in ("munged", "slurmctld", *self.nodes)]
         return "".join(
             f"\n--- {log.name}\n" + "\n".join(log.read_text().splitlines()[-8:])
             for log in logs
@@ -242,6 +243,7 @@ def cluster(
     apart: bool = False,
     settings: Sequence[str] = (),
     planted: Mapping[str, Callable[[Cluster], str]] | None = None,
+    nodes: Sequence[str] = NODES,
 ) -> Iterator[Cluster]:
     """Start a cluster, and stop it at the end of the block whatever happens in it.
 
@@ -254,8 +256,8 @@ def cluster(
         _find(program)
     if os.geteuid() != 0:
         raise ClusterError("the test cluster's daemons need root: sudo make test")
-    with bridged(NODES) if apart else contextlib.nullcontext() as bridge:
-        started = _begin(kill_wait, bridge, settings, planted or {})
+    with bridged(nodes) if apart else contextlib.nullcontext() as bridge:
+        started = _begin(kill_wait, bridge, settings, planted or {}, nodes)
         try:
             yield started
         finally:
@@ -267,19 +269,20 @@ def _begin(
     bridge: Bridge | None,
     settings: Sequence[str],
     planted: Mapping[str, Callable[[Cluster], str]],
+    nodes: Sequence[str],
 ) -> Cluster:
     """Try free ports until nobody else took one of them between the look and the start."""
     outside = {name: value for name, value in os.environ.items() if not _is_slurm(name)}
     for attempt in range(3):
-        config = slurm_config.write(kill_wait, bridge, settings)
+        config = slurm_config.write(kill_wait, bridge, settings, nodes)
         env = {**outside, "SLURM_CONF": str(config)}
-        candidate = Cluster(config.parent, env, bridge, planted)
+        candidate = Cluster(config.parent, env, bridge, nodes, planted)
         try:
             candidate.start("munged", "munged", *slurm_config.munged(candidate.folder))
             socket_path = candidate.folder / "munge.socket"
             candidate.until(socket_path.exists, 120, "munged does not come up")
             candidate.start_slurmctld()
-            for node in NODES:
+            for node in nodes:
                 candidate.bring(node)
             return candidate
         except BaseException as error:

@@ -54,10 +54,15 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
-def write(kill_wait: int, bridge: Bridge | None = None, settings: Sequence[str] = ()) -> Path:
+def write(
+    kill_wait: int,
+    bridge: Bridge | None = None,
+    settings: Sequence[str] = (),
+    names: Sequence[str] = NODES,
+) -> Path:
     """Make a folder with all that the daemons read, on ports that are free now; slurm.conf.
 
-    Without a bridge the nodes are this machine, twice. Further settings are lines at its end.
+    Without a bridge all the nodes are this machine. Further settings are lines at its end.
     """
     # A socket's path must be short, and munged wants folders that others may enter.
     folder = Path(tempfile.mkdtemp(prefix="slurm-", dir="/tmp"))
@@ -66,15 +71,15 @@ def write(kill_wait: int, bridge: Bridge | None = None, settings: Sequence[str] 
     (folder / "munge.key").write_bytes(secrets.token_bytes(128))
     (folder / "munge.key").chmod(0o400)
     host = socket.gethostname().partition(".")[0]
-    ports = free_ports(1 + len(NODES))
+    ports = free_ports(1 + len(names))
     where = (
         [(machine.name, machine.address) for machine in bridge.machines]
         if bridge
-        else [(host, "127.0.0.1") for _ in NODES]
+        else [(host, "127.0.0.1") for _ in names]
     )
     nodes = (
         f"NodeName={node} NodeHostname={name} NodeAddr={address} Port={port} CPUs={CORES}"
-        for node, (name, address), port in zip(NODES, where, ports[1:], strict=True)
+        for node, (name, address), port in zip(names, where, ports[1:], strict=True)
     )
     config = folder / "slurm.conf"
     config.write_text(

@@ -29,6 +29,8 @@ from uuid import uuid4
 from training.errors import RequestError, TrainingError
 
 LEASE_FILE = ".running"
+ROUND = "RESTART_ROUND"
+"""Set for ranks that may start on other nodes: how often those of this start were started."""
 _COUNT = 20  # digits of the counter, so that it can be written over in place
 LEASE_THREAD = "claim"
 """The name of the thread that renews."""
@@ -54,11 +56,12 @@ class LeaseOwner:
     boot: str  # of the host's kernel; empty where it cannot be known
     namespace: str  # in which pid counts; empty where it cannot be known
     since: str  # by the clock of its host, for people
+    round: int = 0  # of that start; not written where there is but one
 
     @classmethod
     def here(cls) -> LeaseOwner:
         """Describe this process."""
-        restart = os.environ.get("SLURM_RESTART_COUNT", "")
+        restart, round = os.environ.get("SLURM_RESTART_COUNT", ""), os.environ.get(ROUND, "")
         boot = namespace = ""
         with suppress(OSError):
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -74,6 +77,7 @@ class LeaseOwner:
             boot=boot,
             namespace=namespace,
             since=datetime.now().astimezone().isoformat(timespec="seconds"),
+            round=int(round) if round.isdecimal() else 0,
         )
 
     @classmethod
@@ -86,7 +90,7 @@ class LeaseOwner:
 
     @property
     def line(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps({k: v for k, v in asdict(self).items() if k != "round" or v})
 
     def told(self) -> str:
         what = f"job {self.job} (restart {self.restart})" if self.job else "a run"
@@ -103,6 +107,11 @@ class LeaseOwner:
     def was_restarted_as(self, me: LeaseOwner) -> bool:
         """Tell whether Slurm has ended it, and started its job again as this process."""
         return bool(me.job) and self.job == me.job and self.restart < me.restart
+
+    def was_replaced_by(self, me: LeaseOwner) -> bool:
+        """Tell whether its node is lost, and another one has its place in the same start."""
+        same = bool(me.job) and (self.job, self.restart) == (me.job, me.restart)
+        return same and self.round < me.round
 
 
 def _lives(pid: int) -> bool:
@@ -315,6 +324,8 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
     while True:
         if holder and holder.has_died(me):
             return "that process is dead"
+        if holder and holder.was_replaced_by(me):
+            return "the job goes on without the node of that process"
         if silent > SILENCE:
             return f"it has given no sign of life for {SILENCE:.0f} s"
         if holder and holder.was_restarted_as(me) and taken > SILENCE:

@@ -63,6 +63,7 @@ def run(
     from torch.distributed.launcher import api as launcher
 
     from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
+    from training.job.restart.presence import NotNeeded, Presence
 
     # The static rendezvous raises the store's own; older torch has no other name for them.
     store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
@@ -99,6 +100,8 @@ def run(
     ranks = Ranks(leave=leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
     if control is not None:
         ranks.control = control
+        if control.job.spares:
+            ranks.presence = Presence(control.job, control.worn)
         replaced: Any = launcher  # where torchrun takes its agent from
         replaced.LocalElasticAgent = functools.partial(InPlaceAgent, ranks=ranks)
     try:
@@ -111,6 +114,9 @@ def run(
         if _Stop.asked and set(found.codes) <= {SAVED, -signal.SIGTERM}:
             return SAVED  # some had not begun to train: nothing is new
         return found.code
+    except NotNeeded:
+        tell(f"node {control.job.node_rank if control else 0} was a spare, and was not needed")
+        return 0
     except Stopped:
         tell("asked to stop before the ranks were started again: nothing is new")
         return SAVED
@@ -124,6 +130,9 @@ def run(
         if signal.getsignal(signal.SIGTERM) is handler:
             raise TrainingError(f"node 0 has ended, its rendezvous is gone {place}") from error
         raise TrainingError(f"the {options.nnodes} nodes have not met {place}") from error
+    finally:
+        if ranks.presence:
+            ranks.presence.end()
     return 0
 
 

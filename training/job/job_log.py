@@ -1,10 +1,11 @@
 """What a job leaves in the run's folder: jobs/<job id>.jsonl, a line as it starts, one as it ends.
 
-    {"kind": "start", "time", "job", "restart", "nodes", "processes", "host", "hosts", "module",
-     "run", "image", "requeues", "restarts"}
+    {"kind": "start", "time", "job", "restart", "nodes", "spares", "processes", "host", "hosts",
+     "module", "run", "image", "requeues", "restarts"}
     {"kind": "end", "time", "job", "restart", "code", "meaning"}
-time is in seconds of the epoch by node 0's clock, processes are those of a node, host is node 0's
-name, and hosts are all names as far as they are known. run is the folder that the run is saved to.
+time is in seconds of the epoch by node 0's clock, nodes are those that train and spares those that
+wait beside them, processes are those of a node, host is node 0's name, and hosts are all names as
+far as they are known. run is the folder that the run is saved to.
 image is what is known of it: its file, target, commit and when it was created. requeues is the
 launcher's REQUEUES, null where it is not known here; restarts are those in place that are allowed,
 RESTARTS. Between the two are lines of failures and what they cost (training.job.restart.ledger).
@@ -53,7 +54,8 @@ def begin(plan: Plan, environment: Mapping[str, str], provenance: Path = PROVENA
         return
     run, requeues = _run(plan), environment.get("REQUEUES", "")
     start = {
-        "nodes": plan.job.nodes,
+        "nodes": plan.job.training,
+        "spares": plan.job.spares,
         "processes": plan.processes,
         "host": socket.gethostname(),
         "hosts": _hosts(environment),

@@ -38,6 +38,12 @@ class Job:
     nodes: int = 1
     address: str = "127.0.0.1"  # of the node of rank 0, as all others reach it
     port: int = 0  # 0: any free one
+    spares: int = 0  # of the nodes, that wait for one that trains to be lost
+
+    @property
+    def training(self) -> int:
+        """How many nodes train."""
+        return self.nodes - self.spares
 
     @property
     def run_id(self) -> str:

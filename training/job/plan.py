@@ -22,7 +22,7 @@ from training.job.machine.ulimits import Limit
 from training.job.node import Job, Node
 from training.job.nsys import Nsys
 from training.job.rank import CORES, NSYS
-from training.job.rendezvous import Rendezvous, choose_rendezvous, require_descriptors
+from training.job.rendezvous import C10D, Rendezvous, choose_rendezvous, require_descriptors
 from training.job.types import GIVEN, Decision, count
 from training.parallel.neuron.environment import COMPILER
 
@@ -32,6 +32,7 @@ NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the n
 NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
 RESTARTS = "RESTARTS"
+SPARES = "SPARES"
 BIND = "NUMA_BIND"
 
 
@@ -76,7 +77,7 @@ class Plan:
     @property
     def _options(self) -> tuple[str, ...]:
         return (
-            f"--nnodes={self.job.nodes}",
+            f"--nnodes={self.job.training}",
             f"--nproc-per-node={self.processes}",
             f"--rdzv-id={self.job.run_id}",
             *self.rendezvous.options(self.job, self.endpoint),
@@ -90,9 +91,15 @@ class Plan:
 
     @property
     def _restarting(self) -> tuple[Decision, ...]:
-        if not self.restarts:
-            return ()
-        return (Decision(RESTARTS, str(self.restarts), "of failed processes, in this container"),)
+        told = []
+        if self.restarts:
+            told.append(
+                Decision(RESTARTS, str(self.restarts), "of failed processes, in this container")
+            )
+        if self.job.spares:
+            why = f"of {self.job.nodes} nodes, that wait until one of the others is lost"
+            told.append(Decision(SPARES, str(self.job.spares), why))
+        return tuple(told)
 
     @property
     def title(self) -> str:
@@ -134,6 +141,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
     launched = environment.get("NODES", "").split()  # as the launcher lists them
     if not id:
         _require_all(1, launched)
+        _spares(environment, 1)
         return Job(
             id="local",
             address=environment.get("MASTER_ADDR") or Job.address,
@@ -157,7 +165,20 @@ def read_job(environment: Mapping[str, str]) -> Job:
         nodes=nodes,
         address=environment.get("MASTER_ADDR") or Job.address,
         port=_whole(environment, "MASTER_PORT", port + (port == fabric.NEURON_PORT)),
+        spares=_spares(environment, nodes),
     )
+
+
+def _spares(environment: Mapping[str, str], nodes: int) -> int:
+    """How many of the nodes wait. Raises RequestError where node 0 would train alone."""
+    spares = _whole(environment, SPARES, 0)
+    if spares and nodes - spares < 2:
+        raise RequestError(
+            f"{SPARES}: {spares} of {count(nodes, 'node')} would wait, and at least two must "
+            "train, as the first cannot be replaced; fix: "
+            f"--nodes={spares + 2} or more, or fewer {SPARES}"
+        )
+    return spares
 
 
 def _require_all(nodes: int, launched: Sequence[str]) -> None:
@@ -186,6 +207,11 @@ def make_plan(
     processes, why = _processes(usable, environment, nproc)
     _check_ranks(nsys, job, processes)
     rendezvous = choose_rendezvous(job, environment)
+    if job.spares and not rendezvous.restarts_in_place:
+        raise RequestError(
+            f"{SPARES}: a spare joins by the rendezvous c10d, and this is {rendezvous.why}; "
+            f"fix: leave {SPARES} out, or RENDEZVOUS={C10D}"
+        )
     require_descriptors(job, processes, node.limits)
     cores, binding = _cores(node, usable, environment, processes)
     chosen = [
@@ -207,7 +233,7 @@ def make_plan(
         # Each connection would warn of the other node's name, which need not resolve.
         quiet = "connections do not complain of nodes that have no name"
         chosen.append(Decision("TORCH_CPP_LOG_LEVEL", "ERROR", quiet))
-    ranks = job.nodes * processes
+    ranks = job.training * processes
     if ranks >= MANY:
         # Else each rank tells the store how each other one reaches it: ranks ** 2 requests.
         lazy = f"of {ranks:,} ranks only those are joined that talk to each other"
@@ -313,7 +339,7 @@ def _given_number(environment: Mapping[str, str]) -> str:
 def _check_ranks(nsys: Nsys | None, job: Job, processes: int) -> None:
     """Refuse ranks to profile that there are not."""
     if nsys and nsys.ranks != "all":
-        last = job.nodes * processes - 1
+        last = job.training * processes - 1
         if max(int(one) for one in nsys.ranks.split(",")) > last:
             raise RequestError(f"NSYS_RANKS: {nsys.ranks}, but the last rank is {last}")
 

@@ -5,6 +5,9 @@ end. In it:
 
 started.N  made by node N before anything else: its container has started
 stop       empty until the launcher is asked to stop; node 0 then signals its ranks
+lost.NAME  made by node 0 where the job has spares: the node of that name is lost, and the launcher
+           takes it out of the job before Slurm ends that because of it
+ended.N    the exit code of node N where the job has spares; that of node 0 is the job's
 
 Without such a folder (another launcher, a shell) nothing is exchanged, and nothing fails.
 """
@@ -34,6 +37,20 @@ def sign(folder: Path, job: Job) -> None:
     """Tell the launcher that this node's container has started."""
     with contextlib.suppress(OSError):
         (folder / f"started.{job.node_rank}").touch()
+
+
+def lose(folder: Path, host: str) -> None:
+    """Tell the launcher that a node is lost."""
+    with contextlib.suppress(OSError):
+        (folder / f"lost.{host}").touch()
+
+
+def end(folder: Path, job: Job, code: int) -> None:
+    """Tell the launcher how this node has ended: whole, or not at all."""
+    staging = folder / f".ended.{job.node_rank}"
+    with contextlib.suppress(OSError):
+        staging.write_text(f"{code}\n")
+        staging.replace(folder / f"ended.{job.node_rank}")
 
 
 def watch(folder: Path, stop: Callable[[], None]) -> None:

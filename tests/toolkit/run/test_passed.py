@@ -7,7 +7,16 @@ from sqshforge.run.container import merged_environment
 
 GOES_IN = (
     *("SLURM_JOB_ID", "SLURM_NODEID", "SLURMD_NODENAME", "PMI_RANK", "PMIX_RANK", "MASTER_ADDR"),
-    *("NODES", "CHECKPOINTS", "IMAGE", "REQUEUES", "INSTANCE_TYPE", "NPROC_PER_NODE", "NUMA_BIND"),
+    *(
+        "NODES",
+        "CHECKPOINTS",
+        "IMAGE",
+        "REQUEUES",
+        "SPARES",
+        "INSTANCE_TYPE",
+        "NPROC_PER_NODE",
+        "NUMA_BIND",
+    ),
     *("GPUS_PER_NODE", "PREFLIGHT", "PREFLIGHT_SECONDS", "NSYS", "NSYS_RANKS", "TRAINING_OPS"),
     *(
         "NCCL_DEBUG",

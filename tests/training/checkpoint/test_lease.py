@@ -217,6 +217,22 @@ def test_a_requeued_job_follows_its_earlier_start_even_if_that_lives(tmp_path: P
             assert said(again, "kept")
 
 
+def test_a_node_that_takes_the_place_of_another_follows_it_at_once(tmp_path: Path) -> None:
+    """The process there may live: its node is cut off from the others, not from the shared disk."""
+    folder = tmp_path / "save"
+    with holding(folder, SLURM_JOB_ID="7") as (first,):
+        said(first, "has it")
+        begun = time.monotonic()
+        with holding(folder, SLURM_JOB_ID="7", RESTART_ROUND="1") as (next_one,):
+            assert "the job goes on without the node of that process" in said(next_one, "has it")
+            assert time.monotonic() - begun < 60
+            assert "taken over by job 7 (restart 0)" in said(first, "lost")
+            with holding(folder, SLURM_JOB_ID="7", RESTART_ROUND="1") as (same,):
+                assert "in use by job 7 (restart 0)" in said(same, "refused")
+            (folder / "end").touch()
+            assert said(next_one, "kept")
+
+
 def test_a_claim_that_is_gone_is_lost(tmp_path: Path) -> None:
     with take(tmp_path, print) as held:
         held.check()

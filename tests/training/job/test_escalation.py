@@ -18,6 +18,7 @@ from training.job.restart.escalation import (
     Step,
     Verdict,
     decide,
+    worn,
 )
 
 KILLED = Failure(rank=1, code=137, step=8, why="rank 1 was killed by SIGKILL", host="n2")
@@ -78,6 +79,45 @@ def test_each_step_has_its_count() -> None:
     assert alone.step is Step.GIVE_UP and "outside of Slurm" in alone.why
 
 
+LOST = Failure(rank=None, code=87, step=8, why="n2 is lost", host="n2", node=1)
+
+
+def test_a_lost_node_is_replaced_as_long_as_there_are_spares() -> None:
+    """Whatever is left of RESTARTS, and though another was lost after the same step."""
+    spent = replace(BUDGET, restarted=3, spares=1)
+    for before in ([], [replace(LOST, host="n3", node=2)]):
+        assert decide(LOST, before, spent) == Verdict(
+            step=Step.REPLACE, why="a node is lost, and a spare takes its place"
+        )
+    none = decide(LOST, [], BUDGET)
+    assert none == Verdict(step=Step.REQUEUE, why="a node is lost, and no spare is left")
+    assert decide(LOST, [], replace(BUDGET, requeued=3)).step is Step.GIVE_UP
+
+
+def test_a_node_that_fails_twice_is_replaced() -> None:
+    """By what its own ranks did first; without a spare they are restarted as before."""
+    spared = replace(BUDGET, spares=1)
+    first = replace(KILLED, node=1)
+    second = replace(first, step=20)
+    assert decide(first, [], spared).step is Step.RESTART
+    verdict = decide(second, [first], spared)
+    assert verdict.step is Step.REPLACE and verdict.why.startswith("n2 has failed 2 times")
+    assert decide(second, [first], BUDGET).step is Step.RESTART
+    assert decide(second, [replace(first, host="n3")], spared).step is Step.RESTART
+    assert decide(replace(second, node=0), [first], spared).step is Step.RESTART
+    # The same at the same step is not the node's: another would fail alike.
+    assert decide(replace(second, step=8), [first], spared).step is Step.REQUEUE
+
+
+def test_which_failures_count_against_a_node() -> None:
+    """Not a hang, whose node is not known, nor what another node's failure took along."""
+    assert worn([KILLED, LOST]) == ["n2"]
+    assert worn([KILLED, replace(LOST, host="n3")]) == []
+    assert worn([replace(KILLED, code=86)] * 2) == []
+    assert worn([replace(KILLED, is_cause=False)] * 2) == []
+    assert worn([replace(KILLED, host="")] * 2) == []
+
+
 def test_a_decision_goes_to_the_other_nodes_and_back() -> None:
     decision = Decision(KILLED, decide(KILLED, [], BUDGET))
     assert Decision.of(decision.text) == decision
@@ -85,7 +125,7 @@ def test_a_decision_goes_to_the_other_nodes_and_back() -> None:
 
 def test_the_page_has_every_step(root: Path) -> None:
     page = (root / "docs" / "cluster.md").read_text()
-    for step in (Step.RESTART, Step.REQUEUE, Step.GIVE_UP):
+    for step in (Step.RESTART, Step.REPLACE, Step.REQUEUE, Step.GIVE_UP):
         assert f"**{step.value}**" in page
     for code in job_log.MEANING:
         assert re.search(rf"[( ]{code}[,)]", page) or code < 2, code

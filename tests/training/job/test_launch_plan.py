@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
@@ -137,6 +138,13 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ({"NPROC_PER_NODE": "2", "GPUS_PER_NODE": "8"}, "give one of them"),
         ({"NODES": "n1 n2 n3"}, "sees a job of 2 nodes, and its launcher has started 3"),
         ({"NODES": "n1 n2", "SLURM_JOB_ID": ""}, "sees a job of 1 node, and its launcher"),
+        ({"SPARES": "one"}, "SPARES: must be a whole number"),
+        ({"SPARES": "1"}, "SPARES: 1 of 2 nodes would wait.* fix: --nodes=3 or more"),
+        ({"SPARES": "1", "SLURM_JOB_ID": ""}, "SPARES: 1 of 1 node would wait"),
+        (
+            {"SPARES": "1", "SLURM_STEP_NUM_NODES": "300"},
+            "SPARES: a spare joins by the rendezvous c10d, and this is static",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
@@ -147,6 +155,14 @@ def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
 def test_the_nodes_of_the_launcher() -> None:
     assert read_job(SLURM | {"NODES": "n1 n2"}).nodes == 2
     assert read_job({"NODES": "n1"}).nodes == 1
+
+
+def test_spares_are_nodes_that_do_not_train() -> None:
+    """They are looked at as the others are, and torchrun waits for the others alone."""
+    chosen = plan(SLURM | {"SPARES": "2", "SLURM_STEP_NUM_NODES": "6"}, GPUS)
+    assert (chosen.job.nodes, chosen.job.training) == (6, 4)
+    assert "--nnodes=4" in chosen.torchrun and "--max-restarts=0" in chosen.torchrun
+    assert re.search("SPARES +2 +of 6 nodes", chosen.block())
 
 
 def test_processes_by_the_name_that_the_systems_have() -> None:

@@ -8,14 +8,21 @@ import sys
 import threading
 import time
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from training.checkpoint.memory_folder import MemoryFolder
+from training.errors import BAD_NODE
+from training.job import start_folder
 from training.job.node import Job
+from training.job.preflight.checks_network import BadNodes
+from training.job.preflight.settings import NodeNames
 from training.job.restart import escalation
 from training.job.restart.escalation import Budget, Failure, Step, Verdict
 from training.job.restart.ledger import Ledger, Outage, here
+from training.job.restart.roster import SILENCE
 from training.job.restart.steps import StepReader
 
 LOOK = 0.2
@@ -59,6 +66,8 @@ class RestartControl:
         """
         self._memory = memory
         self._job, self._ledger, self._budget = job, ledger, budget
+        self._environment = environment
+        self._names = NodeNames(job, environment)
         self._before = ledger.failures()
         self._steps = StepReader(environment)
         self._outage = ledger.outage()
@@ -68,6 +77,22 @@ class RestartControl:
     def restarts(self) -> int:
         """How many restarts in place are allowed."""
         return self._budget.restarts
+
+    @property
+    def job(self) -> Job:
+        """The job, as this node sees it."""
+        return self._job
+
+    @property
+    def decides(self) -> bool:
+        """Whether there is anything cheaper than a requeue to decide on."""
+        return self._budget.restarts > 0 or self._job.spares > 0
+
+    @property
+    def worn(self) -> list[int]:
+        """The nodes of this start that have failed too often, by their places."""
+        hosts = escalation.worn(self._before)
+        return [node for node in range(self._job.nodes) if self._names.host(node) in hosts]
 
     @property
     def has_started(self) -> bool:
@@ -91,27 +116,42 @@ class RestartControl:
         if self._memory is not None:
             self._memory.remove()
 
-    def failure(self, rank: int, code: int, why: str) -> Failure:
+    def failure(self, rank: int, code: int, why: str, *, is_cause: bool = True) -> Failure:
         """Describe how this node's ranks have failed."""
+        node = self._job.node_rank
+        return replace(self._at_step(node), rank=rank, code=code, why=why, is_cause=is_cause)
+
+    def loss(self, node: int) -> Failure:
+        """Describe that another node is lost, and tell the launcher, which keeps the job."""
+        found = self._at_step(node)
+        folder = start_folder.find(self._job, self._environment)
+        if folder is not None and self._names.host(node):
+            start_folder.lose(folder, found.host)
+        silent = f"it has given no sign of life for {SILENCE:.0f} s"
+        return replace(found, why=f"{found.host} is lost: {silent}")
+
+    def _at_step(self, node: int) -> Failure:
+        """Describe the loss of a node at the step that this one is at."""
         steps = self._steps.read()
         took = steps is not None and steps.first_at > 0
+        own = here() if node == self._job.node_rank else f"node {node}"
         return Failure(
-            rank=rank,
-            code=code,
+            rank=None,
+            code=BAD_NODE,
             step=steps.last if steps and took else None,
             since=round(steps.last_at, 3) if steps and took else None,
-            why=why,
-            host=here(),
+            host=self._names.host(node) or own,
+            node=node,
         )
 
     def decide(
-        self, failure: Failure, restarted: int, *, asked: bool, obstacle: str = ""
+        self, failure: Failure, restarted: int, *, asked: bool, obstacle: str = "", spares: int = 0
     ) -> Decision:
-        """Decide for this node alone. asked: this node was asked to stop."""
+        """Decide for this node alone. asked: this node was asked to stop; spares: that wait."""
         if asked and failure.code not in escalation.FINAL:
             verdict = Verdict(step=Step.STOP, why="the job was asked to stop")
         else:
-            budget = replace(self._budget, restarted=restarted)
+            budget = replace(self._budget, restarted=restarted, spares=spares)
             verdict = escalation.decide(failure, self._before, budget, obstacle)
         return Decision(failure, verdict)
 
@@ -126,17 +166,30 @@ class RestartControl:
         steps = self._steps.read()
         self._ledger.failed(failure, verdict, restarted, steps.seconds if steps else None)
         after = "before the first step" if failure.step is None else f"after step {failure.step}"
-        alone = not self._budget.restarts and self._budget.requeues is None
+        alone = not self.decides and self._budget.requeues is None
         if verdict.step is Step.FIX or alone:
             return
         tell(f"{verdict.step.value}: {failure.why} {after}: {verdict.why}")
 
     def adopt(self, decision: Decision) -> None:
         """Take what the nodes have agreed on for what has happened here."""
+        known = escalation.worn(self._before)
         self._before.append(decision.failure)
+        named = escalation.worn(self._before)
+        if self._job.spares and self._job.node_rank == 0 and named != known:
+            self._name_worn(named)
         steps = self._steps.read()
         if steps and steps.first_at:
             self._outage = Outage(since=steps.last_at, step=steps.last, step_seconds=steps.seconds)
+
+    def _name_worn(self, hosts: list[str]) -> None:
+        """Name nodes that have failed too often, also to the launcher for the next start."""
+        times = escalation.NODE_FAILURES
+        tell(f"{', '.join(hosts)}: failed {times} times in this job, and is of no more use to it")
+        folder = self._environment.get("CHECKPOINTS")
+        if folder and self._names.host(0):
+            with suppress(OSError):
+                BadNodes(Path(folder), self._job).write(hosts)
 
     def goodput(self) -> str:
         """Say what share of the job's time was training; empty before the first step."""

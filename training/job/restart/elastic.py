@@ -5,10 +5,14 @@ starts its ranks anew; agents whose ranks are sound see one that waits and follo
 own (torch.distributed.elastic). What is decided here is whether: the first node to see a failure
 publishes what follows in the store of the round, and all that fail obey. One that does not restart
 closes the rendezvous, so no other waits for it.
+
+Where the job has spares, every agent waits to be called by node 0 before it meets the others, so a
+spare is at no rendezvous until it takes a place (training.job.restart.presence).
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +23,15 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dynamic_rendezvous
 
+from training.checkpoint.lease import ROUND
 from training.errors import HUNG, SAVED, TrainingError
 from training.job import children
 from training.job.restart.control import Decision, RestartControl, tell
 from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, Step
+from training.job.restart.presence import Presence
+from training.job.restart.roster import SILENCE
 
 GRACE = 5.0
 """Seconds that ranks of a node get to end by themselves after the first of them has failed."""
@@ -58,6 +65,7 @@ class Ranks:
     examine: Callable[[Mapping[int, Any], Ranks], Found]  # torch's failures of ranks
     leave: Callable[[list[int]], Any]  # end this process, as node 0 cannot be reached
     control: RestartControl | None = None
+    presence: Presence | None = None  # where the job has spares
     found: Found | None = None  # how the ranks have failed that ran last
     killed: set[int] = field(default_factory=set)  # processes that were ended here, not failed
     ended: dict[int, float] = field(default_factory=dict)  # when they were seen to have ended
@@ -84,6 +92,12 @@ class InPlaceAgent(LocalElasticAgent):
         self._ranks, self._control = ranks, ranks.control
         self._pids: list[int] = []
         self._is_stuck = False  # a process of the last start survives kill -9
+        self._running = False  # between two rendezvous
+        self._loss: Decision | None = None  # of a node, in this round; on node 0
+        self._losing = threading.Lock()  # the two above
+        if presence := ranks.presence:
+            handler: Any = self._worker_group.spec.rdzv_handler
+            presence.begin(handler._store, self._lost, self._given_up)
 
     @property
     def _restarted(self) -> int:
@@ -94,16 +108,28 @@ class InPlaceAgent(LocalElasticAgent):
         return self._worker_group.group_world_size or 1
 
     def _rendezvous(self, worker_group: Any) -> None:
+        if self._ranks.presence and not self._control.has_started:
+            self._await_call(self._ranks.presence, worker_group.spec.rdzv_handler)
         with self._rejoining(worker_group):
             super()._rendezvous(worker_group)
             world, remaining = worker_group.group_world_size, self._remaining_restarts
             if self._ranks.asked() and self._control.has_started:
                 remaining = NO_START
-            if world > 1 and self._control.restarts:  # an agent that follows has not counted
+            if world > 1 and self._control.decides:  # an agent that follows has not counted
                 remaining = _agree(self._store, worker_group.group_rank, world, remaining)
             if remaining == NO_START:
                 raise Stopped
             self._remaining_restarts = remaining
+        with self._losing:
+            self._running, self._loss = True, None
+
+    def _await_call(self, presence: Presence, handler: Any) -> None:
+        """Wait until node 0 lets this node train. Raises NotNeeded at the job's end."""
+        leave, handler.shutdown = handler.shutdown, lambda: True  # it is no part of the rendezvous
+        presence.wait()
+        handler.shutdown = leave
+        if presence.has_waited:
+            tell(f"node {self._control.job.node_rank}, a spare, takes the place of another")
 
     @property
     def _codes(self) -> list[int]:
@@ -129,6 +155,9 @@ class InPlaceAgent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: Any) -> Any:
         ranks = self._ranks
+        if ranks.presence:
+            handler: Any = worker_group.spec.rdzv_handler
+            os.environ[ROUND] = str(handler._state_holder.state.round)
         self._control.starting(self._restarted)
         found = super()._start_workers(worker_group)
         self._pids, ranks.found = list(found.values()), None
@@ -139,7 +168,10 @@ class InPlaceAgent(LocalElasticAgent):
         return found
 
     def _monitor_workers(self, worker_group: Any) -> RunResult:
-        if self._remaining_restarts > 0 and not self._ranks.asked():
+        if self._loss is not None:
+            return self._without_lost_node(self._loss)
+        spared = self._ranks.presence is not None
+        if (self._remaining_restarts > 0 or spared) and not self._ranks.asked():
             self._end_those_left()
         result = super()._monitor_workers(worker_group)
         failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
@@ -147,7 +179,55 @@ class InPlaceAgent(LocalElasticAgent):
             self._remaining_restarts = 0
         return result
 
+    def _without_lost_node(self, loss: Decision) -> RunResult:
+        """Go on without a node, on node 0, though the ranks here may still wait for those there."""
+        self._loss = None
+        self._control.adopt(loss)
+        if loss.verdict.step is not Step.REPLACE:
+            self._kill(self._pids)
+            raise TrainingError(f"{loss.failure.why}: {loss.verdict.why}", local=True)
+        self._remaining_restarts += 1  # which torchrun counts, and it is none of these containers
+        return RunResult(state=WorkerState.UNHEALTHY)
+
+    def _lost(self, node: int, trained: bool) -> bool:
+        """Decide on a node that gives no sign of life, on node 0; whether a spare is called."""
+        control, presence = self._control, self._ranks.presence
+        assert presence is not None
+        failure = control.loss(node)
+        if not trained:
+            tell(f"{failure.why}; it was a spare, and {presence.spares} are left")
+            return False
+        with self._losing:
+            restarted, asked = self._restarted, self._ranks.asked()
+            own = control.decide(failure, restarted, asked=asked, spares=presence.spares)
+            control.note(own, restarted)
+            if not self._running:  # the nodes that are left are meeting already
+                control.adopt(own)
+            elif self._ask(lambda: self._publish(own)) == own.text:
+                self._loss = own
+            else:  # another failure came before, which all follow
+                control.adopt(own)
+        return own.verdict.step is Step.REPLACE
+
+    def _given_up(self) -> None:
+        """End this node, which another one has replaced by now."""
+        children.kill_groups(self._pids)
+        tell(f"node 0 and this node have not heard of each other for {SILENCE:.0f} s: it ends")
+        os._exit(TrainingError.exit_code)
+
+    def _leave_place(self, presence: Presence) -> None:
+        """Let a spare take the place of this node, which keeps away from the rendezvous."""
+        handler: Any = self._worker_group.spec.rdzv_handler
+        handler._stop_heartbeats()
+        with suppress(RuntimeError):
+            leave = dynamic_rendezvous._RendezvousExitOp()
+            handler._op_executor.run(leave, time.monotonic() + STORE)
+        handler.shutdown = lambda: True  # which would end it for all
+        presence.leave()
+
     def _restart_workers(self, worker_group: Any) -> None:
+        with self._losing:
+            self._running = False
         if worker_group.state is WorkerState.HEALTHY:
             self._follow()
         self._kill(self._pids)
@@ -192,17 +272,23 @@ class InPlaceAgent(LocalElasticAgent):
         """Decide what follows a failure; whether that is a restart in place."""
         ranks, control, restarted = self._ranks, self._control, self._restarted
         found = ranks.found = ranks.examine(result.failures, ranks)
-        failure = control.failure(found.rank, found.code, found.why)
-        obstacle = STUCK if self._is_stuck else ""
-        own = control.decide(failure, restarted, asked=ranks.asked(), obstacle=obstacle)
-        if self._nodes == 1 or not control.restarts:
+        presence = ranks.presence
+        failure = control.failure(
+            found.rank, found.code, found.why, is_cause=not found.was_taken_along
+        )
+        spares, obstacle = presence.spares if presence else 0, STUCK if self._is_stuck else ""
+        own = control.decide(
+            failure, restarted, asked=ranks.asked(), obstacle=obstacle, spares=spares
+        )
+        if self._nodes == 1 or not control.decides:
             if not found.was_taken_along or self._nodes == 1:
                 control.note(own, restarted)
             control.adopt(own)
             return own.verdict.step is Step.RESTART
         text: str | None = ""
         if found.was_taken_along and own.verdict.step is not Step.STOP:
-            text = self._ask(lambda: self._published(CAUSE))
+            wait = CAUSE + (SILENCE if presence else 0.0)
+            text = self._ask(lambda: self._published(wait))
             if text == "" and not found.may_be_cause:
                 own = control.decide(failure, restarted, asked=ranks.asked(), obstacle=NO_CAUSE)
         text = self._ask(lambda: self._publish(own)) if text == "" else text
@@ -215,7 +301,14 @@ class InPlaceAgent(LocalElasticAgent):
             control.note(own, restarted)
         control.adopt(agreed)
         vetoed = self._is_stuck or own.verdict.step in (Step.STOP, Step.FIX)
-        return agreed.verdict.step is Step.RESTART and not vetoed
+        if agreed.verdict.step is not Step.REPLACE or vetoed:
+            return agreed.verdict.step is Step.RESTART and not vetoed
+        assert presence is not None
+        if agreed.failure.node == control.job.node_rank:
+            self._leave_place(presence)
+            return False
+        self._remaining_restarts += 1  # as in _without_lost_node
+        return True
 
     def _publish(self, own: Decision) -> str:
         """Publish a decision, unless another node has published one; the one that counts."""
@@ -237,7 +330,7 @@ class InPlaceAgent(LocalElasticAgent):
     def _publish_stop(self) -> None:
         """Let no node restart in this round: this one is through."""
         control = self._control
-        if self._nodes > 1 and control.restarts:
+        if self._nodes > 1 and control.decides:
             own = control.decide(control.failure(0, SAVED, ""), 0, asked=True)
             self._ask(lambda: self._publish(own))
 
@@ -261,7 +354,7 @@ class InPlaceAgent(LocalElasticAgent):
 
         thread = threading.Thread(target=ask, name="decision", daemon=True)
         thread.start()
-        thread.join(CAUSE + STORE)
+        thread.join(CAUSE + SILENCE + STORE)
         if not given:
             self._ranks.leave(self._codes)
         return given[0]

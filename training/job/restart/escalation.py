@@ -1,4 +1,4 @@
-"""What follows when a rank has failed: restart in place, then requeue, then give up.
+"""What follows a failure: restart in place, a spare node, then requeue, then give up.
 
 docs/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one of these
 steps comes out, with the reason in words.
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from typing import Any
 
-from training.errors import BAD_NODE, SAVED, RequestError
+from training.errors import BAD_NODE, HUNG, SAVED, RequestError
 
 MISSING = 3
 """Exit code where something is not installed."""
@@ -23,12 +23,15 @@ LOST_FILES = 128 + signal.SIGBUS
 
 STUCK = "a process of the node does not die by kill -9"
 NO_CAUSE = "no node has said what took its ranks along: one may be lost"
+NODE_FAILURES = 2
+"""How often a node may be lost or have ranks that fail first; then it is used no more."""
 
 
 class Step(str, Enum):
     """What follows a failure, in the order in which it is tried."""
 
     RESTART = "restart in place"
+    REPLACE = "spare node"
     REQUEUE = "requeue"
     GIVE_UP = "give up"
     FIX = "end: a person has to fix it"
@@ -39,16 +42,23 @@ class Step(str, Enum):
 class Failure:
     """How a node's ranks failed: as the first of them did, which took the others along."""
 
-    rank: int
+    rank: int | None  # None: the node was lost with all of them
     code: int  # exit code of the node
     step: int | None  # the last one that was taken; None: none of this start
     since: float | None = None  # when that was; seconds of the epoch
     why: str = ""  # in words
     host: str = ""
+    node: int = 0  # its place among the nodes of this start
+    is_cause: bool = True  # False: another failure, which nobody has noted, took its ranks along
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the node itself is gone."""
+        return self.rank is None
 
     def is_like(self, other: Failure) -> bool:
         """Tell whether another one came at the same step and in the same way."""
-        return (self.step, self.code) == (other.step, other.code)
+        return not self.is_lost and (self.step, self.code) == (other.step, other.code)
 
     def record(self) -> dict[str, Any]:
         """Everything, as JSON has it."""
@@ -61,6 +71,7 @@ class Budget:
 
     restarts: int  # in place, of one start of the job: RESTARTS
     restarted: int = 0
+    spares: int = 0  # nodes that wait
     requeues: int | None = None  # of the job: REQUEUES; None: nobody requeues it
     requeued: int = 0
 
@@ -86,6 +97,12 @@ def decide(
     if failure.code in FINAL:
         return Verdict(step=Step.FIX, why="the next try would end the same")
     why = _why_not_in_place(failure, before, budget) or obstacle
+    repeats = any(failure.is_like(one) for one in before)
+    if failure.node and not repeats and (bad := _why_without(failure, before)):
+        if budget.spares:
+            return Verdict(step=Step.REPLACE, why=f"{bad}, and a spare takes its place")
+        if failure.is_lost:
+            why = f"{bad}, and no spare is left"
     if not why:
         made = f"restart {budget.restarted + 1} of {budget.restarts}"
         return Verdict(step=Step.RESTART, why=f"{made} in these containers")
@@ -94,6 +111,24 @@ def decide(
     if budget.requeued < budget.requeues:
         return Verdict(step=Step.REQUEUE, why=why)
     return Verdict(step=Step.GIVE_UP, why=f"{why}; of REQUEUES={budget.requeues} none is left")
+
+
+def worn(failures: Sequence[Failure]) -> list[str]:
+    """Name the nodes that have failed too often to be used, in the order in which they did."""
+    hosts = [one.host for one in failures if one.is_cause and one.code != HUNG]
+    return [one for one in dict.fromkeys(hosts) if one and hosts.count(one) >= NODE_FAILURES]
+
+
+def _why_without(failure: Failure, before: Sequence[Failure]) -> str:
+    """Say why the job goes on without the node that failed; empty where it stays.
+
+    Of a hang the node is not known: the first watch to see it is not that of the rank that hangs.
+    """
+    if failure.is_lost:
+        return "a node is lost"
+    if failure.is_cause and failure.code != HUNG and failure.host in worn([*before, failure]):
+        return f"{failure.host} has failed {NODE_FAILURES} times"
+    return ""
 
 
 def _why_not_in_place(failure: Failure, before: Sequence[Failure], budget: Budget) -> str:

@@ -1,18 +1,19 @@
 """What a job's failures have cost, in its record in the run's folder (training.job.job_log).
 
-    {"kind": "failure", "time", "job", "restart", "restarted", "rank", "host", "code", "meaning",
-     "why", "step", "since", "step_seconds", "then", "because"}
+    {"kind": "failure", "time", "job", "restart", "restarted", "rank", "host", "node",
+     "is_cause", "code", "meaning", "why", "step", "since", "step_seconds", "then", "because"}
     {"kind": "training", "time", "job", "restart", "restarted", "step", "seconds", "lost",
      "repeated", "read", "in_memory", "goodput"}
 
 A failure is noted by the node that saw it first: restarted counts the restarts in place so far,
 step is the last one that was taken and since when that was, null before the first; then is one of
-escalation.Step and because its reason. Node 0 notes that the ranks train, when the first step of a
-start is over: step is the one that they went on from, seconds is the time since the last step
-before (since the job began, for the first), lost are the steps that are taken again and repeated
-the seconds that these had taken; read are the seconds in which the checkpoint was read and
-in_memory is the share of it that came from the nodes' memory, null where there was none; goodput is
-the share of the job's time so far that was neither.
+escalation.Step and because its reason. Of a node that was lost, which node 0 notes, rank is null;
+is_cause is false where ranks failed because of others, and nobody has noted why those did. Node 0
+notes that the ranks train, when the first step of a start is over: step is the one that they went
+on from, seconds is the time since the last step before (since the job began, for the first), lost
+are the steps that are taken again and repeated the seconds that these had taken; read are the
+seconds in which the checkpoint was read and in_memory is the share of it that came from the nodes'
+memory, null where there was none; goodput is the share of the job's time so far that was neither.
 """
 
 from __future__ import annotations
@@ -67,7 +68,13 @@ class Ledger:
     def failures(self) -> list[Failure]:
         """Give the failures of the starts before this one."""
         return [
-            Failure(rank=one.get("rank", 0), code=one.get("code", 1), step=one.get("step"))
+            Failure(
+                rank=one.get("rank", 0),
+                code=one.get("code", 1),
+                step=one.get("step"),
+                host=one.get("host", ""),
+                is_cause=one.get("is_cause", True),
+            )
             for one in self._records
             if one.get("kind") == "failure"
         ]

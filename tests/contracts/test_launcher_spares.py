@@ -1,0 +1,90 @@
+"""What a launcher does for a job with spare nodes, so that neither Slurm nor srun ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher_shell import SCONTROL, Shell
+
+pytestmark = pytest.mark.processes
+
+THREE = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "node-[1-3]", "SPARES": "1"}
+
+
+@pytest.fixture
+def shell(tmp_path: Path, root: Path) -> Shell:
+    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+    shell.program("sqshforge")
+    return with_config(shell, "SlurmdTimeout           = 300 sec")
+
+
+def with_config(shell: Shell, line: str) -> Shell:
+    """Let Slurm have three nodes, and a line in its configuration."""
+    known = SCONTROL.replace("node-1 node-2", "node-1 node-2 node-3")
+    shell.program("scontrol", known.replace("${PLUGSTACK:-/none}", f"/none\n{line}"))
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("env", "line", "told"),
+    [
+        ({"SPARES": "some"}, "", "SPARES=some is no number of nodes"),
+        ({"SPARES": "2"}, "", "of 3 nodes fewer than two would train"),
+        ({}, "SlurmdTimeout           = 10 sec", "Slurm ends a job 10 s after a node falls silent"),
+        (
+            {},
+            "SchedulerParameters     = disable_job_shrink",
+            "a lost node cannot be taken out of a job on this cluster",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused(shell: Shell, env: dict[str, str], line: str, told: str) -> None:
+    code, said = with_config(shell, line).run(**(THREE | env))
+    assert code == 2 and told in said and "fix: " in said
+    assert not shell.called.exists()
+
+
+def test_the_end_of_one_node_does_not_end_the_step(shell: Shell) -> None:
+    asked = "echo 0 > $state/ended.0"
+    words = shell.srun(**THREE, MEANWHILE=asked)
+    assert {"-K0", "--no-kill", "--wait=0"} <= set(words) and "--wait=60" not in words
+    assert "--nodes=3" in words
+    assert {"--wait=60"} <= set(shell.srun()) and "--no-kill" not in shell.srun()
+
+
+def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:
+    """Srun would wait for its task, and is ended with the others; the first one's code counts."""
+    meanwhile = """
+        touch "$state/lost.node-2"
+        until [[ -s $CALLED.scontrol ]]; do sleep 0.1; done
+        echo 0 > "$state/ended.2"; echo 0 > "$state/ended.0"
+        exec sleep 1000
+    """
+    code, said = shell.run(**THREE, MEANWHILE=meanwhile)
+    assert code == 0, said
+    calls = Path(f"{shell.called}.scontrol").read_text().splitlines()
+    assert calls == ["update JobId=7 NodeList=node-1,node-3"]
+    assert "mamba_fsdp: node-2 is lost: the job goes on without it" in said
+    assert said.splitlines()[-1] == "mamba_fsdp: done"
+
+
+def test_the_first_node_says_how_the_job_has_ended(shell: Shell) -> None:
+    """Another one's code may be that of a node that was lost, or gave its place away."""
+    asked = "echo 85 > $state/ended.0"
+    code, said = shell.run(**THREE, MEANWHILE=asked, SRUN_CODE="137")
+    assert code == 85 and "exit code 85: requeued" in said
+
+
+def test_without_its_word_srun_does(shell: Shell) -> None:
+    code, said = shell.run(**THREE, SRUN_CODE="137")
+    assert code == 137 and "exit code 137: requeued" in said
+
+
+def test_nodes_that_failed_twice_are_left_out_if_asked(shell: Shell) -> None:
+    failing = THREE | {"SRUN_CODE": "1", "EXCLUDE": "1"}
+    failing["MEANWHILE"] = "echo node-2 > $CHECKPOINTS/bad-nodes.7.0"
+    code, _ = shell.run(**failing)
+    calls = Path(f"{shell.called}.scontrol").read_text().splitlines()
+    assert code == 1 and calls == ["requeue 7", "update JobId=7 ExcNodeList=node-2"]
