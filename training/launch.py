@@ -3,7 +3,7 @@
     python3 -m training.launch [--module M] [--nproc N] -- FLAGS...
 
 One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
-Every decision is told in one block, and a variable of the same name overrides it. What is decided,
+Every decision is shown in one block, and a variable of the same name overrides it. What is decided,
 and from what: docs/nodes.md.
 
 Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
@@ -167,14 +167,14 @@ def _control(plan: Plan, keeps_copies: bool) -> RestartControl:
     return RestartControl(plan.job, ledger, budget, memory=memory)
 
 
-def _start(plan: Plan, told: Path | None, keeps_copies: bool) -> int:
+def _start(plan: Plan, shared: Path | None, keeps_copies: bool) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
     control = _control(plan, keeps_copies)
     try:
         for folder in own:
             _tell(triton_cache.begin(Path(folder), os.environ))
-        asks = told if plan.job.node_rank == 0 else None
+        asks = shared if plan.job.node_rank == 0 else None
         code = agent.run(plan.torchrun, asks, control)
         if plan.job.node_rank == 0:
             _tell(control.goodput())

@@ -124,7 +124,7 @@ def publish(folder: Path, manifest: Manifest) -> Path:
 
 
 def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] | None:
-    """Find the newest complete checkpoint; each broken one is told and passed over."""
+    """Find the newest complete checkpoint; each broken one is reported and passed over."""
     for _, path in numbered(folder):
         manifest, fault = read(path)
         if manifest is not None:
@@ -187,12 +187,12 @@ def read(path: Path) -> tuple[Manifest | None, str]:
         return None, f"it has no {NAME}"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return None, f"its {NAME} cannot be read: {error}"
-    for name, told in manifest.files.items():
+    for name, written in manifest.files.items():
         file = path / name
         found = file.stat().st_size if file.is_file() else None
-        if found != told.size:
+        if found != written.size:
             was = "is missing" if found is None else f"has {found} bytes"
-            return None, f"{name} {was}, should have {told.size}"
+            return None, f"{name} {was}, should have {written.size}"
     return manifest, ""
 
 
@@ -207,9 +207,9 @@ def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -
     Reads them whole; empty if none does.
     """
     for name in manifest.files if names is None else names:
-        told = manifest.files[name]
+        written = manifest.files[name]
         try:
-            if told.crc32 is not None and File.of(path / name) != told:
+            if written.crc32 is not None and File.of(path / name) != written:
                 return f"{name} is not what was written: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

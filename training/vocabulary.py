@@ -72,7 +72,7 @@ class Tokens:
         self._path = path
         # The last tokens, of which the first are named; they stay for the spaces between words.
         self._ids: list[int] = []
-        self._told = 0
+        self._given = 0
 
     @property
     def eos(self) -> int | None:
@@ -83,18 +83,18 @@ class Tokens:
 
     def encode(self, text: str) -> list[int]:
         self._ids = self._tokenizer.encode(text).ids
-        self._told = len(self._ids)
+        self._given = len(self._ids)
         return list(self._ids)
 
     def add(self, token: int) -> str:
         self._ids.append(token)
         text = self._new()
-        waiting = len(self._ids) - self._told
+        waiting = len(self._ids) - self._given
         # Ends in the middle of a character: one of the next tokens completes it, if any does.
         if text.endswith("\ufffd") and waiting < LONGEST:
             return ""
         if text:
-            self._ids, self._told = self._ids[self._told :], waiting
+            self._ids, self._given = self._ids[self._given :], waiting
         else:  # a token without text, as one that marks the end
             self._ids.pop()
         return text
@@ -103,7 +103,7 @@ class Tokens:
         return self._new()
 
     def _new(self) -> str:
-        before = self._tokenizer.decode(self._ids[: self._told])
+        before = self._tokenizer.decode(self._ids[: self._given])
         return self._tokenizer.decode(self._ids)[len(before) :]
 
 

@@ -42,6 +42,7 @@ def test_a_line_as_it_starts_and_one_as_it_ends(tmp_path: Path) -> None:
         "module": "training.mamba_fsdp",
         "run": str(tmp_path),
         "image": image,
+        "spares": 0,
         "requeues": 5,
         "restarts": 0,
     }

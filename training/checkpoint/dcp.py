@@ -31,7 +31,7 @@ STATE_BYTES = 12
 def write(
     save_path: str,
     state: dict[str, Any],
-    told: Manifest,
+    record: Manifest,
     group: Group,
     claim: RunLease,
     *,
@@ -42,22 +42,22 @@ def write(
 ) -> Path:
     """Write a checkpoint; it appears under its name only when all of it is on disk.
 
-    A collective call, on `group.control` alone; `takes` is about how many bytes it has, to be told
-    where there is no room. `copies` get what is read for the checksums. Older checkpoints than the
-    newest `keep` are removed, as manifest.retain tells. Raises TrainingError on every rank if any
-    could not write its part, or if rank 0's claim on the folder is lost; then nothing is left
-    behind.
+    A collective call, on `group.control` alone; `takes` is about how many bytes it has, for the
+    error where there is no room. `copies` get what is read for the checksums. Older checkpoints
+    than the newest `keep` are removed, as manifest.retain has it. Raises TrainingError on every
+    rank if any could not write its part, or if rank 0's claim on the folder is lost; then nothing
+    is left behind.
     """
-    folder = manifest.temporary(save_path, told.step)
-    final = folder.with_name(f"step_{told.step}_ckp")
+    folder = manifest.temporary(save_path, record.step)
+    final = folder.with_name(f"step_{record.step}_ckp")
     try:
         files = _write_files(folder, final, state, group, claim, takes, copies)
 
         def end() -> None:
             if group.rank == 0:
                 claim.check()
-                with _told(folder, takes):
-                    manifest.publish(folder, replace(told, files=files))
+                with _reporting(folder, takes):
+                    manifest.publish(folder, replace(record, files=files))
                     manifest.retain(folder.parent, keep, every)
 
         group.together(end)
@@ -86,12 +86,12 @@ def _write_files(
     def begin() -> None:
         if group.rank == 0:
             claim.check()
-            with _told(folder, takes):
+            with _reporting(folder, takes):
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
 
     def own_files() -> Taken:
-        with _told(folder, takes):
+        with _reporting(folder, takes):
             names = sorted(path.name for path in folder.iterdir())
             own = manifest.share(names, group.rank, group.world_size)
             if copies:
@@ -99,7 +99,7 @@ def _write_files(
             return Taken({name: File.of(folder / name) for name in own})
 
     group.together(begin)
-    with _told(folder, takes):
+    with _reporting(folder, takes):
         dcp.save(
             state,
             storage_writer=dcp.FileSystemWriter(folder, sync_files=True),
@@ -117,7 +117,7 @@ class FoundCheckpoint:
     """A checkpoint that is sound: each of its files, on disk or in memory, is what was written."""
 
     path: Path
-    told: Manifest
+    record: Manifest
     sources: Sources = field(default_factory=Sources)
 
 
@@ -127,25 +127,25 @@ def find(
     """Find the newest sound checkpoint of the first folder that has one, and the broken before it.
 
     A collective call, for every rank: each reads its share of the files to the end, from memory
-    where it has copies, and compares them with the manifest. Each broken checkpoint is told and
+    where it has copies, and compares them with the manifest. Each broken checkpoint is reported and
     passed over.
     """
     broken: list[Path] = []
     for folder in folders:
         there = manifest.candidates(folder) if group.rank == 0 else []
         for _, path in group.broadcast(there):
-            told, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
+            record, fault = group.broadcast(manifest.read(path) if group.rank == 0 else (None, ""))
             held: list[Held] = []
-            if told is not None:
-                mine = copies.look(path, told) if copies else Held()
-                own = manifest.share(told.files, group.rank, group.world_size)
+            if record is not None:
+                mine = copies.look(path, record) if copies else Held()
+                own = manifest.share(record.files, group.rank, group.world_size)
                 # All ranks read the files of all, and not each may have them in memory.
                 unread = [one for one in own if one not in mine.names or manifest.is_of_all(one)]
-                looks = group.gather((mine, manifest.rotten(path, told, unread)))
+                looks = group.gather((mine, manifest.rotten(path, record, unread)))
                 held = [one for one, _ in looks]
                 fault = next((fault for _, fault in looks if fault), "")
-            if told is not None and not fault:
-                return FoundCheckpoint(path, told, Sources.of(held, group.rank)), broken
+            if record is not None and not fault:
+                return FoundCheckpoint(path, record, Sources.of(held, group.rank)), broken
             tell(manifest.passed_over(path, fault))
             broken.append(path)
     return None, broken
@@ -166,20 +166,20 @@ def load(
 
     Raises RequestError listing every field in which the model differs from `expected`.
     """
-    path, told = found.path, found.told
+    path, record = found.path, found.record
     differing = [
-        f"{name}: {told.model.get(name)!r} in the checkpoint, {expected.get(name)!r} asked for"
-        for name in sorted(told.model.keys() | expected.keys())
-        if told.model.get(name) != expected.get(name)
+        f"{name}: {record.model.get(name)!r} in the checkpoint, {expected.get(name)!r} asked for"
+        for name in sorted(record.model.keys() | expected.keys())
+        if record.model.get(name) != expected.get(name)
     ]
     if differing:
         raise RequestError("\n  - ".join([f"{path} is of another model:", *differing]))
     random = _random(group.device)
     state = dict(state)
-    if group.rank < told.world_size:
+    if group.rank < record.world_size:
         state["random"] = {_of(group): random}
-    reader = MemoryReader(path, told, found.sources, group)
-    with _told(path):
+    reader = MemoryReader(path, record, found.sources, group)
+    with _reporting(path):
         dcp.load(state, storage_reader=reader, process_group=group.control)
     torch.set_rng_state(random["cpu"])
     if "cuda" in random:
@@ -205,7 +205,7 @@ def _random(device: torch.device) -> dict[str, Tensor]:
     return state
 
 
-class _told:  # noqa: N801  (reads as a word: `with _told(folder)`)
+class _reporting:  # noqa: N801  (reads as a word: `with _reporting(folder)`)
     """Turns what goes wrong while a checkpoint is read into one line for the user.
 
     Or while it is written, where it takes so many bytes.

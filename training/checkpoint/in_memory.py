@@ -118,11 +118,11 @@ class Copies:
         """Remove the copy of a checkpoint that did not become complete."""
         shutil.rmtree(self._own / name, ignore_errors=True)
 
-    def look(self, path: Path, told: Manifest) -> Held:
+    def look(self, path: Path, record: Manifest) -> Held:
         """Read this rank's copy of a checkpoint, and compare it with the manifest."""
-        own = share(told.files, self._rank, self._ranks)
+        own = share(record.files, self._rank, self._ranks)
         if self._is_first_of_node:
-            own += [name for name in told.files if is_of_all(name) and name not in own]
+            own += [name for name in record.files if is_of_all(name) and name not in own]
         place = self._own / path.name
         try:
             note = _Note.read(place / NOTE)
@@ -130,10 +130,10 @@ class Copies:
             return Held(node=str(self._node), why_not=self._missing(path.name))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             return Held(node=str(self._node), why_not=f"{place / NOTE} cannot be read: {error}")
-        why_not = self._other_run(note, path, told)
+        why_not = self._other_run(note, path, record)
         found = []
         for name in () if why_not else own:
-            if fault := _fault(place / name, note.files.get(name), told.files[name]):
+            if fault := _fault(place / name, note.files.get(name), record.files[name]):
                 why_not = why_not or fault
             else:
                 found.append(name)
@@ -152,14 +152,14 @@ class Copies:
             return f"the copy of {name} was not finished"
         return f"no copy of {name}" + (f", only of {', '.join(there)}" if there else "")
 
-    def _other_run(self, note: _Note, path: Path, told: Manifest) -> str:
+    def _other_run(self, note: _Note, path: Path, record: Manifest) -> str:
         """Say what tells a copy from the one of this checkpoint; empty if nothing does."""
         if note.job != self._job:
             return f"the copy is of job {note.job}"
         if note.checkpoint != str(path.absolute()):
             return f"the copy is of {note.checkpoint}"
-        if not note.ranks == told.world_size == self._ranks:
-            return f"the copy is of {note.ranks} ranks, the checkpoint of {told.world_size}"
+        if not note.ranks == record.world_size == self._ranks:
+            return f"the copy is of {note.ranks} ranks, the checkpoint of {record.world_size}"
         return ""
 
     def _obstacle(self, folder: Path, all_: Sequence[str]) -> str:
@@ -260,19 +260,19 @@ def _write(file: int, data: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-def _fault(copy: Path, noted: File | None, told: File) -> str:
+def _fault(copy: Path, noted: File | None, written: File) -> str:
     """Say what is wrong with the copy of a file; empty if nothing is."""
-    if told.crc32 is None:
+    if written.crc32 is None:
         return f"the manifest has no checksum of {copy.name}"
     if noted is None:
         return f"no copy of {copy.name}"
-    if noted != told:
+    if noted != written:
         return f"{copy.name} was written again since"
     try:
         found = File.of(copy)
     except OSError as error:
         return f"the copy of {copy.name} cannot be read: {error.strerror}"
-    return "" if found == told else f"the copy of {copy.name} has another checksum"
+    return "" if found == written else f"the copy of {copy.name} has another checksum"
 
 
 def size(count: int) -> str:

@@ -39,7 +39,7 @@ def weights(
     model = config.model
     if not model.init_weights and not model.init_hub:
         return None
-    if dcp.find(config.run.checkpoint_folders, group, lambda told: None, copies)[0]:
+    if dcp.find(config.run.checkpoint_folders, group, lambda line: None, copies)[0]:
         name = "init_weights" if model.init_weights else "init_hub"
         say(f"{name}: not read, for there is a checkpoint to go on from")
         return None

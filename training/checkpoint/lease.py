@@ -92,7 +92,7 @@ class LeaseOwner:
     def line(self) -> str:
         return json.dumps({k: v for k, v in asdict(self).items() if k != "round" or v})
 
-    def told(self) -> str:
+    def described(self) -> str:
         what = f"job {self.job} (restart {self.restart})" if self.job else "a run"
         return f"{what}, process {self.pid} on {self.host} since {self.since}"
 
@@ -220,9 +220,9 @@ class OwnLease(RunLease):
         """Claim the folder.
 
         At once where nobody has it, or a process of this host that is dead. Otherwise the claim is
-        watched: it takes up to SILENCE to find that the run there is dead, which is told. Of many
-        that try at once one succeeds. Raises RequestError naming the run that lives there, or where
-        the folder cannot be written.
+        watched: it takes up to SILENCE to find that the run there is dead, which is reported. Of
+        many that try at once one succeeds. Raises RequestError naming the run that lives there, or
+        where the folder cannot be written.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -268,7 +268,7 @@ class OwnLease(RunLease):
         if [one.holder for one in found] == [self._holder]:
             return
         other = found[-1].holder if found else None
-        what = f"was taken over by {other.told()}" if other else f"has lost its {LEASE_FILE}"
+        what = f"was taken over by {other.described()}" if other else f"has lost its {LEASE_FILE}"
         self.lost = (
             f"{self._folder} {what}; this run ends before it writes another checkpoint: let one "
             "run at a time use a folder"
@@ -294,7 +294,7 @@ def _try(folder: Path, me: LeaseOwner, tell: Callable[[str], None]) -> int | Non
             path.unlink(missing_ok=True)
             return None
         last = found[-1].holder
-        who = last.told() if last else "a run that was killed as it began"
+        who = last.described() if last else "a run that was killed as it began"
         tell(f"{folder}: taken over from {who}: {why}")
     return file
 
@@ -332,7 +332,7 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
             return "Slurm has started that job again, as this one"
         if taken > _SAID and not said:
             said = True
-            who = holder.told() if holder else "an unknown run"
+            who = holder.described() if holder else "an unknown run"
             tell(f"{folder} is claimed by {who}: looking for up to {SILENCE:.0f} s if it lives")
         time.sleep(_POLL)
         now, last = time.monotonic(), read_chain(folder)
@@ -344,7 +344,7 @@ def _outlive(folder: Path, found: FoundClaim, me: LeaseOwner, tell: Callable[[st
             continue
         if holder and not holder.was_restarted_as(me):
             raise RequestError(
-                f"save_ckpt_path: {folder} is in use by {holder.told()}; two runs there would "
+                f"save_ckpt_path: {folder} is in use by {holder.described()}; two runs there would "
                 f"destroy each other's checkpoints: wait for it, end it ({holder.how_to_end()}), "
                 "or give another folder"
             )

@@ -1,7 +1,7 @@
 """Saving a run, and going on from a checkpoint.
 
 Training goes on while a checkpoint is written, where that can be. Of what a checkpoint was made
-with, some must be the same, and some may be another and is told.
+with, some must be the same, and some may be another, as the log says.
 """
 
 from __future__ import annotations
@@ -95,18 +95,18 @@ class Saver:
         """Tell whether this rank's part of a checkpoint is being written (no collective call)."""
         return self._under_way is not None and not self._under_way.result.done()
 
-    def save(self, told: Manifest) -> None:
-        """Save the model and the optimizer as they are now, with what is told of them."""
+    def save(self, record: Manifest) -> None:
+        """Save the model and the optimizer as they are now, with what is known of them."""
         self.end()
         since = time.perf_counter()
         state = dcp.with_random(self.backend.state(self.model, self.optimizer), self.group)
         if self._copy_to_host is None:
-            path, complete = self._write(state, told, self.group)
-            self._tell(path, Saved(told.step, complete - since, complete - since))
+            path, complete = self._write(state, record, self.group)
+            self._tell(path, Saved(record.step, complete - since, complete - since))
             return
         copy = self.group.together(lambda: self._copy(state))
-        result = self._thread.submit(self._write, copy, told, self._background)
-        self._under_way = _UnderWay(told.step, result, since, waited=time.perf_counter() - since)
+        result = self._thread.submit(self._write, copy, record, self._background)
+        self._under_way = _UnderWay(record.step, result, since, waited=time.perf_counter() - since)
 
     def end(self) -> None:
         """Wait until the checkpoint that is under way, if any, is complete, and say so."""
@@ -132,7 +132,7 @@ class Saver:
             return
         try:  # what was sound before the error is worth keeping
             self.end()
-        except Exception as failure:  # the error is what ends the run, and is what is told
+        except Exception as failure:  # the error is what ends the run, and is what is reported
             self.say(f"WARNING: {failure}")
 
     def _copy(self, state: dict[str, Any]) -> Any:
@@ -146,12 +146,12 @@ class Saver:
                 f"has bytes: {first_line}; async_checkpoint=False writes without a copy"
             ) from error
 
-    def _write(self, state: dict[str, Any], told: Manifest, group: Group) -> tuple[Path, float]:
+    def _write(self, state: dict[str, Any], record: Manifest, group: Group) -> tuple[Path, float]:
         run = self.run
         path = dcp.write(
             run.save_ckpt_path,
             state,
-            told,
+            record,
             group,
             self.claim,
             takes=self.takes,
@@ -217,12 +217,12 @@ def resume(
         if copies:
             copies.keep()
         return Resumed()
-    path, told = found.path, found.told
-    if told.step > run.num_steps:
+    path, record = found.path, found.record
+    if record.step > run.num_steps:
         raise RequestError(
-            f"num_steps: {run.num_steps} is less than the {told.step} steps of {path}"
+            f"num_steps: {run.num_steps} is less than the {record.step} steps of {path}"
         )
-    found = replace(found, told=replace(told, model=completed(told.model)))
+    found = replace(found, record=replace(record, model=completed(record.model)))
     loaded = _load(found, config, group, backend.state(model, optimizer), say)
     if loaded is None:
         if copies:
@@ -231,7 +231,7 @@ def resume(
     state, amount = loaded
     backend.restore(model, optimizer, state)
     seconds = time.perf_counter() - since
-    say(f"resumed from {path} at step {told.step}")
+    say(f"resumed from {path} at step {record.step}")
     say(
         f"read in {seconds:.2f} s: {size(amount.in_memory)} from the nodes' memory, "
         f"{size(amount.on_disk)} from disk"
@@ -243,15 +243,15 @@ def resume(
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
-    for change in _changes(told.settings, changeable_settings(config)):
+    for change in _changes(record.settings, changeable_settings(config)):
         say(f"WARNING: {change}; what was asked for now counts")
-    if told.world_size != group.world_size:
-        say(f"it was saved by {told.world_size} ranks, now {group.world_size}")
-    warning = data.resume(told.data)
+    if record.world_size != group.world_size:
+        say(f"it was saved by {record.world_size} ranks, now {group.world_size}")
+    warning = data.resume(record.data)
     if warning:
         say(f"WARNING: {warning}")
     share = amount.in_memory / max(1, amount.in_memory + amount.on_disk)
-    return Resumed(told.step, told.tokens_seen, seconds, share)
+    return Resumed(record.step, record.tokens_seen, seconds, share)
 
 
 def _load(

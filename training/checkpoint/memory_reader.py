@@ -44,9 +44,9 @@ class MemoryReader(FileSystemReader):
     `in_memory` and `on_disk` count the bytes that this rank has read. Reading is a collective call.
     """
 
-    def __init__(self, path: Path, told: Manifest, sources: Sources, group: Group) -> None:
+    def __init__(self, path: Path, record: Manifest, sources: Sources, group: Group) -> None:
         super().__init__(path)
-        self._disk, self._told, self._sources, self._group = path, told, sources, group
+        self._disk, self._record, self._sources, self._group = path, record, sources, group
         self.in_memory = self.on_disk = 0
 
     def read_metadata(self, *given: Any, **named: Any) -> Any:
@@ -102,7 +102,9 @@ class MemoryReader(FileSystemReader):
         if sent is not None:
             shutil.rmtree(sent, ignore_errors=True)
         names = {piece.name for piece in self._own(all_asked)}
-        fault = next(filter(None, group.gather(manifest.rotten(self._disk, self._told, names))), "")
+        fault = next(
+            filter(None, group.gather(manifest.rotten(self._disk, self._record, names))), ""
+        )
         if fault:
             raise TrainingError(f"{self._disk}: {fault}")
         return None

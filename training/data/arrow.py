@@ -68,7 +68,7 @@ class Arrow:
         self._has_ends = self._documents is not None
         self.knows_documents = self._has_ends or self._document_end >= 0
         self.vocab_size = stated or _largest(path, ids, labels) + 1
-        self._told = (
+        self._described = (
             f"{len(dataset):,} rows of {length:,} tokens"
             + (" and labels" if has_labels else "")
             + ("" if stated else f" (largest id {self.vocab_size - 1:,}, found by reading all)")
@@ -103,7 +103,7 @@ class Arrow:
         return numbered(np.concatenate(([False], ends)))  # (l,)
 
     def described(self) -> str:
-        return self._told
+        return self._described
 
     def is_here(self) -> bool:
         return Path(self._files.paths[0]).is_file()

@@ -31,7 +31,7 @@ UNNOTICED_SECONDS = 180.0
 """How long all processes of this node may have ended, and torchrun does not notice.
 
 Longer than srun takes to end a step of which it has heard one task end: Slurm 22.05's srun waits
-for ever for a task whose end it was not told, as when that came while the network was cut.
+for ever for a task whose end it did not hear of, as when that came while the network was cut.
 """
 
 

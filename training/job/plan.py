@@ -91,15 +91,15 @@ class Plan:
 
     @property
     def _restarting(self) -> tuple[Decision, ...]:
-        told = []
+        found = []
         if self.restarts:
-            told.append(
+            found.append(
                 Decision(RESTARTS, str(self.restarts), "of failed processes, in this container")
             )
         if self.job.spares:
             why = f"of {self.job.nodes} nodes, that wait until one of the others is lost"
-            told.append(Decision(SPARES, str(self.job.spares), why))
-        return tuple(told)
+            found.append(Decision(SPARES, str(self.job.spares), why))
+        return tuple(found)
 
     @property
     def title(self) -> str:
@@ -108,11 +108,11 @@ class Plan:
     def block(self) -> str:
         """Tell every decision with its reason."""
         first = "hosted here" if self.job.node_rank == 0 else "hosted by node 0"
-        told = (f"{first}, as {self.job.run_id}", self.rendezvous.why)
+        reasons = (f"{first}, as {self.job.run_id}", self.rendezvous.why)
         decisions = (
             *self.machine,
             Decision("NPROC_PER_NODE", str(self.processes), self.processes_why),
-            Decision("rendezvous", self.endpoint, "; ".join(filter(None, told))),
+            Decision("rendezvous", self.endpoint, "; ".join(filter(None, reasons))),
             Decision("local address", self.local_address, "as the other nodes reach this one"),
             *self.variables,
             *self._restarting,
@@ -203,7 +203,7 @@ def make_plan(
 ) -> Plan:
     """Decide; looks at nothing but its arguments. Raises RequestError."""
     usable = choose_accelerators(node, environment)
-    cards, told = count_efa_cards(node)
+    cards, warnings = count_efa_cards(node)
     processes, why = _processes(usable, environment, nproc)
     _check_ranks(nsys, job, processes)
     rendezvous = choose_rendezvous(job, environment)
@@ -240,7 +240,7 @@ def make_plan(
         chosen.append(Decision("TORCH_GLOO_LAZY_INIT", "1", lazy))
     cables = node.instance.fabric if node.instance else None
     slow = usable.kind == "cuda" and cards > 0 and job.nodes > 1
-    told += tuple(fabric.plugin_warnings(node.instance, node.software)) if slow else ()
+    warnings += tuple(fabric.plugin_warnings(node.instance, node.software)) if slow else ()
     chosen += fabric.variables(
         fabric.Situation(
             nodes=job.nodes,
@@ -271,7 +271,7 @@ def make_plan(
         limits=ulimits.limits_to_raise(node.limits, cards > 0),
         cores=tuple(cores),
         nsys=nsys,
-        warnings=(*usable.warnings, *told, *ulimits.limit_warnings(node.limits, cards > 0)),
+        warnings=(*usable.warnings, *warnings, *ulimits.limit_warnings(node.limits, cards > 0)),
         module=module,
         flags=tuple(flags),
         restarts=_whole(environment, RESTARTS, 0) if rendezvous.restarts_in_place else 0,
@@ -298,8 +298,8 @@ def _cores(
     found = share_cores(node.domains, usable.places, processes)
     if not found:
         return [], [Decision(BIND, "0", "it is not known which cores are near to which process's")]
-    told = " ".join(format_cores(one) for one in found)
-    return found, [Decision(BIND, "1", f"the cores near to each process's accelerator: {told}")]
+    shown = " ".join(format_cores(one) for one in found)
+    return found, [Decision(BIND, "1", f"the cores near to each process's accelerator: {shown}")]
 
 
 def _cache(environment: Mapping[str, str], flags: Sequence[str]) -> str:

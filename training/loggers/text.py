@@ -69,7 +69,7 @@ class AverageSpeed(Logger):
         self.interval, self.console = interval, console
         self._before = start  # the step that the last report was of
         self._first = start + LEFT_OUT + 1
-        self._told = start + LEFT_OUT
+        self._shown = start + LEFT_OUT
         self._steps = 0  # that count
         self._sums = {"samples_per_second": 0.0, "tflops": 0.0}  # of steps / speed
 
@@ -82,15 +82,15 @@ class AverageSpeed(Logger):
         steps, begin = record["step"] - self._before, self._before + 1
         self._before = record["step"]
         if begin < self._first:
-            self._told = max(self._told, self._before)
+            self._shown = max(self._shown, self._before)
             self._first = max(self._first, self._before + 1)
             return
         self._steps += steps
         for what in self._sums:
             self._sums[what] += steps / record[what]
-        if self._before - self._told < self.interval:
+        if self._before - self._shown < self.interval:
             return
-        self._told = self._before
+        self._shown = self._before
         # Steps are of one size, so the mean speed is the harmonic one.
         samples, tflops = (self._steps / total for total in self._sums.values())
         self.console.say(

@@ -185,7 +185,7 @@ class Exchange:
         dist.all_gather_object(self._processes, self._processes[group.rank], group=group.control)
         self._over = threading.Event()
         self._answered = 0  # alarms
-        self._told: Mark | None = None  # where this rank was when it last answered
+        self._reported: Mark | None = None  # where this rank was when it last answered
         self._wanted = False
         self.heard = time.monotonic()
         self.verdict = ""  # of the last report that any rank has made
@@ -227,12 +227,12 @@ class Exchange:
     def _talk(self) -> None:
         if self._wanted:
             # A rank with longer steps waits longer: what it sees then has been reported already.
-            if self._heartbeat.last != self._told:
+            if self._heartbeat.last != self._reported:
                 self._board.raise_alarm(self._answered)
             self._wanted = False
         alarm = self._board.alarms()
         if alarm > self._answered:
-            self._answered, self._told = alarm, self._heartbeat.last
+            self._answered, self._reported = alarm, self._heartbeat.last
             self._board.answer(alarm, self._group.rank, self._answer())
             if self._board.first(f"report/{alarm}"):
                 self._report(alarm)

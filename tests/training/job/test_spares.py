@@ -146,7 +146,7 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     assert (failure["host"], failure["rank"], failure["then"]) == ("n2", None, "spare node")
     said = nodes.said(0)
     assert "spare node: n2 is lost: it has given no sign of life for 12 s after step" in said
-    assert re.search(r"goes on after step \d+, .* after the last step; \d+ steps", said)
+    assert re.search(r"goes on after step \d+, .* after the last step; .*\d+ steps \(", said)
     assert "node 2, a spare, takes the place of another" in nodes.said(2)
     assert (save / ".job-4242.0" / "lost.n2").exists()
     assert (save / ".job-4242.0" / "ended.0").read_text() == "0\n"

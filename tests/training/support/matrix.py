@@ -41,7 +41,7 @@ def losses(group: Group, data: str, save: Path, *changes: str, family: str) -> l
         *(("model.balance_coefficient=0",) if family in BALANCED else ()),
     )
     trainer = set_up(load(GOLDEN / f"{family}.yaml", settings), group)
-    trainer.saver.save = lambda told: None  # type: ignore[method-assign]  # a third of the time
+    trainer.saver.save = lambda record: None  # type: ignore[method-assign]  # a third of the time
     trainer.run()
     lines = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "step"]

@@ -59,14 +59,14 @@ class Progress:
         self.what, self.whole, self.before, self.done = what, max(1, whole), before, before
         self.tokens = 0
         self._live = sys.stderr.isatty()
-        self._since = self._told = time.monotonic()
+        self._since = self._shown = time.monotonic()
 
     def add(self, parts: int, tokens: int) -> None:
         self.done += parts
         self.tokens += tokens
         now = time.monotonic()
-        if self._live or now - self._told >= PROGRESS_SECONDS:
-            self._told = now
+        if self._live or now - self._shown >= PROGRESS_SECONDS:
+            self._shown = now
             print(self._line(now - self._since), end=self._end(), file=sys.stderr, flush=True)
 
     def close(self) -> None:

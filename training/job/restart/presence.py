@@ -177,7 +177,7 @@ class Presence:
         nodes = range(self._job.nodes)
         for node in nodes:
             store.compare_set(f"beat/{node}", "", NONE)
-        told: dict[int, Place] = {}
+        sent: dict[int, Place] = {}
         before = time.monotonic()
         while not self._is_over:
             beats = [_text(one) for one in store.multi_get([f"beat/{node}" for node in nodes])]
@@ -189,7 +189,7 @@ class Presence:
                 self._roster.call()
             for node in lost:
                 self._give_up(store, node)
-            self._tell(store, told)
+            self._tell(store, sent)
             time.sleep(BEAT)
         waiting = [node for node in nodes if self._roster.places[node] in (Place.WAITS, Place.OUT)]
         for node in waiting:
@@ -206,13 +206,13 @@ class Presence:
         if self._lost(node, trained):
             self._roster.call()
 
-    def _tell(self, store: Any, told: dict[int, Place]) -> None:
+    def _tell(self, store: Any, sent: dict[int, Place]) -> None:
         """Tell the nodes what is new of their places, and of the spares."""
         self._spares = len(self._roster.waiting())
         store.set(SPARES, str(self._spares))
         for node, place in self._roster.places.items():
-            if told.get(node) is not place:
-                told[node] = place
+            if sent.get(node) is not place:
+                sent[node] = place
                 store.set(f"place/{node}", place.value)
         if self._place is not Place.TRAINS:
             with self._changed:
