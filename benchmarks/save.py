@@ -108,7 +108,7 @@ def main() -> int:
 def measure(
     model: str, interval: int, saves: int, reads: int, *, background: bool, in_memory: bool
 ) -> dict[str, Any]:
-    """Train once and sum up what the run told; with copies in memory, read the last one again."""
+    """Train once and sum up what the run reports; with copies in memory, read the last again."""
     last = interval * (saves + 1) - 1
     memory = MemoryFolder("bench", os.environ, memory_folder.places(os.environ), wanted=in_memory)
     with tempfile.TemporaryDirectory(prefix="sqshforge-bench-") as folder:
@@ -138,12 +138,12 @@ def measure(
         size = sum(file.size for file in found[1].files.values())
     reports = [line for line in map(json.loads, lines) if line["kind"] == "report"]
     times = [LENGTH / line["tokens_per_second_per_device"] for line in reports]
-    told = [
+    waits = [
         Save(int(step), float(written), float(stall))
         for step, written, stall in SAVED.findall(done.stdout)
         if int(step) != last
     ]
-    return {"bytes": size, **summary(times, told, interval), **({"read": read} if read else {})}
+    return {"bytes": size, **summary(times, waits, interval), **({"read": read} if read else {})}
 
 
 def reading(folder: Path, flags: Sequence[str], times: int) -> dict[str, list[float]]:
@@ -156,12 +156,12 @@ def reading(folder: Path, flags: Sequence[str], times: int) -> dict[str, list[fl
                     if path.is_file():
                         page_cache.forget(path)
             done = run(RANKS, *flags, f"--checkpoint_in_memory={place == 'memory'}", timeout=3600)
-            told = READ.search(done.stdout)
-            if done.returncode or told is None:
+            match = READ.search(done.stdout)
+            if done.returncode or match is None:
                 sys.exit(done.stderr)
-            if (float(told[2]) > 0) != (place == "memory"):
-                sys.exit(f"{told[0]}: not from {place}")
-            seconds.append(float(told[1]))
+            if (float(match[2]) > 0) != (place == "memory"):
+                sys.exit(f"{match[0]}: not from {place}")
+            seconds.append(float(match[1]))
     return found
 
 

@@ -53,18 +53,18 @@ def save(folder: Path, memory: Path, step: int = 4, local: int = 2) -> tuple[Pat
         assert taken.fault == ""
         files |= taken.files
         mine.keep(final.name)
-    told = Manifest(
+    record = Manifest(
         step=step, tokens_seen=1, world_size=2, model={}, data={}, torch="2", files=files
     )
-    manifest.publish(unfinished, told)
-    assert not manifest.rotten(final, told)
-    return final, told
+    manifest.publish(unfinished, record)
+    assert not manifest.rotten(final, record)
+    return final, record
 
 
 def test_what_is_kept_is_what_was_written(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
-    path, told = save(tmp_path / "run", memory)
-    held = [copies(memory, rank).look(path, told) for rank in (0, 1)]
+    path, record = save(tmp_path / "run", memory)
+    held = [copies(memory, rank).look(path, record) for rank in (0, 1)]
     assert [one.names for one in held] == [(".metadata", "__0_0.distcp"), ("__1_0.distcp",)]
     for number, one in enumerate(held):
         assert one.why_not == ""
@@ -72,13 +72,13 @@ def test_what_is_kept_is_what_was_written(tmp_path: Path) -> None:
             assert (Path(one.folder) / name).read_bytes() == (path / name).read_bytes()
             assert (Path(one.folder) / name).stat().st_mode & 0o077 == 0
         assert Path(one.folder).stat().st_mode & 0o777 == 0o700
-        assert Sources.of(held, number).here.keys() == told.files.keys()
+        assert Sources.of(held, number).here.keys() == record.files.keys()
 
 
 def test_nodes_keep_what_their_ranks_wrote_and_the_list_of_all(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
-    path, told = save(tmp_path / "run", memory, local=1)
-    held = [copies(memory, rank, local=1).look(path, told) for rank in (0, 1)]
+    path, record = save(tmp_path / "run", memory, local=1)
+    held = [copies(memory, rank, local=1).look(path, record) for rank in (0, 1)]
     assert [one.names for one in held] == [
         (".metadata", "__0_0.distcp"),
         ("__1_0.distcp", ".metadata"),
@@ -126,11 +126,11 @@ def test_a_copy_that_is_not_the_checkpoint_is_not_used(
     tmp_path: Path, damage: Callable[[Path], Any], why: str
 ) -> None:
     memory = tmp_path / "memory"
-    path, told = save(tmp_path / "run", memory)
+    path, record = save(tmp_path / "run", memory)
     damage(memory / "rank_1" / "step_4_ckp" / "__1_0.distcp")
-    held = copies(memory, 1).look(path, told)
+    held = copies(memory, 1).look(path, record)
     assert held.names == () and why in held.why_not
-    assert copies(memory, 0).look(path, told).why_not == ""
+    assert copies(memory, 0).look(path, record).why_not == ""
 
 
 def test_only_the_newest_is_kept_and_an_older_one_never_used(tmp_path: Path) -> None:
@@ -139,20 +139,20 @@ def test_only_the_newest_is_kept_and_an_older_one_never_used(tmp_path: Path) -> 
     save(tmp_path / "run", memory, 8)
     assert [one.name for one in (memory / "rank_1").iterdir()] == ["step_8_ckp"]
     shutil.move(memory, tmp_path / "before")
-    newer, told = save(tmp_path / "run", memory, 12)
-    held = copies(tmp_path / "before", 1).look(newer, told)
+    newer, record = save(tmp_path / "run", memory, 12)
+    held = copies(tmp_path / "before", 1).look(newer, record)
     assert held.names == ()
     assert held.why_not == "no copy of step_12_ckp, only of step_8_ckp"
 
 
 def test_a_step_that_was_written_again_is_another_checkpoint(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
-    path, told = save(tmp_path / "run", memory)
-    files = {name: replace(file, crc32=1) for name, file in told.files.items()}
-    held = copies(memory, 1).look(path, replace(told, files=files))
+    path, record = save(tmp_path / "run", memory)
+    files = {name: replace(file, crc32=1) for name, file in record.files.items()}
+    held = copies(memory, 1).look(path, replace(record, files=files))
     assert held.why_not == "__1_0.distcp was written again since"
-    sizes = {name: File(file.size) for name, file in told.files.items()}  # of format 1
-    held = copies(memory, 1).look(path, replace(told, files=sizes))
+    sizes = {name: File(file.size) for name, file in record.files.items()}  # of format 1
+    held = copies(memory, 1).look(path, replace(record, files=sizes))
     assert held.names == () and "has no checksum" in held.why_not
 
 
@@ -299,7 +299,7 @@ def test_what_a_killed_job_has_left_goes_and_what_a_living_one_has_stays(tmpfs: 
     assert made is not None and not made.exists() and VARIABLE not in environment
 
 
-def test_without_a_tmpfs_ranks_are_told_so(tmp_path: Path) -> None:
+def test_without_a_tmpfs_ranks_say_so(tmp_path: Path) -> None:
     environment: dict[str, str] = {}
     MemoryFolder("8.1", environment, [Path("/proc"), tmp_path / "nothing"]).make()
     assert environment == {VARIABLE: ""}

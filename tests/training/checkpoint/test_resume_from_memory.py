@@ -93,8 +93,8 @@ def test_a_restart_with_copies_of_each_kind(
     }
     assert done.stdout.count("WARNING: checkpoint_in_memory") == (state in why)
     if state in why:
-        told = f"1 of 1 ranks have their part from disk: {why[state]}"
-        assert told in done.stdout and " 0.0 MB from the nodes' memory" in done.stdout
+        line = f"1 of 1 ranks have their part from disk: {why[state]}"
+        assert line in done.stdout and " 0.0 MB from the nodes' memory" in done.stdout
     else:
         assert " 0.0 MB from disk" in done.stdout
     assert [one.name for one in own.iterdir()] == [f"step_{STEPS}_ckp"]

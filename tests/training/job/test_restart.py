@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from tests.support import processes
 from tests.support.node_program import SLURM, Launch
 from tests.support.run_folders import facts
 from tests.support.slurm_config import free_ports
+from tests.training.support.jobs import last_step, records
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 
 pytestmark = pytest.mark.processes
@@ -173,16 +172,6 @@ def ranks(above: int, module: str = "training.mamba_fsdp") -> list[int]:
             words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             found[next(word for word in words if word.startswith(b"RANK="))] = pid
     return [pid for _, pid in sorted(found.items())]
-
-
-def records(save: Path, kind: str) -> list[dict[str, Any]]:
-    path = save / "jobs" / "4242.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [one for one in map(json.loads, lines) if one["kind"] == kind]
-
-
-def last_step(save: Path) -> int:
-    return len(losses(save)) if (save / "metrics.jsonl").exists() else 0
 
 
 @pytest.fixture(scope="module")

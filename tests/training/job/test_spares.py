@@ -17,13 +17,13 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import processes
 from tests.support.run_folders import facts
 from tests.support.slurm_config import free_ports
+from tests.training.support.jobs import last_step, records
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 
 pytestmark = pytest.mark.processes
@@ -99,16 +99,6 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
             undo.callback(kill_tree, process)
             agents.append(process)
         yield Nodes(agents, save)
-
-
-def records(save: Path, kind: str) -> list[dict[str, Any]]:
-    path = save / "jobs" / "4242.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [one for one in map(json.loads, lines) if one["kind"] == kind]
-
-
-def last_step(save: Path) -> int:
-    return len(losses(save)) if (save / "metrics.jsonl").exists() else 0
 
 
 @pytest.fixture(scope="module")

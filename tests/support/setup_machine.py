@@ -1,0 +1,158 @@
+"""A checkout on a machine whose programs and package managers are stand-ins, for setup.sh."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import ROOT
+
+USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+SHELL = (
+    "sh dirname id cksum cat stat find rm mv mkdir mktemp ls grep sleep tail head flock env touch "
+    "ln basename chmod"
+)
+ALL = ["buildah", "mksquashfs", "mmdebstrap", "newuidmap", "squashfuse", "fuse-overlayfs"]
+BRINGS = {"squashfs-tools": "mksquashfs", "uidmap": "newuidmap"}
+PYPROJECT = """[build-system]
+requires = []
+build-backend = "backend"
+backend-path = ["."]
+[project]
+name = "tiny"
+version = "1"
+[project.optional-dependencies]
+test = []
+"""
+# Says that it has begun, and goes on once nothing holds it.
+BACKEND = """import base64, hashlib, time, zipfile
+from pathlib import Path
+
+def build_editable(folder, config_settings=None, metadata_directory=None):
+    Path("begun").touch()
+    while Path("hold").exists():
+        time.sleep(0.05)
+    files = {"tiny.pth": str(Path.cwd()), "tiny-1.dist-info/METADATA": "Metadata-Version: 2.1\\n"
+             "Name: tiny\\nVersion: 1\\n", "tiny-1.dist-info/WHEEL": "Wheel-Version: 1.0\\n"
+             "Generator: x\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n"}
+    rows = "".join(f"{name},,\\n" for name in files) + "tiny-1.dist-info/RECORD,,\\n"
+    with zipfile.ZipFile(Path(folder, "tiny-1-py3-none-any.whl"), "w") as wheel:
+        for name, text in {**files, "tiny-1.dist-info/RECORD": rows}.items():
+            wheel.writestr(name, text)
+    return "tiny-1-py3-none-any.whl"
+"""
+# Installs what its index has, by a link to each program that a package brings.
+APT = """#!/bin/sh
+echo "$(basename "$0") $*" >> {place}/calls
+case " $* " in
+*" update "*) if [ -e {place}/locked ]; then rm {place}/locked
+    echo 'E: Could not get lock /var/lib/apt/lists/lock.' >&2; exit 100; fi ;;
+*" install "*) for one in "$@"; do case $one in {brings}
+    esac; done ;;
+*" show "*) case " {index} " in *" $2 "*) ;; *) exit 100 ;; esac ;;
+esac
+"""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A checkout with a PATH of its own."""
+
+    place: Path
+
+    @property
+    def checkout(self) -> Path:
+        return self.place / "checkout"
+
+    @property
+    def tools(self) -> Path:
+        return self.place / "tools"
+
+    def has(self, *programs: str) -> None:
+        for name in programs:
+            (self.tools / name).write_text("#!/bin/sh\nexit 0\n")
+            (self.tools / name).chmod(0o755)
+
+    def has_apt(self, index: Sequence[str]) -> None:
+        """apt-get, with these packages in its index."""
+        brings = "\n".join(
+            f"    {one}) printf '#!/bin/sh\\n' > {self.tools}/{BRINGS.get(one, one)}; "
+            f"chmod 755 {self.tools}/{BRINGS.get(one, one)} ;;"
+            for one in index
+        )
+        text = APT.format(place=self.place, brings=brings, index=" ".join(index))
+        for name in ("apt-get", "apt-cache", "dpkg"):
+            (self.tools / name).write_text(text)
+            (self.tools / name).chmod(0o755)
+
+    def has_sudo(self) -> None:
+        """One that notes what it is used for. It needs no right here: the stand-ins need none."""
+        text = f'#!/bin/sh\necho "sudo $*" >> {self.place}/calls\nexec "$@"\n'
+        (self.tools / "sudo").write_text(text)
+        (self.tools / "sudo").chmod(0o755)
+
+    def calls(self) -> list[str]:
+        return (self.place / "calls").read_text().splitlines()
+
+    def argv(self, *, user: bool, before: str = ":", goal: str = "quickstart") -> list[str]:
+        argv = ["unshare", "--mount", "sh", "-c", f'{before} && exec "$@"', "sh"]
+        words = ["env", "-i", f"PATH={self.tools}", f"HOME={self.place}", "./setup.sh"]
+        return [*argv, *(USER if user else ()), *words, goal]
+
+    def run(
+        self,
+        *,
+        user: bool = False,
+        system: str = "debian",
+        before: str = ":",
+        goal: str = "quickstart",
+    ) -> subprocess.CompletedProcess[str]:
+        (self.place / "os-release").write_text(f"ID={system}\n")
+        mount = f"mount --bind {self.place}/os-release /etc/os-release"
+        return subprocess.run(
+            self.argv(user=user, before=f"{mount} && {before}", goal=goal),
+            cwd=self.checkout,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=300,
+        )
+
+    @property
+    def is_set_up(self) -> bool:
+        python = self.checkout / ".venv/bin/python"
+        code = "import importlib.metadata as m; print(m.version('tiny'))"
+        made = (self.checkout / ".venv/made-for-quickstart").exists()
+        if not made:
+            return False
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
+        return done.stdout == "1\n"
+
+
+@pytest.fixture
+def machine(as_root: None) -> Iterator[Machine]:
+    """A checkout of a user's, and a PATH with a shell's tools and Python alone."""
+    place = Path(tempfile.mkdtemp(prefix="sqshforge-test-"))
+    try:
+        made = Machine(place)
+        made.checkout.mkdir()
+        made.tools.mkdir()
+        shutil.copy(ROOT / "setup.sh", made.checkout)
+        (made.checkout / "pyproject.toml").write_text(PYPROJECT)
+        (made.checkout / "backend.py").write_text(BACKEND)
+        for name in SHELL.split():
+            (made.tools / name).symlink_to(shutil.which(name) or "/none")
+        (made.tools / "python3").symlink_to("/usr/bin/python3")
+        for path in (place, *place.rglob("*")):
+            os.lchown(path, 65534, 65534)
+        place.chmod(0o755)
+        yield made
+    finally:
+        shutil.rmtree(place)

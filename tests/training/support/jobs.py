@@ -1,0 +1,21 @@
+"""What a job of this machine leaves behind: its record, and how far it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.training.support.runs import losses
+
+
+def records(save: Path, kind: str) -> list[dict[str, Any]]:
+    """Read the lines of one kind in the record of job 4242."""
+    path = save / "jobs" / "4242.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [one for one in map(json.loads, lines) if one["kind"] == kind]
+
+
+def last_step(save: Path) -> int:
+    """Tell the last step that a run has reported."""
+    return len(losses(save)) if (save / "metrics.jsonl").exists() else 0
