@@ -137,8 +137,9 @@ def test_a_run_whose_claim_is_lost_writes_no_checkpoint(tmp_path: Path, backgrou
     more = ("--num_steps=100000", f"--async_checkpoint={background}", "--checkpoint_interval=5")
     with started(2, *flags, *more) as process:
         assert wait_for(lambda: list(save.glob("checkpoints/step_*_ckp")), process)
-        (save / LEASE_FILE).unlink()
-        left(save, host="other-host", job="8")
+        left(tmp_path / "other", host="other-host", job="8")
+        # At once: the run looks whether it still has the claim.
+        (tmp_path / "other" / LEASE_FILE).replace(save / LEASE_FILE)
         there = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
         _, err = process.communicate(timeout=300)
     after = {path.name for path in (save / "checkpoints").glob("step_*_ckp")}
