@@ -80,6 +80,14 @@ def test_of_two_that_differ_the_unsteady_one_is_bad() -> None:
     assert "one more node would tell" in verdict.lines[0]
 
 
+def test_where_no_node_repeats_itself_none_is_bad() -> None:
+    first = outcomes(GOOD, Outcome(step=8, steps=("a", "x")))
+    again = outcomes(Outcome(step=8, steps=("a", "y")), Outcome(step=8, steps=("a", "z")))
+    verdict = compare_again(first, again, NAMES)
+    assert verdict.bad == () and verdict.is_open
+    assert "on no node do two replays agree: the run is not deterministic" in verdict.lines[0]
+
+
 def failures(*steps: int | None) -> list[Failure]:
     return [Failure(rank=0, code=1, step=step) for step in steps]
 
