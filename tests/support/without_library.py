@@ -3,18 +3,21 @@
 usage: pytest -p tests.support.without_library --without=NAME
 
 For an old torch, beside which a library cannot be. What is left out is found in the sources of the
-tests, so that a new test is in unless it imports the library, and is told where the run begins.
+tests and of the modules of tests/ that they import, so that a new test is in unless it takes the
+library, and is told where the run begins.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parents[1]
+PACKAGE = TESTS.name
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -70,7 +73,7 @@ def left_out(name: str) -> set[str]:
     for path in TESTS.rglob("test_*.py"):
         for node in ast.parse(path.read_text()).body:
             within = f"::{node.name}" if isinstance(node, ast.FunctionDef) else ""
-            if any(_imports(one, name) for one in ast.walk(node)):
+            if any(_takes(module, name) for module in _imported(node)):
                 found.add(_named(path) + within)
     return found
 
@@ -79,7 +82,26 @@ def _named(path: Path) -> str:
     return path.relative_to(TESTS.parent).as_posix() if path.is_relative_to(TESTS) else ""
 
 
-def _imports(node: ast.AST, name: str) -> bool:
-    if isinstance(node, ast.Import):
-        return any(one.name.split(".")[0] == name for one in node.names)
-    return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == name
+def _imported(tree: ast.AST) -> Iterator[str]:
+    """The modules that a piece of source imports, wherever in it; a relative import is none."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (one.name for one in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            if node.module.partition(".")[0] == PACKAGE:  # what is named may be a module, too
+                yield from (f"{node.module}.{one.name}" for one in node.names)
+
+
+@functools.cache
+def _takes(module: str, name: str) -> bool:
+    """Whether a module is the library, or one of tests/ whose import imports it."""
+    top, *rest = module.split(".")
+    if top != PACKAGE:
+        return top == name
+    path = TESTS.joinpath(*rest).with_suffix(".py")
+    if not rest or not path.exists():
+        return False
+    tree = ast.parse(path.read_text())
+    at_import = [node for node in tree.body if not isinstance(node, ast.FunctionDef)]
+    return any(_takes(other, name) for node in at_import for other in _imported(node))

@@ -93,7 +93,9 @@ class Replay:
         with tempfile.TemporaryDirectory(prefix="replay-") as scratch:
             output, said = Path(scratch, "output.json"), Path(scratch, "said")
             words: list[str] = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-            words += [f"--nproc-per-node={plan.processes}", "-m", "training.replay_rank"]
+            # Else it asks for this node by its name, which not every cluster can look up.
+            words += ["--local-addr=127.0.0.1", f"--nproc-per-node={plan.processes}"]
+            words += ["-m", "training.replay_rank"]
             words += [f"--module={_module(plan)}", f"--steps={self.steps}"]
             words += [f"--scratch={scratch}/run", f"--output={output}", "--", *plan.flags]
             ours = {one.name: one.value for one in plan.variables}
