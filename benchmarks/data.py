@@ -6,7 +6,7 @@ Writes synthetic documents to a temporary folder and reads every window of 4,096
 packed files plainly and weighted by position, and of a mixture of two. The goal holds for each of
 them; JSON lines and synthetic tokens are measured beside them. Then a packed file that is in no
 memory is read by maps, windows in random order and all in order, with and without the kernel being
-told that the order is random: bytes read of the disk (/proc/self/io) and seconds; the temporary
+given that the order is random: bytes read of the disk (/proc/self/io) and seconds; the temporary
 folder must be on a disk. Writes all to benchmarks/results/data.json and exits 1 where the goal is
 missed. Take a quiet machine.
 """

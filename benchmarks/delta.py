@@ -17,7 +17,7 @@ casync    the index, and the chunks that the first file lacks, compressed as the
 zstd      the size of what `zstd --patch-from` writes
 
 Of each also the CPU seconds of both ends together, of the receiver alone (rsync's ends cannot be
-told apart), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not installed are
+kept apart), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not installed are
 left out. Writes delta.json to benchmarks/results/, and the table of docs/cold-start.md. Nothing is
 timed by the clock, so any machine does; it takes 12 GB of disk in TMPDIR.
 """

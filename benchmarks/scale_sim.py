@@ -31,13 +31,13 @@ def main() -> int:
     )
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="DIR")
     given = parser.parse_args()
-    told = given.docs / "scale.md"
-    if not told.is_file():
+    page_path = given.docs / "scale.md"
+    if not page_path.is_file():
         parser.error(f"--docs: {given.docs} has no scale.md to write the tables into")
     result = study()
     given.output.mkdir(parents=True, exist_ok=True)
     (given.output / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
-    told.write_text(page.fill(told.read_text(), result))
+    page_path.write_text(page.fill(page_path.read_text(), result))
     pictures = plots.draw(result, given.docs / "scale")
     for row in result["saves"]:
         if row["background"]:
@@ -46,7 +46,7 @@ def main() -> int:
                 f"every {pages.seconds(row['interval_s'])}, goodput {row['goodput']:.1%}"
             )
     print(f"torchrun's c10d rendezvous holds {result['most_nodes']:,} nodes at most")
-    print(f"wrote {given.output / 'scale.json'}, {told}, {len(pictures)} pictures")
+    print(f"wrote {given.output / 'scale.json'}, {page_path}, {len(pictures)} pictures")
     return 0
 
 

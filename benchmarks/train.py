@@ -70,7 +70,7 @@ def main() -> int:
             with tempfile.TemporaryDirectory() as folder:
                 with make(name, sizes, Path(folder), steps, group) as ways:
                     found[what].append(measure(name, sizes, ways, given.rounds, steps))
-                print(told(found[what][-1]), flush=True)
+                print(summary(found[what][-1]), flush=True)
     stop()
     met = all(row["ratio"] <= GOAL for rows in found.values() for row in rows)
     record = {"machine": machine(), "goal": GOAL, "met": met, **found}
@@ -99,7 +99,7 @@ def measure(name: str, sizes: Sizes, ways: Ways, rounds: int, steps: int) -> dic
     }
 
 
-def told(row: dict[str, Any]) -> str:
+def summary(row: dict[str, Any]) -> str:
     ways = ", ".join(f"{way} {row[way]:.4f} s" for way in row["all"])
     return f"{row['model']}: {ways} a step, ratio {row['ratio']:.4f}"
 

@@ -131,7 +131,7 @@ def _has_split(settings: Mapping[str, Any]) -> bool:
 
 
 def _forget_defaults(settings: dict[str, Any]) -> None:
-    """Leave out what the system has a value for whether or not anything heeds it."""
+    """Leave out what the system has a value for whether or not anything uses it."""
     sources = settings["dataset_path"], settings["eval_dataset_path"]
     defaults = {one.setting: one.default for one in KNOWN}
     heeded = {

@@ -105,7 +105,7 @@ TAKEN = {
     *("seq_length", "save_ckpt_path", "load_ckpt_path", "checkpoint_interval", "keep_checkpoints"),
     *("activation_loading_horizon", "compile_only"),
 }
-"""Settings of ours that flags of the system stand for, or that this backend does not heed."""
+"""Settings of ours that flags of the system stand for, or that this backend ignores."""
 
 FLAGS = with_ours(OWN, KNOWN, TAKEN)
 NAMES = names_of(

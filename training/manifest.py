@@ -157,9 +157,9 @@ def retain(folder: Path, keep: int, every: int = 0) -> None:
     for step, path in list(numbered(folder))[keep:] if keep else []:
         if every and step % every == 0:
             continue
-        doomed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+        removed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
+        path.rename(removed)
+        shutil.rmtree(removed)
 
 
 def numbered(folder: Path) -> Iterator[tuple[int, Path]]:

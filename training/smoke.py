@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
         type=Path,
         metavar="FOLDER",
         default=META,
-        help=f"what the image says of itself (default: {META})",
+        help=f"the image's own metadata (default: {META})",
     )
     given = parser.parse_args(arguments)
     checks = run_checks(given.meta, lambda text: print(text, file=sys.stderr, flush=True))

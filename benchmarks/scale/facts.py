@@ -1,6 +1,6 @@
 """Every number that the models take, once: its value, its unit, and where it is from.
 
-A source begins with `measured` (here, by what), `published` (by whom, where), `chosen` (by this
+A source begins with `measured` (here, by what), `published` (publisher and place), `chosen` (by this
 project) or `assumed`. Times were measured on two processors that other work shared; those of a node
 are faster.
 """

@@ -147,10 +147,10 @@ def _met(row: Mapping[str, Any], name: str) -> str:
     """Tell how a simulated meeting ended."""
     if name not in row:
         return ""
-    told = row[name]
-    if told["joined"] < row["nodes"]:
-        return f"**{told['joined']:,} of {row['nodes']:,}** after {seconds(told['seconds'])}"
-    return f"all after {seconds(told['seconds'])}, {told['writes']:,} writes"
+    found = row[name]
+    if found["joined"] < row["nodes"]:
+        return f"**{found['joined']:,} of {row['nodes']:,}** after {seconds(found['seconds'])}"
+    return f"all after {seconds(found['seconds'])}, {found['writes']:,} writes"
 
 
 def _mesh(result: Mapping[str, Any]) -> str:

@@ -68,8 +68,10 @@ def _rendezvous(result: Mapping[str, Any], path: Path) -> Path:
     nodes = np.unique(np.geomspace(8, result["most_nodes"], 60).astype(int))
     at_once = [meeting.meeting(int(one), study.STORE).seconds for one in nodes]
     (line,) = axes.plot(nodes, at_once, label="torchrun's nodes meet, all at once")
-    told = [row["at_once_simulated"] for row in result["rendezvous"] if "at_once_simulated" in row]
-    met = {one["joined"]: one["seconds"] for one in told if one["seconds"] < study.MINUTE}
+    simulated = [
+        row["at_once_simulated"] for row in result["rendezvous"] if "at_once_simulated" in row
+    ]
+    met = {one["joined"]: one["seconds"] for one in simulated if one["seconds"] < study.MINUTE}
     axes.plot(
         list(met),
         list(met.values()),
@@ -81,7 +83,7 @@ def _rendezvous(result: Mapping[str, Any], path: Path) -> Path:
     axes.plot([row["nodes"] for row in result["rendezvous"]], mesh, label="gloo joins all ranks")
     most = result["most_nodes"]
     axes.axvline(most, color="black", linewidth=1, label=f"{most:,} nodes: the most that can meet")
-    axes.axhline(facts.JOIN.value, color="gray", linestyle=":", label="patience of training.launch")
+    axes.axhline(facts.JOIN.value, color="gray", linestyle=":", label="timeout of training.launch")
     axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="s at the first node's store")
     axes.set_title("Lines: formulas. Points: simulated", fontsize="medium")
     return _save(figure, axes, path)

@@ -193,8 +193,8 @@ def rendezvous(nodes: int, random: np.random.Generator) -> dict[str, Any]:
     row |= {"at_once_s": once.seconds, "at_once_writes": once.writes, "at_once_bytes": once.bytes}
     for name, spread in (("at_once", 0.0), ("spread", facts.ARRIVAL.value)):
         if spread or nodes <= LARGEST:
-            told = meeting.simulate(random.uniform(0, spread, nodes), STORE, HABITS, MINUTE)
-            row[f"{name}_simulated"] = vars(told)
+            simulated = meeting.simulate(random.uniform(0, spread, nodes), STORE, HABITS, MINUTE)
+            row[f"{name}_simulated"] = vars(simulated)
     requests, size = meeting.mesh(ranks, facts.GLOO.value)
     return row | {
         "polled_bytes_per_s": meeting.polled(nodes, STORE, facts.POLL.value),

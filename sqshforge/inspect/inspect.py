@@ -89,7 +89,7 @@ class Inspection:
             ("hot files", self._hot()),
         ]
         facts += self._origin()
-        facts += [("signed", "yes, sqshforge verify tells by whom" if self.signed else "no")]
+        facts += [("signed", "yes, sqshforge verify says who signed" if self.signed else "no")]
         facts += [("launchers", " ".join(self.launchers) or "none")]
         for words, when in zip(self.start, ("with arguments", "without"), strict=False):
             facts.append(("runs", f"{words}  ({when})"))

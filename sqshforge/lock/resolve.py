@@ -113,7 +113,7 @@ def _patch(path: Path, file: str, of: str) -> LockedPatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """Whom a lock is resolved with, and what it starts from.
+    """What resolves a lock, and what it starts from.
 
     `parent` is the lock of what the recipe extends, `before` the target's own until now.
     """

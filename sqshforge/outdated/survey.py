@@ -1,4 +1,4 @@
-"""All pins of a recipe, each asked of whom it comes from; who does not answer is named."""
+"""All pins of a recipe, each looked up where it comes from; a source that does not answer is named."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Answer = TypeVar("Answer")
 
 @dataclass
 class Hosts:
-    """Whom pins come from, each asked once however many targets have the pin."""
+    """The sources of pins, each asked once however many targets have the pin."""
 
     programs: Programs
     packages: dict[tuple[object, ...], Result] = field(default_factory=dict)

@@ -156,7 +156,7 @@ class Facts:
         return max(0.0, self.now - max(self.times.values(), default=0.0))
 
     @property
-    def patience(self) -> float:
+    def silent_after(self) -> float:
         """Seconds without a line after which a run is called silent.
 
         Before the first report of a start they are BEGIN: what came last then is the start itself,
@@ -183,9 +183,9 @@ def judge(facts: Facts) -> tuple[State, str]:
     went_on = max(facts.times.values(), default=0.0) - facts.times.get("job", 0.0) > SAME
     if facts.job and end and not went_on:
         return _ended(facts, facts.job, end)
-    if facts.is_finished and (facts.job is None or end or facts.quiet > facts.patience):
+    if facts.is_finished and (facts.job is None or end or facts.quiet > facts.silent_after):
         return State.DONE, "the last step's checkpoint is complete"
-    if facts.quiet <= facts.patience:
+    if facts.quiet <= facts.silent_after:
         return State.RUNNING, _running(facts)
     if facts.hang and not facts.hang.over:
         return State.SILENT, facts.hang.what
@@ -267,7 +267,7 @@ class Status:
             "seconds_left": self.left,
             "seconds_since_report": self.reported,
             "seconds_quiet": facts.quiet,
-            "seconds_of_patience": facts.patience,
+            "seconds_of_patience": facts.silent_after,
             "clock": self.clock.whose,
             "closed": list(self.closed),
             "settings": asdict(facts.settings),

@@ -53,11 +53,11 @@ def test_two_clusters_stand_side_by_side_and_leave_nothing(slurm: Cluster) -> No
 
 @pytest.mark.root
 def test_a_failing_test_leaves_nothing_either() -> None:
-    with pytest.raises(ZeroDivisionError), cluster() as doomed:
-        doomed.submit("--nodes=1", script="#!/bin/bash\nsleep 600\n")
-        doomed.until(lambda: doomed.processes("n1"), 300, "no job on n1")
+    with pytest.raises(ZeroDivisionError), cluster() as left:
+        left.submit("--nodes=1", script="#!/bin/bash\nsleep 600\n")
+        left.until(lambda: left.processes("n1"), 300, "no job on n1")
         _ = 1 / 0
-    assert processes.having({"SLURM_CONF": doomed.env["SLURM_CONF"]}) == []
+    assert processes.having({"SLURM_CONF": left.env["SLURM_CONF"]}) == []
 
 
 @pytest.mark.root

@@ -39,14 +39,14 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     out, absent = left_out(config.getoption("without")), _absent()
-    doomed = [
+    deselected = [
         item
         for item in items
         if item.nodeid.partition("[")[0] in out
         or any(item.get_closest_marker(mark) for mark in absent)
     ]
-    config.hook.pytest_deselected(items=doomed)
-    items[:] = [item for item in items if item not in doomed]
+    config.hook.pytest_deselected(items=deselected)
+    items[:] = [item for item in items if item not in deselected]
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -1,6 +1,6 @@
 """A run, described completely: frozen dataclasses, checked together.
 
-What is wrong with one are settings that do not go together, or that nothing heeds. The entry points
+What is wrong with one are settings that do not go together, or that nothing uses. The entry points
 turn their flags into a Config; nothing further down reads a flag. Light: no torch here, so that a
 request that cannot be is refused before any rank starts.
 """
@@ -105,15 +105,15 @@ SMP_ONLY = ("smp_transform", "fp8_amax_history_len", "fp8_amax_compute_algo")
 _UNHEEDED = {
     "fsdp": (*NEURON_ONLY, *SMP_ONLY),
     "neuron": (*FSDP_ONLY, *SMP_ONLY),
-    "smp": (*NEURON_ONLY, "context_parallel"),  # what else it does not heed it tells itself
+    "smp": (*NEURON_ONLY, "context_parallel"),  # what else it ignores it tells itself
 }
 """Backend -> the settings that it has no use for."""
 
 
 def _backend_faults(sizes: Sizes, run: RunConfig, parallel: ParallelConfig) -> list[str]:
-    """List what the backend would not heed, or cannot spread."""
+    """List what the backend would ignore, or cannot spread."""
     found = [
-        f"{name}: backend={parallel.backend} does not heed it; leave it out"
+        f"{name}: backend={parallel.backend} ignores it; leave it out"
         for name in _UNHEEDED[parallel.backend]
         if getattr(parallel, name) != getattr(ParallelConfig, name)
     ]
@@ -138,22 +138,22 @@ STREAM_ONLY = (
 
 
 def _data_faults(data: DataConfig) -> list[str]:
-    """List settings that what is read would not heed."""
+    """List settings that what is read would ignore."""
     found = []
     paths = (data.dataset_path, data.eval_dataset_path)
     if not any(path.startswith(STREAM) for path in paths):
         found += [
-            f"{name}: only a stream heeds it (dataset_path=stream:...)"
+            f"{name}: only a stream uses it (dataset_path=stream:...)"
             for name in STREAM_ONLY
             if getattr(data, name) != getattr(DataConfig, name)
         ]
     others = ("text:", "packed:", "packed-", "synthetic:", STREAM)
     if data.document_end >= 0 and all(path.startswith(others) for path in paths if path):
         found.append(
-            "document_end: only a set on disk or lines heeds it; other data knows its documents"
+            "document_end: only a set on disk or lines uses it; other data knows its documents"
         )
     elif data.document_end >= 0 and data.reset_documents is False:
-        found.append("document_end: reset_documents=False does not heed it; leave one out")
+        found.append("document_end: reset_documents=False ignores it; leave one out")
     if data.num_workers and not data.prefetch:
         found.append("prefetch: num_workers read ahead, so it must be at least 1 with them")
     if data.eval_batch_size and not data.eval_dataset_path:

@@ -243,7 +243,7 @@ def _measured(place: Path, weights: RankFiles, n_groups: int) -> Mamba2Config:
 def _across(across: bool | None, n_groups: int, ranks: int, place: Path) -> bool:
     """Tell what the norm takes its mean over in the whole model.
 
-    Told to take all channels, a rank of that program takes those that it has: with one group a
+    With all channels asked for, a rank of that program takes those that it has: with one group a
     rank, that is what taking each group alone is.
     """
     if n_groups == ranks or across is False:

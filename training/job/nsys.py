@@ -53,7 +53,7 @@ class Nsys:
 
 
 def read(root: Path, environment: Mapping[str, str], run: str) -> Nsys | None:
-    """Read NSYS and its kin; None if nothing is profiled.
+    """Read NSYS and its companions; None if nothing is profiled.
 
     root: where nsys is looked for beside the PATH; run: names this start of the job. Raises
     RequestError if a value cannot be, or there is no nsys.

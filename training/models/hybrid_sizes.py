@@ -243,5 +243,5 @@ class NemotronHConfig(HybridConfig):
     chunk_size: int = 128
     context: int = 8192
     residual_in_fp32: bool = False
-    # Transformers keeps its delta at time_step_min or above, and heeds time_step_limit nowhere.
+    # Transformers keeps its delta at time_step_min or above, and uses time_step_limit nowhere.
     dt_limit_low: float = 1e-3

@@ -1,4 +1,4 @@
-"""What a run tells of itself; training.loggers brings it to the log, to files and to servers.
+"""What a run reports; training.loggers brings it to the log, to files and to servers.
 
 Four kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
     {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step

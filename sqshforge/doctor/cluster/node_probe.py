@@ -1,4 +1,4 @@
-"""What each node of a cluster tells of itself to `sqshforge doctor --cluster`.
+"""What each node of a cluster reports to `sqshforge doctor --cluster`.
 
 The text of this file goes to the nodes as a word of srun's command, and runs there by any Python
 from 3.6 on: it imports nothing of the project. It writes no file, takes no root, and gives up on

@@ -225,10 +225,10 @@ def test_what_is_evaluated_on_is_read_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings_", "told"),
     [
-        ({"dataset_path": "text:/x", "document_end": 0}, "only a set on disk or lines heeds it"),
+        ({"dataset_path": "text:/x", "document_end": 0}, "only a set on disk or lines uses it"),
         (
             {"dataset_path": "/x", "document_end": 0, "reset_documents": False},
-            "document_end: reset_documents=False does not heed it",
+            "document_end: reset_documents=False ignores it",
         ),
         ({"dataset_path": "/x", "document_end": -2}, "document_end: must be at least -1, not -2"),
     ],

@@ -247,8 +247,8 @@ def test_what_a_stream_cannot_do_is_refused(tmp_path: Path, more: Any, message: 
         feed(write(tmp_path, 1), **more)
 
 
-def test_settings_that_nothing_heeds_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="tokenizer: only a stream heeds it"):
+def test_settings_that_nothing_uses_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="tokenizer: only a stream uses it"):
         feed("synthetic:")
     data = DataConfig(dataset_path="synthetic:", eval_dataset_path="stream:", tokenizer="bytes")
     with pytest.raises(RequestError, match="eval_dataset_path: stream: must be followed by"):

@@ -101,7 +101,7 @@ def test_a_slow_answer_is_no_wrong_clock() -> None:
 
 def report(rank: int, **versions: str) -> Report:
     return Report(
-        rank=rank, name="", findings=(), versions=versions, backend="gloo", crew=1, wrote=True
+        rank=rank, name="", findings=(), versions=versions, backend="gloo", processes=1, wrote=True
     )
 
 

@@ -254,7 +254,7 @@ def test_versions_name_the_image_and_the_drivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_crew_outlives_a_process_that_hangs() -> None:
+def test_workers_outlive_one_that_hangs() -> None:
     with Workers(1, {**os.environ, "OMP_NUM_THREADS": "1"}) as processes:
         assert processes.ask([{"do": "ready"}], 60) == [{}]
         alone = {"do": "reduce", "name": "x", "rank": 0, "world": 2, "seconds": 60}

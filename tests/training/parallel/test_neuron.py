@@ -128,7 +128,7 @@ def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -
             {},
             {"sharding_strategy": "ddp"},
             {},
-            "sharding_strategy: backend=neuron does not heed it",
+            "sharding_strategy: backend=neuron ignores it",
         ),
         (
             {},
@@ -136,7 +136,7 @@ def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -
             {},
             "master_weights: False counts only with precision=bf16",
         ),
-        ({}, {"backend": "fsdp", "zero1": True}, {}, "zero1: backend=fsdp does not heed it"),
+        ({}, {"backend": "fsdp", "zero1": True}, {}, "zero1: backend=fsdp ignores it"),
         ({}, {"backend": "fsdp"}, {"device": "xla"}, "device: xla takes backend=neuron"),
     ],
 )

@@ -52,7 +52,7 @@ JOURNAL, JOB, SET, PLACED = "journal.json", "job.pickle", "set", "placed"
 class Progress:
     """Counts parts of a whole; `before` of them were done by an earlier run.
 
-    Told in one line that changes on a terminal, in a line now and then elsewhere.
+    Reported in one line that changes on a terminal, in a line now and then elsewhere.
     """
 
     def __init__(self, what: str, whole: int, before: int = 0) -> None:

@@ -86,7 +86,7 @@ def check_node(
         versions=same,
         backend=backend,
         # gloo joins each with each: one of a node is enough for the network between nodes.
-        crew=workers.size if backend == "nccl" else 1,
+        processes=workers.size if backend == "nccl" else 1,
         wrote=shared is not None and not folder.faults,
     )
 

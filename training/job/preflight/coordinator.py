@@ -102,7 +102,7 @@ class Coordinator:
             else:
                 text = f"it has not come within {limit:g} s"
             self._faults.append(Fault("node", rank, text))
-        summary = f"{len(answers)} of {self._job.nodes} have come"
+        summary = f"{len(answers)} of {self._job.nodes} have joined"
         self._rows.append(TableRow("node", time.monotonic() - self._began, summary))
         self._rows += report_rows(list(self._reports.values()))
         self._faults += fault_isolation.own_faults(self._reports.values())
@@ -161,7 +161,7 @@ class Coordinator:
             self._rows.append(TableRow("across", time.monotonic() - began, "not tried"))
             return
         self._faults += self._find(nodes, len(nodes) if backend == "nccl" else WIDTH)
-        summary = f"{backend}, {sum(self._reports[rank].crew for rank in nodes)} processes"
+        summary = f"{backend}, {sum(self._reports[rank].processes for rank in nodes)} processes"
         self._rows.append(TableRow("across", time.monotonic() - began, summary))
 
     def _find(self, nodes: Sequence[int], width: int) -> list[Fault]:
@@ -209,7 +209,7 @@ class Coordinator:
         messages = {}
         for group in groups:
             first = 0
-            world = sum(self._reports[rank].crew for rank in group)
+            world = sum(self._reports[rank].processes for rank in group)
             for rank in group:
                 messages[rank] = {
                     "do": "reduce",
@@ -217,10 +217,10 @@ class Coordinator:
                     "store": self._store,
                     "first": first,
                     "world": world,
-                    "crew": self._reports[rank].crew,
+                    "processes": self._reports[rank].processes,
                     "seconds": seconds,
                 }
-                first += self._reports[rank].crew
+                first += self._reports[rank].processes
         answers = self._ask(messages, seconds)
         return {
             rank: answers[rank]["fault"] if rank in answers else "the node gives no answer"

@@ -185,7 +185,7 @@ def clock_faults(offsets: Mapping[int, tuple[float, float]], names: NodeNames) -
 def network_faults(
     nodes: Sequence[int], pairs: Mapping[Pair, bool], reasons: Mapping[int, str], names: NodeNames
 ) -> list[Fault]:
-    """Judge who fails to compute with whom, by the pairs that were tried once all had failed.
+    """Judge which nodes fail to compute together, by the pairs that were tried once all had failed.
 
     `reasons` has what the nodes of failed pairs said last, by rank.
     """

@@ -35,14 +35,14 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a node tells node 0 of itself, once it has come."""
+    """What a node reports of itself to node 0."""
 
     rank: int
     name: str  # that Slurm has for it; empty if it is not known
     findings: tuple[Finding, ...]
     versions: Mapping[str, str]
     backend: str  # of torch.distributed; empty if its processes cannot compute together
-    crew: int  # processes that take part when all nodes compute together
+    processes: int  # processes that take part when all nodes compute together
     wrote: bool  # its file in the shared folder
 
     def pack(self) -> dict[str, Any]:

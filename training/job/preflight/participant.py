@@ -162,7 +162,7 @@ class Participant:
     def _reduce(self, asked: dict[str, Any]) -> dict[str, Any]:
         order = {key: asked[key] for key in ("name", "store", "world")}
         order |= {"do": "reduce", "seconds": 0.4 * asked["seconds"]}
-        orders = [{**order, "rank": asked["first"] + i} for i in range(asked["crew"])]
+        orders = [{**order, "rank": asked["first"] + i} for i in range(asked["processes"])]
         answers = self._workers.ask(orders, asked["seconds"])
         return {"fault": next((one["fault"] for one in answers if "fault" in one), "")}
 

@@ -83,7 +83,7 @@ class Replay:
                 late = Outcome(error=f"its replay has not ended within {self.seconds:g} s")
                 found = {node: found.get(node, late) for node in range(job.nodes)}
             elif len(found) < job.nodes:
-                _heed(stop)
+                _check_stop(stop)
                 time.sleep(LOOK)
         return found
 
@@ -200,7 +200,7 @@ def _run(
         while (code := process.poll()) is None:
             if time.monotonic() > until:
                 return 124
-            _heed(stop)
+            _check_stop(stop)
             time.sleep(LOOK)
         return code
     finally:
@@ -209,7 +209,7 @@ def _run(
         process.wait()
 
 
-def _heed(stop: Path | None) -> None:
+def _check_stop(stop: Path | None) -> None:
     """Raise Stopped where the launcher was asked to stop."""
     if stop is not None and start_folder.is_asked(stop):
         raise Stopped("the job was asked to stop")

@@ -288,7 +288,7 @@ TAKEN = {
     *("backend", "smp_transform", "save_ckpt_path", "mirror_url"),
     *("dataset_config", "tokenizer", "shuffle_buffer", "stream_retries"),
 }
-"""Settings of ours that flags of the system stand for, or that only streams of text heed."""
+"""Settings of ours that flags of the system stand for, or that only streams of text use."""
 
 NAMES = names_of(
     KNOWN,

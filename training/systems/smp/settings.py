@@ -37,7 +37,7 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
     """
     test = given["test_dir"]
     if given["zipped_data"] is not None and not _is_lines(given):
-        faults.append("--zipped_data: only dataset_type=gpt_jsonl heeds it; leave it out")
+        faults.append("--zipped_data: only dataset_type=gpt_jsonl uses it; leave it out")
     if given["use_synthetic_data"]:
         if given["validation_freq"] or test:
             notes.append("use_synthetic_data: random tokens, so there is no validation")
