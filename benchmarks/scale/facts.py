@@ -1,8 +1,8 @@
 """Every number that the models take, once: its value, its unit, and where it is from.
 
-A source begins with `measured` (here, by what), `published` (publisher and place), `chosen` (by this
-project) or `assumed`. Times were measured on two processors that other work shared; those of a node
-are faster.
+A source begins with `measured` (here, by what), `published` (publisher and place), `chosen` (by
+this project) or `assumed`. Times were measured on two processors that other work shared; those of a
+node are faster.
 """
 
 from __future__ import annotations

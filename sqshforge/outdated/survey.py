@@ -1,4 +1,4 @@
-"""All pins of a recipe, each looked up where it comes from; a source that does not answer is named."""
+"""All pins of a recipe, each looked up at its source; a source that does not answer is named."""
 
 from __future__ import annotations
 
