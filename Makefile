@@ -99,7 +99,7 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lis
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
-	.venv/bin/shellcheck setup.sh .ci/run launch/*.sbatch sqshforge/run/*.conf
+	.venv/bin/shellcheck setup.sh .ci/run docs/start/*.sh launch/*.sbatch sqshforge/run/*.conf
 	.venv/bin/pytest -q tests/toolkit/build/test_dockerfile.py -k hadolint
 	@# Whether the lists of hot files still name those of the images that are here.
 	@for list in recipes/hot/*.txt; do \
