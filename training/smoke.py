@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -48,70 +47,107 @@ class Check:
     figures: dict[str, Any] = field(default_factory=dict)
 
 
-def run_checks(meta: Path, tell: Callable[[str], None]) -> list[Check]:
-    """Run every check; one that fails does not stop the others."""
-    done: list[Check] = []
+@dataclass(frozen=True)
+class Step:
+    """A check that is to be made."""
 
-    @contextmanager
-    def check(name: str) -> Iterator[Check]:
-        tell(f"{name} ...")
-        result, began = Check(name), time.perf_counter()
-        done.append(result)
-        try:
-            yield result
-            result.ok = True
-        except Exception as error:
-            result.detail = str(error) or type(error).__name__
-        result.seconds = round(time.perf_counter() - began, 2)
+    name: str
+    run: Callable[[Check], None]  # notes what it finds; raises where that is not as it should be
+    weight: float = 0.1  # seconds that it takes on two processors, about: its share of the whole
 
+
+def run_checks(meta: Path, report: Callable[[str], None]) -> list[Check]:
+    """Run every check; one that fails does not stop the others.
+
+    What is begun is reported as `[5 of 14, 38%] import torch`.
+    """
     lock: dict[str, Any] = {}
     recipe: dict[str, Any] = {}
-    with check("meta") as result:
-        lock = json.loads((meta / "lock.json").read_text())
-        recipe = _recipe(meta / "recipe.yaml")
+
+    def read(result: Check) -> None:
+        lock.update(json.loads((meta / "lock.json").read_text()))
+        recipe.update(_recipe(meta / "recipe.yaml"))
         result.detail = str(meta)
-    with check("versions") as result:
-        result.detail = check_versions(lock)
+
+    first = _run_step(Step("meta", read))
+    with TemporaryDirectory(prefix="smoke-") as folder:
+        steps = list(plan(meta, lock, recipe, Path(folder)))
+        done, passed, total = [first], 0.0, sum(step.weight for step in steps)
+        for number, step in enumerate(steps, 2):
+            report(f"[{number} of {len(steps) + 1}, {100 * passed / total:.0f}%] {step.name}")
+            done.append(_run_step(step))
+            passed += step.weight
+    return done
+
+
+def _run_step(step: Step) -> Check:
+    result, began = Check(step.name), time.perf_counter()
+    try:
+        step.run(result)
+        result.ok = True
+    except Exception as error:
+        result.detail = str(error) or type(error).__name__
+    result.seconds = round(time.perf_counter() - began, 2)
+    return result
+
+
+def plan(meta: Path, lock: dict[str, Any], recipe: dict[str, Any], folder: Path) -> Iterator[Step]:
+    """List what is checked of an image by its lock and recipe; training writes into a folder."""
+    yield Step("versions", _detail(check_versions, lock))
     if recipe.get("accelerator") == "cuda":
-        with check("GPU") as result:
-            result.detail = check_gpu()
+        yield Step("GPU", _detail(check_gpu), 3.0)
     smoke = recipe.get("smoke") or {}
-    for module in (*smoke.get("imports", ()), *compiled(lock)):
-        with check(f"import {module}"):
-            _run([sys.executable, "-c", f"import {module}"])
     on_device = smoke.get("gpu_imports", ())
+    for module in (*smoke.get("imports", ()), *compiled(lock)):
+        yield _import(module)
     for module in on_device if has_accelerator() else ():
-        with check(f"import {module}"):
-            _run([sys.executable, "-c", f"import {module}"])
+        yield _import(module)
     if on_device and not has_accelerator():
-        with check("imports on a device") as result:
-            result.detail = f"not tried, there is none here: {', '.join(on_device)}"
+        left_out = f"not tried, there is none here: {', '.join(on_device)}"
+        yield Step("imports on a device", _detail(lambda: left_out))
     if "mamba_ssm" in compiled(lock) and has_accelerator():
-        with check("kernels") as result:
-            result.detail = _run([sys.executable, "-m", "training.smoke_kernels"])
+        yield Step("kernels", _detail(_run, [sys.executable, "-m", "training.smoke_kernels"]), 20.0)
     for patch in lock.get("patches") or ():
         if patch["of"] == "triton":
-            with check(f"patch {patch['file']}") as result:
-                result.detail = check_patch(patch["path"], patch["after"])
-            with check("triton cache") as result:
-                result.detail = hammer_cache()
+            of_patch = _detail(check_patch, patch["path"], patch["after"])
+            yield Step(f"patch {patch['file']}", of_patch)
+            yield Step("triton cache", _detail(hammer_cache), 5.0)
     for name in recipe.get("launchers", ()):
-        with check(f"launcher {name}") as result:
-            result.detail = check_launcher(meta.parent / "launch" / f"{name}.sbatch")
+        path = meta.parent / "launch" / f"{name}.sbatch"
+        yield Step(f"launcher {name}", _detail(check_launcher, path))
     if recipe.get("launchers"):
-        with check("runtime") as result:
-            result.detail = check_runtime(meta.parent / "launch" / RUNTIME)
-    train = smoke.get("train")
-    if train:
-        with TemporaryDirectory(prefix="smoke-") as folder:
-            rehearsal = Rehearsal(train, Path(folder))
-            with check("train") as result:
-                result.figures = rehearsal.train()
-                result.detail = rehearsal.verdict(result.figures)
-            with check("resume") as result:
-                result.figures = rehearsal.resume()
-                result.detail = f"steps {result.figures['from']} to {result.figures['to']} repeat"
-    return done
+        yield Step("runtime", _detail(check_runtime, meta.parent / "launch" / RUNTIME))
+    if train := smoke.get("train"):
+        rehearsal = Rehearsal(train, folder)
+
+        def trains(result: Check) -> None:
+            result.figures = rehearsal.train()
+            result.detail = rehearsal.verdict(result.figures)
+
+        def resumes(result: Check) -> None:
+            result.figures = rehearsal.resume()
+            result.detail = f"steps {result.figures['from']} to {result.figures['to']} repeat"
+
+        yield Step("train", trains, 14.0)
+        yield Step("resume", resumes, 7.0)
+
+
+def _detail(check: Callable[..., str], *given: Any) -> Callable[[Check], None]:
+    """Let a check's words be the detail of its result."""
+
+    def run(result: Check) -> None:
+        result.detail = check(*given)
+
+    return run
+
+
+def _import(module: str) -> Step:
+    command = [sys.executable, "-c", f"import {module}"]
+
+    def run(result: Check) -> None:
+        _run(command)
+
+    return Step(f"import {module}", run, 0.8)
 
 
 def check_versions(lock: dict[str, Any]) -> str:

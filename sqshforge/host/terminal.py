@@ -92,8 +92,8 @@ class Tracker:
         """Show the new state; each kind of display has its own way."""
 
     def figures(self) -> str:
-        """How much, how fast, how long still; empty where nothing is counted."""
-        if not self.done:
+        """How much, how fast, how long still; empty where nothing is counted, or by no unit."""
+        if not self.done or not self.unit:
             return ""
         elapsed = max(time.monotonic() - self.started, 1e-9)
         rate = self.done / elapsed

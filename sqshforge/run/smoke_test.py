@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -31,6 +32,8 @@ COMMAND = ("python3", "-m", "training.smoke", "--json")
 LAST = 12  # lines of a failed test that its error shows
 # What comes of JSON that is not what it should be, or none.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
+STEP = re.compile(r"\[(?P<number>\d{1,4}) of (?P<count>\d{1,4}), (?P<percent>\d{1,2})%\] (?P<name>.+)")
+ENOUGH = 5.0  # percent that must be done before the rest is estimated
 LINE = 1 << 12  # bytes; what the image says may have no end
 LONGEST = 1 << 24  # bytes of findings
 
@@ -74,7 +77,7 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
     started = time.monotonic()
     argv = [sys.executable, "-m", "sqshforge", "run", str(image), "--", *COMMAND]
     with (
-        reporter.track(f"smoke test of {image.name}") as tracker,
+        reporter.track(f"smoke test of {image.name}", unit="") as tracker,
         programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None and process.stderr is not None
@@ -85,7 +88,10 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
         said: deque[str] = deque(maxlen=LAST)
         while raw := process.stderr.readline(LINE):
             said.append(raw.decode(errors="replace").rstrip())
-            tracker.note(said[-1])
+            percent, doing = progress(said[-1], time.monotonic() - started)
+            if percent is not None:
+                tracker.set(percent, 100)
+            tracker.note(doing)
         reader.join()
         code = process.wait()
     findings = _findings(bytes(output))
@@ -97,6 +103,19 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
         )
     ok, checks = findings
     return Outcome(ok, time.monotonic() - started, checks)
+
+
+def progress(line: str, elapsed: float) -> tuple[float | None, str]:
+    """Read a line of the running test: how much is done, in percent, and what is shown of it.
+
+    Of a line that does not say how much is done, the first is None.
+    """
+    found = STEP.fullmatch(line)
+    if found is None:
+        return None, line
+    percent = float(found["percent"])
+    left = f", {elapsed * (100 - percent) / percent:.0f} s left" if percent >= ENOUGH else ""
+    return percent, f"{found['number']} of {found['count']}{left}: {found['name']}"
 
 
 def _require_machine(image: Path, programs: Programs) -> None:

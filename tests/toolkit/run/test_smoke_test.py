@@ -104,3 +104,16 @@ def test_an_outcome_is_recalled_for_its_file_alone(tmp_path: Path) -> None:
     assert known == smoke_test.Outcome(True, 2.0, (check,), remembered=True)
     assert smoke_test.recall(tmp_path / "x.sqsh", "other") is None
     assert smoke_test.recall(tmp_path / "y.sqsh", "k") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "percent", "words"),
+    [
+        ("[6 of 14, 40%] import torch", 40, "6 of 14, 6 s left: import torch"),
+        ("[2 of 14, 0%] versions", 0, "2 of 14: versions"),  # too early to say
+        ("step 1 | loss 5.5", None, "step 1 | loss 5.5"),
+        ("[2 of 3, 900%] x", None, "[2 of 3, 900%] x"),
+    ],
+)
+def test_how_much_is_done_and_left(line: str, percent: float | None, words: str) -> None:
+    assert smoke_test.progress(line, 4.0) == (percent, words)

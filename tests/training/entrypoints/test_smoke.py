@@ -105,9 +105,17 @@ def test_a_build_that_an_index_chose_is_as_locked(monkeypatch: pytest.MonkeyPatc
 def test_a_loss_that_does_not_fall_fails(image: Path) -> None:
     text = write_text(image / "text")
     write_recipe(image, text, 0.01)
-    checks = {c.name: c for c in smoke.run_checks(image / "meta", lambda text: None)}
+    said: list[str] = []
+    checks = {c.name: c for c in smoke.run_checks(image / "meta", said.append)}
     assert not checks["train"].ok and "must be below 1%" in checks["train"].detail
     assert checks["resume"].ok
+    count = len(checks)
+    assert [one.partition(",")[0] for one in said] == [
+        f"[{n} of {count}" for n in range(2, count + 1)
+    ]
+    percents = [int(one.partition(", ")[2].partition("%")[0]) for one in said]
+    assert percents == sorted(percents) and percents[0] == 0 and percents[-1] > 50
+    assert said[-1].endswith("] resume")
 
 
 def test_no_image(tmp_path: Path) -> None:
