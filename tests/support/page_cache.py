@@ -25,6 +25,12 @@ def forget(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def read_ahead() -> int:
+    """How many bytes the kernel reads, at most, ahead of who reads a file of any disk in order."""
+    found = Path("/sys/class/bdi").glob("*/read_ahead_kb")
+    return max(int(path.read_text()) << 10 for path in found)
+
+
 def share(path: Path, offset: int, length: int) -> float:
     """How much of a part of a file is in memory: 0 to 1."""
     start = offset // PAGE * PAGE

@@ -24,7 +24,7 @@ from tests.support.cgroups import cgroup
 
 pytestmark = pytest.mark.processes
 
-SIZE = 24 << 20  # bytes of the hot file
+SIZE = 48 << 20  # bytes of the hot file
 COLD = 0.3  # of the range: what a start reads of it by itself is less
 
 
@@ -133,7 +133,9 @@ def test_no_more_than_half_of_the_free_memory(
     monkeypatch.setattr(warm, "free_memory", lambda: 16 << 20)
     warm.warm(tiny, goes_on=lambda: True)
     begin = HotRange(hot.offset, 8 << 20)
-    assert in_memory(tiny, begin) == 1 and in_memory(tiny, hot) < 0.6
+    ahead = page_cache.read_ahead()  # what the kernel reads of its own beyond that
+    assert in_memory(tiny, begin) == 1
+    assert in_memory(tiny, hot) <= (begin.length + ahead) / hot.length + 0.01
     page_cache.forget(tiny)
     monkeypatch.setattr(warm, "free_memory", lambda: 0)
     warm.warm(tiny, goes_on=lambda: True)
