@@ -4,7 +4,7 @@ usage: python -m benchmarks.scale_sim [--output DIR] [--docs DIR]
 
 Computes and simulates how an image comes to the nodes, what checkpoints and failures cost, how
 processes meet and what they read (benchmarks/scale/, each number's source in facts.py). Writes
-scale.json to benchmarks/results/, the pictures to docs/scale/ and the tables into docs/scale.md,
+scale.json to benchmarks/results/, the pictures to docs/background/scale/ and the tables into docs/background/scale.md,
 the same every time, within a minute. It takes numpy and matplotlib.
 """
 
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR"
     )
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="DIR")
+    parser.add_argument("--docs", type=Path, default=ROOT / "docs" / "background", metavar="DIR")
     given = parser.parse_args()
     told = given.docs / "scale.md"
     if not told.is_file():

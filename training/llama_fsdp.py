@@ -74,7 +74,7 @@ OWN = (
         "dataset",
         str,
         "c4",
-        "a set of the hub, streamed; a folder or source of docs/data.md",
+        "a set of the hub, streamed; a folder or source of docs/training/data.md",
         ("dataset_path",),
         section="data",
     ),

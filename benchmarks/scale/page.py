@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, made of the result; each stands between two comments of its name."""
+"""The tables of docs/background/scale.md, made of the result, each between two comments of its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.pages import seconds, size, table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "background" / "scale.md"
 Rows = Sequence[Mapping[str, Any]]
 
 

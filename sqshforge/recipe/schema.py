@@ -96,7 +96,8 @@ class Recipe(Part):
         lacking = self._lacking_for_triton()
         if lacking:
             raise ValueError(
-                f"triton from source needs {', '.join(lacking)}: docs/triton.md has them all"
+                f"triton from source needs {', '.join(lacking)}: "
+                "docs/background/triton.md has them all"
             )
         known = {*self.sources, *(normalize(one.package) for one in self.python.built)}
         known |= {"triton"} if self.triton else set()

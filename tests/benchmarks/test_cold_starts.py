@@ -1,4 +1,4 @@
-"""How cold starts are measured: a server with a latency, and the tables of docs/cold-start.md."""
+"""How cold starts are measured: a server with a latency, and docs/background/cold-start.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqshforge.host.programs import Programs
 
 PAGE = start.PAGE.read_text()
 
-# The rows of hot.json, and what docs/scale.md has of each.
+# The rows of hot.json, and what docs/background/scale.md has of each.
 COUNTED = {
     "folder order": "{requests} requests for {read:.0f} MB, ask for {asked:.0f} GB/s and have it "
     "after {after:.1f} s",
@@ -107,7 +107,7 @@ def test_the_page_has_the_tables_of_the_results() -> None:
 
 def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
     _, servers = study.image_rates(facts.STRIPES.value)
-    said = (ROOT / "docs" / "scale.md").read_text().replace("\n  ", " ")
+    said = (ROOT / "docs" / "background" / "scale.md").read_text().replace("\n  ", " ")
     for of, form in COUNTED.items():
         read, requests = (result("hot")["rows"][of][name] for name in ("read", "requests"))
         rate = page.node_rate(read, requests)

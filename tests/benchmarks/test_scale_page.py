@@ -1,4 +1,4 @@
-"""docs/scale.md and its plots, made again from the models."""
+"""docs/background/scale.md and its plots, made again from the models."""
 
 from __future__ import annotations
 

@@ -246,7 +246,8 @@ OWN = (
             "training_dir",
             str,
             os.environ.get("SM_CHANNEL_TRAIN", ""),
-            "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of docs/data.md",
+            "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of "
+            "docs/training/data.md",
             ("dataset_path",),
         ),
         Flag(
