@@ -33,7 +33,7 @@ def add_docs(made: argparse.ArgumentParser) -> None:
         "--docs",
         type=Path,
         metavar="DIR",
-        help="where that page lies [default: docs/background; with --output or --small: none is written]",
+        help="where that page lies [default: docs/background; --output, --small: none is written]",
     )
 
 

@@ -4,7 +4,7 @@ usage: python -m benchmarks.scale_sim [--output DIR] [--docs DIR]
 
 Computes and simulates how an image comes to the nodes, what checkpoints and failures cost, how
 processes meet and what they read (benchmarks/scale/, each number's source in facts.py). Writes
-scale.json to benchmarks/results/, the pictures to docs/background/scale/ and the tables into docs/background/scale.md,
+scale.json to benchmarks/results/, and into docs/background/ the tables of scale.md and its pictures,
 the same every time, within a minute. It takes numpy and matplotlib.
 """
 

@@ -1,1 +1,1 @@
-"""Cold starts: a server with a latency, one start of a file behind it, and the tables of its page."""
+"""Cold starts: a server with a latency, one start of a file behind it, and the page."""

@@ -1,4 +1,4 @@
-"""The tables of docs/background/scale.md, made of the result, each between two comments of its name."""
+"""The tables of docs/background/scale.md, each between two comments of its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draw docs/training/schedules.png: `python -m docs.training.draw_schedules`, with matplotlib, by hand."""
+"""Draw schedules.png, by hand, with matplotlib: `python -m docs.training.draw_schedules`."""
 
 from __future__ import annotations
 

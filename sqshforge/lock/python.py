@@ -160,7 +160,8 @@ class Resolver:
             addresses = ", ".join(bare(self.mirrors.index(index.url)) for index in indexes)
             return (
                 f"name versions that {addresses} has, or another mirror of it "
-                "(docs/images/offline.md); other packages are from pip's own indexes (docs/start/machines.md)"
+                "(docs/images/offline.md); other packages are from pip's own indexes "
+                "(docs/start/machines.md)"
             )
         return (
             "name versions that pip on this machine can find; a CPU build of torch needs "

@@ -1,7 +1,7 @@
 """Options of a Hugging Face configuration: transformers' logits and gradients, and their way back.
 
-Each is a small random model that is converted to ours and back. What docs/training/models.md says of
-them is held against this list.
+Each is a small random model that is converted to ours and back. What docs/training/models.md says
+of them is held against this list.
 """
 
 from __future__ import annotations
