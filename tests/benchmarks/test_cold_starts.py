@@ -96,13 +96,14 @@ def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others() -> None
     assert start.merged(old, {**new, "image": "b"})["rows"] == [row(bytes=5)]
 
 
-def test_the_page_has_the_tables_of_the_results() -> None:
+def test_the_pages_have_the_tables_of_the_results() -> None:
     tables = {
         **page.tables(result("start")),
-        "delta": delta.shown(result("delta")),
         "first step": first_step.shown(result("first_step")),
     }
     assert pages.fill(PAGE, tables) == PAGE
+    sent = delta.PAGE.read_text()
+    assert pages.fill(sent, {"delta": delta.shown(result("delta"))}) == sent
 
 
 def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
