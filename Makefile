@@ -115,7 +115,8 @@ reference: setup-test  ## write the pages of docs/reference/ that are made of th
 	.venv/bin/python -m reference
 
 docs: setup-test  ## build the site of docs/ to build/site, strictly: a broken link fails
-	.venv/bin/mkdocs build --strict
+	@# mkdocs-material speaks of its successor otherwise.
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
 	.venv/bin/python -m benchmarks
