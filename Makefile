@@ -11,7 +11,7 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart dev try check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers bench doctor clean setup setup-test
+.PHONY: help quickstart dev try check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -110,6 +110,13 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lis
 
 launchers: setup-test  ## write launch/*.sbatch from launch/template/
 	.venv/bin/python -m sqshforge.launchers
+
+reference: setup-test  ## write the pages of docs/reference/ that are made of the code
+	.venv/bin/python -m reference
+
+docs: setup-test  ## build the site of docs/ to build/site, strictly: a broken link fails
+	@# mkdocs-material speaks of its successor otherwise.
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
 bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
 	.venv/bin/python -m benchmarks

@@ -95,7 +95,7 @@ wanted() {
     echo "venv python3-venv python3-libs -"
     case $goal in dev | venv) return 0 ;; esac
     squashfuse=squashfuse overlay=fuse-overlayfs engine=buildah without_engine=-
-    # Amazon Linux 2023 packages neither buildah nor these two (docs/machines.md).
+    # Amazon Linux 2023 packages neither buildah nor these two (docs/start/machines.md).
     if [ "$distribution" = amzn ]; then squashfuse=- overlay=- engine=docker; fi
     if ! has buildah && docker version >/dev/null 2>&1; then without_engine="ENGINE=buildah"; fi
     echo "buildah buildah $engine $without_engine"
@@ -230,7 +230,7 @@ if [ -n "$required" ]; then
             "run them on Debian 12 or later, or Ubuntu 22.04 or later"
     fi
     fail "this machine has no apt-get, and is without: $required" \
-        "${as_root}dnf install $packages  (see docs/machines.md)"
+        "${as_root}dnf install $packages  (see docs/start/machines.md)"
 fi
 
 [ -z "$made" ] || exit 0

@@ -18,8 +18,8 @@ zstd      the size of what `zstd --patch-from` writes
 
 Of each also the CPU seconds of both ends together, of the receiver alone (rsync's ends cannot be
 kept apart), and the peak of memory. FILE is build/cpu-mamba.sqsh. Tools that are not installed are
-left out. Writes delta.json to benchmarks/results/, and the table of docs/cold-start.md. Nothing is
-timed by the clock, so any machine does; it takes 12 GB of disk in TMPDIR.
+left out. Writes delta.json to benchmarks/results/, and the table of docs/background/delta.md.
+Nothing is timed by the clock, so any machine does; it takes 12 GB of disk in TMPDIR.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ AXES = ("change", "order", "tool")
 PACKAGE, TORCH = "pyyaml==6.0.2", ("torch==2.9.0", "torch==2.9.1")
 PLATFORM = "manylinux_2_28_aarch64"  # of torch
 WINDOW = "--long=31"  # zstd finds what is alike up to 2 GiB apart
-PAGE = ROOT / "docs" / "cold-start.md"
+PAGE = ROOT / "docs" / "background" / "delta.md"
 LATER = 86_400  # seconds between the two builds
 
 
@@ -363,7 +363,7 @@ def same(made: Path, wanted: Path) -> None:
 
 
 def shown(result: Mapping[str, Any]) -> str:
-    """The table of docs/cold-start.md."""
+    """The table of docs/background/delta.md."""
     rows = result["rows"]
     if not rows:
         return "Not measured yet; `.venv/bin/python -m benchmarks.delta` fills this in."

@@ -11,8 +11,8 @@ cpu_seconds   of all processes, to the end of the second step, which is the last
 
 and compares medians. Goal: the first step in the container within 1.3 times the seconds of that
 without one. FILE is build/cpu-mamba.sqsh; its torch should be the one in .venv. Writes
-first_step.json to benchmarks/results/ and the table of docs/cold-start.md, and exits 1 where the
-goal is missed. Other work on the machine changes the CPU seconds less than the seconds.
+first_step.json to benchmarks/results/ and the table of docs/background/cold-start.md, and exits 1
+where the goal is missed. Other work on the machine changes the CPU seconds less than the seconds.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.support import containers
 GOAL = 1.3  # times the seconds without a container
 COLUMNS = ("seconds", "cpu_seconds")
 PLACES = {"container": "by `sqshforge run`", "bare": "without a container"}
-PAGE = ROOT / "docs" / "cold-start.md"
+PAGE = ROOT / "docs" / "background" / "cold-start.md"
 
 
 def main() -> int:
@@ -117,7 +117,7 @@ def measure(file: Path, command: Command, rounds: int) -> dict[str, Any]:
 
 
 def shown(result: Mapping[str, Any]) -> str:
-    """The table of docs/cold-start.md."""
+    """The table of docs/background/cold-start.md."""
     if not result["rows"]:
         return "Not measured yet; `.venv/bin/python -m benchmarks.first_step` fills this in."
     lines = [

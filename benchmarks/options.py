@@ -33,14 +33,14 @@ def add_docs(made: argparse.ArgumentParser) -> None:
         "--docs",
         type=Path,
         metavar="DIR",
-        help="where that page lies [default: docs; with --output or --small: none is written]",
+        help="where that page lies [default: docs/background; --output, --small: none is written]",
     )
 
 
 def docs(given: argparse.Namespace) -> Path | None:
     """The folder of the page that is written; None where none is."""
     chosen: Path | None = given.docs
-    return chosen or (ROOT / "docs" if folder(given) == RESULTS else None)
+    return chosen or (ROOT / "docs" / "background" if folder(given) == RESULTS else None)
 
 
 def folder(given: argparse.Namespace) -> Path | None:

@@ -4,8 +4,8 @@ usage: python -m benchmarks.scale_sim [--output DIR] [--docs DIR]
 
 Computes and simulates how an image comes to the nodes, what checkpoints and failures cost, how
 processes meet and what they read (benchmarks/scale/, each number's source in facts.py). Writes
-scale.json to benchmarks/results/, the pictures to docs/scale/ and the tables into docs/scale.md,
-the same every time, within a minute. It takes numpy and matplotlib.
+scale.json to benchmarks/results/, and into docs/background/ the tables of scale.md and of the pages
+below it, and their pictures, the same every time, within a minute. It takes numpy and matplotlib.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ def main() -> int:
     parser.add_argument(
         "--output", type=Path, default=ROOT / "benchmarks" / "results", metavar="DIR"
     )
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", metavar="DIR")
+    parser.add_argument("--docs", type=Path, default=page.FOLDER, metavar="DIR")
     given = parser.parse_args()
-    page_path = given.docs / "scale.md"
-    if not page_path.is_file():
-        parser.error(f"--docs: {given.docs} has no scale.md to write the tables into")
+    for name in page.PAGES:
+        if not (given.docs / name).is_file():
+            parser.error(f"--docs: {given.docs} has no {name} to write the tables into")
     result = study()
     given.output.mkdir(parents=True, exist_ok=True)
     (given.output / "scale.json").write_text(json.dumps(result, indent=2) + "\n")
-    page_path.write_text(page.fill(page_path.read_text(), result))
+    page.write(given.docs, result)
     pictures = plots.draw(result, given.docs / "scale")
     for row in result["saves"]:
         if row["background"]:
@@ -46,7 +46,8 @@ def main() -> int:
                 f"every {pages.seconds(row['interval_s'])}, goodput {row['goodput']:.1%}"
             )
     print(f"torchrun's c10d rendezvous holds {result['most_nodes']:,} nodes at most")
-    print(f"wrote {given.output / 'scale.json'}, {page_path}, {len(pictures)} pictures")
+    pages_of = f"{len(page.PAGES)} pages in {given.docs}"
+    print(f"wrote {given.output / 'scale.json'}, {pages_of}, {len(pictures)} pictures")
     return 0
 
 

@@ -18,7 +18,7 @@ kernel`. What is measured replaces the same rows of the result; rows of another 
 Bytes and requests are those of the server until the first step has ended, but for what a machine
 that is short of memory reads again. They hardly depend on what else it does, seconds do: --counts
 keeps none. Writes start.json to benchmarks/results/, and the tables and the picture of
-docs/cold-start.md. All of it takes some 20 minutes of a quiet machine.
+docs/background/cold-start.md. All of it takes some 20 minutes of a quiet machine.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LATENCIES = (0, 1, 5)  # milliseconds
 ORDERS = ("walk", "hot", "warm")
 BLOCKS = ("128K", "256K", "1M")
 AXES = ("level", "block", "order", "reader", "latency_ms")  # what a row is of
-PAGE = ROOT / "docs" / "cold-start.md"
+PAGE = ROOT / "docs" / "background" / "cold-start.md"
 
 
 def main() -> int:

@@ -4,7 +4,7 @@
 
 One task a node under `srun`, inside the container; alone, without Slurm, it is a job of one node.
 Every decision is shown in one block, and a variable of the same name overrides it. What is decided,
-and from what: docs/nodes.md.
+and from what: docs/training/nodes.md.
 
 Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
 SIGTERM after a checkpoint (start it again), 86 a rank hung, 128 + n death by signal n; and 87 where

@@ -74,7 +74,7 @@ OWN = (
         "dataset",
         str,
         "c4",
-        "a set of the hub, streamed; a folder or source of docs/data.md",
+        "a set of the hub, streamed; a folder or source of docs/training/data.md",
         ("dataset_path",),
         section="data",
     ),
@@ -134,12 +134,12 @@ def _forget_defaults(settings: dict[str, Any]) -> None:
     """Leave out what the system has a value for whether or not anything uses it."""
     sources = settings["dataset_path"], settings["eval_dataset_path"]
     defaults = {one.setting: one.default for one in KNOWN}
-    heeded = {
+    used = {
         "tokenizer": any(source.startswith(STREAM) for source in sources),
         "eval_batch_size": bool(sources[1]),
     }
-    for name, is_heeded in heeded.items():
-        if not is_heeded and settings[name] == defaults[name]:
+    for name, is_used in used.items():
+        if not is_used and settings[name] == defaults[name]:
             del settings[name]
 
 

@@ -82,7 +82,7 @@ _OWN = {
     ),
     "data": (
         Flag("data_dir", str, "",
-             "folder of a tokenized set, or a source of docs/data.md", ("dataset_path",)),
+             "folder of a tokenized set, or a source of docs/training/data.md", ("dataset_path",)),
         Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
     ),
     "run": (

@@ -1,1 +1,1 @@
-"""Cold starts: a server with a latency, one start of a file behind it, and docs/cold-start.md."""
+"""Cold starts: a server with a latency, one start of a file behind it, and the page."""

@@ -1,4 +1,4 @@
-"""The tables and the picture that docs/cold-start.md has of benchmarks/results/start.json."""
+"""The tables and the picture of docs/background/cold-start.md, by benchmarks/results/start.json."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def times(result: Mapping[str, Any]) -> str:
 
 
 def nodes(result: Mapping[str, Any]) -> str:
-    """What `NODES` nodes ask of the file system, by the model of docs/scale.md."""
+    """What `NODES` nodes ask of the file system, by the model of docs/background/scale.md."""
     rows = _cold(result)
     if not rows:
         return MISSING
@@ -127,7 +127,7 @@ def nodes(result: Mapping[str, Any]) -> str:
 
 
 def node_rate(read: int, requests: int) -> float:
-    """Bytes/s of a node that waits for each request before the next one (docs/scale.md)."""
+    """Bytes/s of a node that waits for each request before it sends the next one."""
     flow = facts.CLIENT_SERVER.value
     if not requests:
         return flow

@@ -50,7 +50,7 @@ NODE_DISK = Fact(2e9, "bytes/s", "assumed: one NVMe disk of the node")
 FLOW = Fact(1.25e9, "bytes/s", "published: AWS, EC2: 10 Gbit/s a TCP flow in a placement group")
 
 # The image, and how it comes to a node.
-IMAGE = Fact(2.9e9, "bytes", "measured: cuda13-mamba, profile shared (docs/targets)")
+IMAGE = Fact(2.9e9, "bytes", "measured: cuda13-mamba, profile shared (docs/images/targets)")
 MOUNTED = Fact(
     0.78,
     "of the file",
@@ -68,9 +68,15 @@ JITTER = Fact(0.5, "", "assumed: standard deviation of the logarithm of a hop's 
 # The run that is kept: Llama 2 of 70 billion parameters.
 PARAMETERS = Fact(70e9, "", "assumed: the model")
 TENSORS = Fact(723, "", "published: Llama 2 70B: 80 blocks of 9 tensors, and 3")
-STATE = Fact(12, "bytes a parameter", "measured: weights and two moments in fp32 (checkpoints.md)")
+STATE = Fact(
+    12,
+    "bytes a parameter",
+    "measured: weights and two moments in fp32 (docs/training/checkpoints.md)",
+)
 NODE_WRITE = Fact(5e9, "bytes/s a node", "assumed: files written and synced by 8 processes")
-CHECKSUM = Fact(2e9, "bytes/s a rank", "measured: 0.78 GB in 0.2 to 0.45 s (checkpoints.md)")
+CHECKSUM = Fact(
+    2e9, "bytes/s a rank", "measured: 0.78 GB in 0.2 to 0.45 s (docs/training/checkpoints.md)"
+)
 COPY = Fact(20e9, "bytes/s a GPU", "assumed: into pinned memory, PCIe 5 x16")
 ENTRY = Fact(143, "bytes", "measured: an entry of .metadata, torch 2.13")
 ENTRY_TIME = Fact(21e-6, "s", "measured: an entry of .metadata is packed (pickle), torch 2.13")

@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md, made of the result; each stands between two comments of its name."""
+"""The tables of docs/background/scale.md and of the pages below it, by the result."""
 
 from __future__ import annotations
 
@@ -9,13 +9,20 @@ from typing import Any
 from benchmarks import pages
 from benchmarks.pages import seconds, size, table
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "scale.md"
+FOLDER = Path(__file__).resolve().parents[2] / "docs" / "background"
 Rows = Sequence[Mapping[str, Any]]
 
 
-def fill(page: str, result: Mapping[str, Any]) -> str:
-    """Put the result's tables into the page. Raises ValueError for one that has no place there."""
-    return pages.fill(page, {name: make(result) for name, make in TABLES.items()})
+def write(folder: Path, result: Mapping[str, Any]) -> None:
+    """Put the result's tables into the pages of a folder."""
+    for name in PAGES:
+        page = folder / name
+        page.write_text(fill(name, page.read_text(), result))
+
+
+def fill(name: str, page: str, result: Mapping[str, Any]) -> str:
+    """Put the tables of a page into its text. Raises ValueError for one that has no place there."""
+    return pages.fill(page, {of: make(result) for of, make in PAGES[name].items()})
 
 
 def _image(result: Mapping[str, Any]) -> str:
@@ -216,16 +223,16 @@ def _facts(result: Mapping[str, Any]) -> str:
     )
 
 
-TABLES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "image": _image,
-    "checkpoint": _checkpoint,
-    "list": _list,
-    "failures": _failures,
-    "saves": _saves,
-    "in place": _in_place,
-    "rendezvous": _rendezvous,
-    "mesh": _mesh,
-    "data": _data,
-    "ahead": _ahead,
-    "facts": _facts,
+PAGES: Mapping[str, Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
+    "scale.md": {"image": _image},
+    "scale/checkpoints.md": {
+        "checkpoint": _checkpoint,
+        "list": _list,
+        "failures": _failures,
+        "saves": _saves,
+        "in place": _in_place,
+    },
+    "scale/meeting.md": {"rendezvous": _rendezvous, "mesh": _mesh},
+    "scale/data.md": {"data": _data, "ahead": _ahead},
+    "scale/facts.md": {"facts": _facts},
 }

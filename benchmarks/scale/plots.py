@@ -1,4 +1,4 @@
-"""The pictures of docs/scale.md, drawn of the result."""
+"""The pictures of docs/background/scale.md, drawn of the result."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _nowhere(
         + "".join(f"\n    {line}" for line in lines if line),
         where=f"recipes/{what.target}.yaml, base",
         fix="check the network, the proxy and the registry login of the engine, or name a mirror "
-        "(docs/offline.md)",
+        "(docs/images/offline.md)",
     )
 
 

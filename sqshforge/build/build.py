@@ -277,7 +277,8 @@ def explained(error: WorkError, locked: Lock) -> SqshforgeError:
     if absent is not None:
         fix = (
             f"pip on this machine does not find {absent[1]}: a CPU build of torch needs PyTorch's "
-            "own index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS (docs/machines.md)"
+            "own index in PIP_EXTRA_INDEX_URL or a folder in PIP_FIND_LINKS "
+            "(docs/start/machines.md)"
         )
         return WorkError(error.what, where=error.where, fix=fix)
     return _refused_patch(error.what, locked) or error

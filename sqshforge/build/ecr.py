@@ -13,7 +13,7 @@ from pathlib import Path
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
 from sqshforge.host.programs import Programs, Result
 
-# What docs/iam/ecr-pull.json allows: the first for the login, the rest for the pull.
+# What docs/images/iam/ecr-pull.json allows: the first for the login, the rest for the pull.
 ACTIONS = (
     "ecr:GetAuthorizationToken",
     "ecr:BatchCheckLayerAvailability",
@@ -75,18 +75,18 @@ BOTH = (
     Meaning(
         words=rf"not authorized to perform:? (?P<action>{'|'.join(ACTIONS)})\b",
         what="the AWS role lacks the permission {action} for {host}/{name}",
-        fix="attach docs/iam/ecr-pull.json to the role (docs/ecr.md tells how)",
+        fix="attach docs/images/iam/ecr-pull.json to the role (docs/images/ecr.md tells how)",
     ),
     Meaning(
         words=DENIED,
         what="the AWS role lacks the permission {action}",
-        fix="allow it in the role's policy (docs/ecr.md)",
+        fix="allow it in the role's policy (docs/images/ecr.md)",
     ),
     Meaning(
         words="Could not connect to the endpoint|timeout on endpoint|no answer within"
         "|dial tcp|i/o timeout|Client\\.Timeout",
         what="the registry in {region} cannot be reached",
-        fix="is {region} a region? Else see to the network and HTTPS_PROXY (docs/ecr.md)",
+        fix="is {region} a region? Else see to the network and HTTPS_PROXY (docs/images/ecr.md)",
     ),
 )
 ASKING = (  # aws for the password
@@ -106,7 +106,7 @@ ASKING = (  # aws for the password
         "|Error loading SSO Token",
         error=MissingError,
         what="there are no AWS credentials to log in at {host} with",
-        fix="aws configure, aws sso login, AWS_PROFILE, or an instance role (docs/ecr.md)",
+        fix="aws configure, aws sso login, AWS_PROFILE, or an instance role (docs/images/ecr.md)",
     ),
 )
 PULLING = (
@@ -119,7 +119,7 @@ PULLING = (
         words="manifest unknown|name unknown|(Repository|Image)NotFoundException|: not found",
         error=RequestError,
         what="{host} has no such image of {name}: its tag moved, or it is not in {region}",
-        fix="choose another tag or region: --set tag=TAG, --set region=REGION (docs/ecr.md)",
+        fix="choose another tag or region: --set tag=TAG, --set region=REGION (docs/images/ecr.md)",
     ),
     Meaning(
         words="no basic auth credentials|unauthorized|authentication required",
@@ -191,5 +191,5 @@ def _refused(
     name = Path(result.argv[0]).name
     last = said.strip().rpartition("\n")[2] or f"exit code {result.code}, without a word"
     return _first(meanings, repository, said) or WorkError(
-        f"{name} cannot log in at {repository.host}", where=last, fix="docs/ecr.md"
+        f"{name} cannot log in at {repository.host}", where=last, fix="docs/images/ecr.md"
     )

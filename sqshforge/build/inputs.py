@@ -140,7 +140,7 @@ def _offering_the_wheel(what: Recipe, name: str) -> Iterator[None]:
             where=error.where or f"recipes/{what.target}.yaml, {name}",
             fix=f"{error.fix};\n"
             "or triton: {from: wheel} in the recipe: Triton's official wheel with the same patch, "
-            "without a new lock (docs/triton.md)",
+            "without a new lock (docs/background/triton.md)",
         ) from None
 
 

@@ -81,7 +81,7 @@ def _fitting(package: LockedPackage, listed: Mapping[str, Any], tags: Mapping[Ta
             f"the index has no file of {package.name} {package.version} that the lock allows "
             "for this platform",
             where="recipes/locks",
-            fix="sqshforge lock, or pip's settings: docs/machines.md",
+            fix="sqshforge lock, or pip's settings: docs/start/machines.md",
         )
     return best[1]
 
@@ -134,5 +134,6 @@ def _listed(
         "the package index does not have what the lock names:"
         + "".join(f"\n    {line}" for line in said.splitlines()[:8]),
         where=bare(pip.index) if pip.index else "",
-        fix="check the network, pip's settings (docs/machines.md) and mirrors (docs/offline.md)",
+        fix="check the network, pip's settings (docs/start/machines.md) and mirrors "
+        "(docs/images/offline.md)",
     )

@@ -116,7 +116,7 @@ def _remark(one: Wanted, answers: Sequence[Answer]) -> Remark | None:
         parts.append(f"is still at {there[0].name}")
     elif one.has_bootstrap:
         parts.append("is made from its packages instead")
-    fix = f"name an address that has it in base.mirrors of {recipe} (docs/recipes.md)"
+    fix = f"name an address that has it in base.mirrors of {recipe} (docs/images/recipes.md)"
     if kept and not there and not gone:
         fix = f"skopeo login {host_of(kept[0].name)}, or {fix}"
     return Remark(
@@ -144,6 +144,6 @@ def _unasked(silent: Sequence[tuple[str, str]]) -> list[Remark]:
         Remark(
             image=f"{image}{others}",
             what=f"no registry answers, so whether anything is gone is not known ({reason})",
-            fix="check the network and the proxy, or name a mirror (docs/offline.md)",
+            fix="check the network and the proxy, or name a mirror (docs/images/offline.md)",
         )
     ]

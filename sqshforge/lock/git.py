@@ -73,7 +73,7 @@ def snapshot(
             f"the source {source.name} cannot be fetched: its host does not know "
             f"{source.ref}, or does not answer",
             where=bare(url),
-            fix="check the network and the proxy, or name a mirror (docs/offline.md)",
+            fix="check the network and the proxy, or name a mirror (docs/images/offline.md)",
         )
     commit = source.commit or seen["commit"]
     if seen["kind"] == "tags" and seen["commit"] != commit:
@@ -136,7 +136,7 @@ def _pack(
             raise MissingError(
                 f"git cannot fetch {ref}: {fetched.err.strip()}",
                 where=bare(url),
-                fix="check the network and the proxy, or name a mirror (docs/offline.md)",
+                fix="check the network and the proxy, or name a mirror (docs/images/offline.md)",
             )
     if git("cat-file", "-e", f"{commit}^{{commit}}").code != 0:
         raise WorkError(

@@ -145,7 +145,7 @@ class Resolver:
                 "the package index does not answer:\n"
                 + "\n".join(f"    {line}" for line in result.err.strip().splitlines()[:4]),
                 where=self._where,
-                fix="check the network, the proxy and pip's settings (docs/machines.md)",
+                fix="check the network, the proxy and pip's settings (docs/start/machines.md)",
             )
         return WorkError(
             "the Python packages cannot be resolved:\n"
@@ -159,8 +159,9 @@ class Resolver:
         if indexes:
             addresses = ", ".join(bare(self.mirrors.index(index.url)) for index in indexes)
             return (
-                f"name versions that {addresses} has, or another mirror of it (docs/offline.md); "
-                "other packages are from pip's own indexes (docs/machines.md)"
+                f"name versions that {addresses} has, or another mirror of it "
+                "(docs/images/offline.md); other packages are from pip's own indexes "
+                "(docs/start/machines.md)"
             )
         return (
             "name versions that pip on this machine can find; a CPU build of torch needs "

@@ -24,7 +24,7 @@ PAUSE = 2.0  # seconds before a try, times the tries before it
 TIMEOUT = 60.0  # seconds without a byte
 PIECE = 1 << 20
 ABSENT = "cannot be fetched: "
-FIX = "check the network and the proxy, or name a mirror (docs/offline.md)"
+FIX = "check the network and the proxy, or name a mirror (docs/images/offline.md)"
 RANGE_BEYOND_END = 416  # the part that is there was all of it
 
 

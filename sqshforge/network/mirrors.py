@@ -118,7 +118,7 @@ def _wrong(what: str, where: str) -> RequestError:
     return RequestError(
         f"the mirrors cannot be read: {what}",
         where=where,
-        fix="docs/offline.md has an example of mirrors.yaml",
+        fix="docs/images/offline.md has an example of mirrors.yaml",
     )
 
 

@@ -93,7 +93,7 @@ def require_answers(pins: Sequence[Pin]) -> None:
         reasons = dict.fromkeys(pin.silent for pin in pins)
         raise MissingError(
             "no source of versions answered:" + "".join(f"\n    {one}" for one in reasons),
-            fix="check the network, the proxy and pip's settings (docs/machines.md)",
+            fix="check the network, the proxy and pip's settings (docs/start/machines.md)",
         )
 
 

@@ -226,13 +226,14 @@ def _load(
         raise RequestError(
             f"the recipe has {count}:" + "".join(f"\n    {fault}" for fault in faults),
             where=str(path),
-            fix="docs/recipes.md explains every key; recipes/schema.json serves editors",
+            fix="docs/images/recipes.md explains every key; recipes/schema.json serves editors",
         )
     if platform is not None and platform not in recipe.platforms:
         raise RequestError(
             f"{recipe.target} is not made for {platform}",
             where=f"{path}, platforms",
-            fix=f"--platform {' or '.join(recipe.platforms)}, or add it there: docs/recipes.md",
+            fix=f"--platform {' or '.join(recipe.platforms)}, or add it there: "
+            "docs/images/recipes.md",
         )
     chosen = found[platform or platforms.preferred(recipe.platforms)]
     assert chosen is not None  # it has no faults
@@ -276,7 +277,7 @@ def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         raise RequestError(
             "a recipe is a mapping of keys to values, and this file is not one",
             where=str(path),
-            fix="start from recipes/cpu-mamba.yaml; docs/recipes.md explains every key",
+            fix="start from recipes/cpu-mamba.yaml; docs/images/recipes.md explains every key",
         )
     return node, data
 

@@ -113,7 +113,7 @@ class Built(Part):
 class Index(Part):
     """A package index that alone may give the packages that are bound to it."""
 
-    url: Address
+    url: Address = Field(description="address of the index")
     packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
         description="NAME==VERSION, or NAME for what others need in turn"
     )
@@ -178,17 +178,19 @@ class Python(Part):
 class AptSource(Part):
     """A vendor's archive of Debian packages, with its key, and what is taken from it."""
 
-    url: str = Field(pattern=r"^https?://\S+$")
-    suite: str = Field(pattern=r"^[a-z]+$")
-    component: str = Field(default="main", pattern=r"^[a-z-]+$")
+    url: str = Field(pattern=r"^https?://\S+$", description="address of the archive")
+    suite: str = Field(pattern=r"^[a-z]+$", description="code name in it, such as jammy")
+    component: str = Field(default="main", pattern=r"^[a-z-]+$", description="part of the suite")
     key: Name = Field(description="a name in archives: the key that its packages are signed with")
-    packages: tuple[Annotated[str, Field(pattern=PINNED_PACKAGE)], ...]
+    packages: tuple[Annotated[str, Field(pattern=PINNED_PACKAGE)], ...] = Field(
+        description="NAME, or NAME=VERSION"
+    )
 
 
 class Source(Part):
     """A git repository at a tag or branch; the lock adds the commit."""
 
-    git: str = Field(pattern=GIT_ADDRESS)
+    git: str = Field(pattern=GIT_ADDRESS, description="address of the repository")
     ref: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", description="tag or branch")
     commit: str | None = Field(
         default=None, pattern=r"^[0-9a-f]{40}$", description="where it is known; else the lock asks"
@@ -203,7 +205,7 @@ class Source(Part):
 class Archive(Part):
     """A file to download; the lock adds its sum."""
 
-    url: Address
+    url: Address = Field(description="address of the file")
     mirrors: tuple[Address, ...] = Field(
         default=(), description="further addresses of the same file, where url does not answer"
     )
@@ -233,7 +235,7 @@ class Triton(Part):
     ARCHIVES: ClassVar[tuple[str, ...]] = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
     BUILDER: ClassVar[str] = "pybind11"
 
-    version: str = Field(pattern=rf"^{VERSION}$")
+    version: str = Field(pattern=rf"^{VERSION}$", description="the one that torch asks for")
     origin: Literal["source", "wheel"] = Field(
         alias="from", description="source: compiled from sources.triton; wheel: the official one"
     )
@@ -269,7 +271,9 @@ class SmokeTrain(Part):
 class Smoke(Part):
     """What the smoke test looks at inside the image."""
 
-    imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = ()
+    imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
+        default=(), description="modules that are imported, beside those of python.built"
+    )
     gpu_imports: tuple[Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*$")], ...] = Field(
         default=(), description="modules that load only where an accelerator is"
     )

@@ -45,7 +45,7 @@ class Recipe(Part):
         default=None, description="stem of the file in images/; default: the target's name"
     )
     title: str = Field(min_length=1, description="one line for people")
-    accelerator: Literal["cpu", "cuda", "neuron"]
+    accelerator: Literal["cpu", "cuda", "neuron"] = Field(description="what the image computes on")
     platforms: tuple[PlatformName, ...] = Field(
         default=("linux/amd64",), min_length=1, description="what images are made for"
     )
@@ -60,19 +60,25 @@ class Recipe(Part):
     )
     base: Base
     apt: tuple[Package, ...] = Field(default=(), description="Debian packages of the image")
-    apt_sources: Mapping[Name, AptSource] = Field(default_factory=dict)
+    apt_sources: Mapping[Name, AptSource] = Field(
+        default_factory=dict, description="vendors' archives of Debian packages"
+    )
     apt_build: tuple[Package, ...] = Field(
         default=(), description="Debian packages of the stages that compile"
     )
     cuda: Cuda | None = None
     python: Python
     triton: Triton | None = None
-    sources: Mapping[Name, Source] = Field(default_factory=dict)
-    archives: Mapping[Name, Archive] = Field(default_factory=dict)
+    sources: Mapping[Name, Source] = Field(
+        default_factory=dict, description="git repositories that are compiled"
+    )
+    archives: Mapping[Name, Archive] = Field(default_factory=dict, description="files to download")
     patches: Mapping[Name, tuple[Annotated[str, Field(pattern=PATCH)], ...]] = Field(
         default_factory=dict, description="files in patches/ for triton, a source or a built one"
     )
-    env: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(default_factory=dict)
+    env: Mapping[Annotated[str, Field(pattern=VARIABLE)], str] = Field(
+        default_factory=dict, description="environment of the image"
+    )
     launchers: tuple[Annotated[str, Field(pattern=r"^[a-z0-9_]+$")], ...] = Field(
         default=(), description="names in launch/, without .sbatch"
     )
@@ -96,7 +102,8 @@ class Recipe(Part):
         lacking = self._lacking_for_triton()
         if lacking:
             raise ValueError(
-                f"triton from source needs {', '.join(lacking)}: docs/triton.md has them all"
+                f"triton from source needs {', '.join(lacking)}: "
+                "docs/background/triton.md has them all"
             )
         known = {*self.sources, *(normalize(one.package) for one in self.python.built)}
         known |= {"triton"} if self.triton else set()

@@ -28,7 +28,7 @@ from sqshforge.squashfs.superblock import set_duplicates
 LEFT_OUT = ("dev/*", ".dockerenv")
 
 # Its buffers are of a megabyte each. glibc would get each from the kernel and give it back, with a
-# page fault for every 4 KiB: a tenth of the time, measured (docs/performance.md).
+# page fault for every 4 KiB: a tenth of the time, measured (docs/background/performance.md).
 ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),
@@ -39,7 +39,7 @@ ALLOCATION = {
 # not so, and where mksquashfs (seen in 4.5.1; 4.5 to 4.7 have the same lines) with -no-sparse ends
 # or worse over empty files: a buffer of theirs goes back to a cache that it was not entered in.
 FOLDER = ("-no-sparse",)
-# zstd level and block size; docs/performance.md has the figures behind the choice.
+# zstd level and block size; docs/background/performance.md has the figures behind the choice.
 PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
 
 

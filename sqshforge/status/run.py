@@ -256,7 +256,7 @@ class Status:
         return self.facts.progress.step / last if last else None
 
     def document(self) -> dict[str, Any]:
-        """Everything, for programs; docs/status.md has the keys."""
+        """Everything, for programs; docs/training/status.md has the keys."""
         facts = self.facts
         return {
             "folder": str(self.folder),

@@ -1,4 +1,4 @@
-"""How cold starts are measured: a server with a latency, and the tables of docs/cold-start.md."""
+"""How cold starts are measured: a server with a latency, and docs/background/cold-start.md."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqshforge.host.programs import Programs
 
 PAGE = start.PAGE.read_text()
 
-# The rows of hot.json, and what docs/scale.md has of each.
+# The rows of hot.json, and what docs/background/scale.md has of each.
 COUNTED = {
     "folder order": "{requests} requests for {read:.0f} MB, ask for {asked:.0f} GB/s and have it "
     "after {after:.1f} s",
@@ -96,18 +96,19 @@ def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others() -> None
     assert start.merged(old, {**new, "image": "b"})["rows"] == [row(bytes=5)]
 
 
-def test_the_page_has_the_tables_of_the_results() -> None:
+def test_the_pages_have_the_tables_of_the_results() -> None:
     tables = {
         **page.tables(result("start")),
-        "delta": delta.shown(result("delta")),
         "first step": first_step.shown(result("first_step")),
     }
     assert pages.fill(PAGE, tables) == PAGE
+    sent = delta.PAGE.read_text()
+    assert pages.fill(sent, {"delta": delta.shown(result("delta"))}) == sent
 
 
 def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
     _, servers = study.image_rates(facts.STRIPES.value)
-    said = (ROOT / "docs" / "scale.md").read_text().replace("\n  ", " ")
+    said = (ROOT / "docs" / "background" / "scale.md").read_text().replace("\n  ", " ")
     for of, form in COUNTED.items():
         read, requests = (result("hot")["rows"][of][name] for name in ("read", "requests"))
         rate = page.node_rate(read, requests)

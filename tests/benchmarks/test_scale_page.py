@@ -1,8 +1,9 @@
-"""docs/scale.md and its plots, made again from the models."""
+"""docs/background/scale.md, the pages below it and their plots, made again from the models."""
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -24,20 +25,23 @@ RESULT = ROOT / "benchmarks" / "results" / "scale.json"
 @pytest.mark.processes
 def test_command_line_makes_the_page_again(tmp_path: Path) -> None:
     docs = tmp_path / "docs"
-    docs.mkdir()
-    shutil.copy(page.PAGE, docs)
+    for name in page.PAGES:
+        (docs / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(page.FOLDER / name, docs / name)
     done = run("--output", str(tmp_path), "--docs", str(docs))
     assert done.returncode == 0, done.stderr
     assert close(json.loads((tmp_path / "scale.json").read_text()), json.loads(RESULT.read_text()))
-    pictures = {path.name: path.stat().st_size for path in (docs / "scale").iterdir()}
-    assert pictures.keys() == {path.name for path in (page.PAGE.parent / "scale").iterdir()}
+    pictures = {path.name: path.stat().st_size for path in (docs / "scale").glob("*.png")}
+    assert pictures.keys() == {path.name for path in (page.FOLDER / "scale").glob("*.png")}
     assert all(4_000 < size < 80_000 for size in pictures.values())
-    assert all(f"](scale/{name})" in (docs / "scale.md").read_text() for name in pictures)
+    text = "".join((docs / name).read_text() for name in page.PAGES)
+    assert all(re.search(rf"\]\((scale/)?{name}\)", text) for name in pictures)
 
 
-def test_the_page_has_the_tables_of_the_result() -> None:
-    told = page.PAGE.read_text()
-    assert page.fill(told, json.loads(RESULT.read_text())) == told
+@pytest.mark.parametrize("name", page.PAGES)
+def test_the_pages_have_the_tables_of_the_result(name: str) -> None:
+    told = (page.FOLDER / name).read_text()
+    assert page.fill(name, told, json.loads(RESULT.read_text())) == told
 
 
 @pytest.mark.processes
@@ -49,7 +53,7 @@ def test_no_page_is_refused(tmp_path: Path) -> None:
 
 def test_a_table_without_its_place_is_told() -> None:
     with pytest.raises(ValueError, match="<!-- image -->"):
-        page.fill("# A page\n", json.loads(RESULT.read_text()))
+        page.fill("scale.md", "# A page\n", json.loads(RESULT.read_text()))
 
 
 def test_what_the_page_says_in_words() -> None:

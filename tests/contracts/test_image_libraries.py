@@ -85,7 +85,7 @@ def test_every_library_that_is_imported_is_accounted_for() -> None:
 @pytest.mark.parametrize("target", trains())
 def test_no_image_refuses_its_own_flags(target: str) -> None:
     if target in OF_THE_BASE:
-        page = (ROOT / "docs" / "targets" / f"{target}.md").read_text()
+        page = (ROOT / "docs" / "images" / "targets" / f"{target}.md").read_text()
         missing = {name for name in ("s3fs", "tensorboard", "wandb") if name not in page}
         assert not missing, f"its page does not say where these are: {missing}"
         return

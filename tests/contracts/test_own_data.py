@@ -1,4 +1,4 @@
-"""docs/own-data.md by copy and paste: from texts with splits to a trained model's words."""
+"""docs/start/own-data.md by copy and paste: from texts with splits to a trained model's words."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def text(number: int) -> str:
 
 
 def test_from_texts_to_a_trained_model(project: Path, root: Path, slurm: Cluster) -> None:
-    page = (root / "docs" / "own-data.md").read_text()
+    page = (root / "docs" / "start" / "own-data.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 6
     site = Site(slurm, project / "build" / "cpu-mamba.sqsh", project, root)

@@ -38,8 +38,9 @@ def test_a_page_without_the_place_is_left_alone(tmp_path: Path) -> None:
     assert page.read_text() == "no place\n"
 
 
-@pytest.mark.parametrize("page", ["machines.md", "targets.md"])
-def test_the_pages_have_their_places(root: Path, page: str) -> None:
+@pytest.mark.parametrize(
+    "page, marker", [("start/machines.md", "test-distros"), ("images/targets.md", "test-images")]
+)
+def test_the_pages_have_their_places(root: Path, page: str, marker: str) -> None:
     text = (root / "docs" / page).read_text()
-    marker = {"machines.md": "test-distros", "targets.md": "test-images"}[page]
     assert text.count(f"<!-- {marker}: begin -->") == text.count(f"<!-- {marker}: end -->") == 1

@@ -145,7 +145,7 @@ def test_without_apt_get_the_packages_of_dnf_are_named_in_a_line(
     assert done.returncode == 3
     error, fix = done.stderr.splitlines()
     assert error == "error: this machine has no apt-get, and is without: buildah, mksquashfs"
-    assert fix == f"  fix:   sudo dnf install {packages}  (see docs/machines.md)"
+    assert fix == f"  fix:   sudo dnf install {packages}  (see docs/start/machines.md)"
 
 
 def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> None:

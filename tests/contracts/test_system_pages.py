@@ -1,4 +1,4 @@
-"""docs/systems/: the table at the end of each page is true.
+"""docs/training/systems/: the table at the end of each page is true.
 
 Each flag is in it that belongs to the system, is taken or refused as the table says, and is in the
 test that the table names.
@@ -87,7 +87,7 @@ class Row:
 @cache
 def rows(root: Path, page: str) -> list[Row]:
     """Read the table, which is the last thing on the page."""
-    text = (root / "docs" / "systems" / f"{page}.md").read_text()
+    text = (root / "docs" / "training" / "systems" / f"{page}.md").read_text()
     assert text.count(HEAD) == 1, HEAD
     lines = text[text.index(HEAD) :].splitlines()[2:]
     cells = [line.strip("|").split(" | ") for line in lines]
@@ -198,7 +198,7 @@ def test_each_variable_is_read_by_a_launcher_or_passed_into_the_container(
 
 
 def test_the_pages_are_all_there(root: Path) -> None:
-    folder = root / "docs" / "systems"
+    folder = root / "docs" / "training" / "systems"
     assert sorted(path.stem for path in folder.glob("*.md")) == sorted(PAGES)
-    table = (root / "docs" / "training.md").read_text()
+    table = (root / "docs" / "training" / "training.md").read_text()
     assert all(f"](systems/{page}.md)" in table for page in PAGES)

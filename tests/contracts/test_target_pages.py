@@ -22,7 +22,7 @@ FAMILIES = {kind.partition(".")[0] for kind in TYPES} | {"g6"}
 
 
 def page(target: str) -> str:
-    return (FOLDER / "docs" / "targets" / f"{target}.md").read_text()
+    return (FOLDER / "docs" / "images" / "targets" / f"{target}.md").read_text()
 
 
 def rows(text: str, head: str) -> list[list[str]]:
@@ -104,15 +104,16 @@ def test_instances_are_those_that_the_plugin_knows(target: str) -> None:
 def test_the_plugins_version_is_the_pages(target: str) -> None:
     pins = [row[1] for row in rows(page(target), "| part | pin |") if row[0] == "aws-ofi-nccl"]
     assert [parse_version(pin) for pin in pins] in ([], [plugin_of(target)])
-    known = rows((FOLDER / "docs/nodes.md").read_text(), "| image | aws-ofi-nccl |")
+    known = rows((FOLDER / "docs/training/nodes.md").read_text(), "| image | aws-ofi-nccl |")
     versions = [row[1] for row in known if re.search(rf"\b{target}\b", row[0])]
     if plugin_of(target):
         assert [parse_version(one) for one in versions] == [plugin_of(target)]
 
 
 def test_first_versions_are_those_of_the_table() -> None:
-    """docs/nodes.md has the first aws-ofi-nccl that knows an instance, as the code has it."""
-    table = rows((FOLDER / "docs/nodes.md").read_text(), "| instances | first aws-ofi-nccl")
+    """docs/training/nodes.md has the first aws-ofi-nccl for an instance, as the code has it."""
+    page = (FOLDER / "docs/training/nodes.md").read_text()
+    table = rows(page, "| instances | first aws-ofi-nccl")
     versions = {name: parse_version(first) for names, first in table for name in names.split(", ")}
     for type in TYPES.values():
         if first := parse_version(type.fabric.plugin):

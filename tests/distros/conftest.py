@@ -35,8 +35,8 @@ def kept() -> Path:
 
 @pytest.fixture(scope="session")
 def results(root: Path) -> Iterator[PageTable]:
-    """What was run where; the table in docs/machines.md has it at the end."""
+    """What was run where; the table in docs/start/machines.md has it at the end."""
     rows = [(system.title, user) for system in SYSTEMS.values() for user in USERS]
     found = PageTable("test-distros", ("system", "user"), COLUMNS, rows)
     yield found
-    found.write(root / "docs" / "machines.md")
+    found.write(root / "docs" / "start" / "machines.md")

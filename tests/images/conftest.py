@@ -1,4 +1,4 @@
-"""Which targets are built, and the table in docs/targets.md of their sizes and times."""
+"""Which targets are built, and the table in docs/images/targets.md of their sizes and times."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def results() -> Iterator[PageTable]:
-    """What was built; the table in docs/targets.md has it at the end."""
+    """What was built; the table in docs/images/targets.md has it at the end."""
     rows = [(target, vendor_bases.LACKING[target]) for target in (*TARGETS, *WHERE_NAMED)]
     found = PageTable("test-images", ("target", "without"), COLUMNS, rows)
     yield found
-    found.write(ROOT / "docs" / "targets.md")
+    found.write(ROOT / "docs" / "images" / "targets.md")

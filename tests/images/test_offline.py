@@ -1,4 +1,4 @@
-"""What docs/offline.md promises, by its own commands: a bundle, and no network after it."""
+"""What docs/images/offline.md promises, by its own commands: a bundle, and no network after it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How often a run saves that leaves it to us: by what a save costs, and by how many nodes may fail.
 
-docs/scale.md has the derivation, and what other intervals cost. All times in seconds. Light: no
-torch.
+docs/background/scale/checkpoints.md has the derivation, and what other intervals cost. All times in
+seconds. Light: no torch.
 """
 
 from __future__ import annotations

@@ -225,7 +225,7 @@ def settings_page(formatter: argparse.HelpFormatter) -> str:
     """Write the settings of a file, as section.name=TYPE, as `parse` has help for flags."""
     schedule = replace(SCHEDULE_FLAG, name="name")
     flags = [
-        Flag("model.name", str, "", "a model's name (docs/models.md), or family and sizes"),
+        Flag("model.name", str, "", "a name of docs/training/models.md, or family and sizes"),
         *(
             replace(flag, name=f"{flag.section}.{flag.name}")
             for flag in (schedule if flag is SCHEDULE_FLAG else flag for flag in setting_flags())

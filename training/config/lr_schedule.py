@@ -1,7 +1,8 @@
 """Learning-rate schedules: the rate of step 1, 2, ... num_steps as a function of the step alone.
 
 Nothing is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
-systems whose users come here, quirks kept; docs/schedules.md draws them and tells which is whose.
+systems whose users come here, quirks kept; docs/training/schedules.md draws them and tells which is
+whose.
 
 Glossary: x is the step, N the number of steps over which a schedule goes, W its warm-up in steps;
 t is the number of tokens, those of the step included. The systems themselves count a step less:

@@ -42,7 +42,7 @@ class DataConfig:
     A step takes gradient_accumulation such batches, or as many as make up global_batch.
     """
 
-    dataset_path: str = setting("", "what is trained on (docs/data.md)", needed=True)
+    dataset_path: str = setting("", "what is trained on (docs/training/data.md)", needed=True)
     data_cache: str = setting(
         "", "folder that data at a URL (s3://...) is copied to; empty: one for temporary files"
     )
@@ -211,7 +211,7 @@ class RunConfig:
     checkpoint_minutes: float | None = setting(
         0.0,
         "minutes after a checkpoint at which the next is saved anyway, 0: never; auto: by the "
-        "number of nodes and how long a save stops training (docs/checkpoints.md)",
+        "number of nodes and how long a save stops training (docs/training/checkpoints.md)",
         least=0,
     )
     eval_interval: int = setting(0, "steps between evaluations; 0: at the end only", least=0)
@@ -221,7 +221,8 @@ class RunConfig:
     checkpoint_in_memory: bool | None = setting(
         None,
         "keep the newest checkpoint in the nodes' memory too, from which a restart in place reads "
-        "it; auto: where that takes at most a quarter of the free memory (docs/checkpoints.md)",
+        "it; auto: where that takes at most a quarter of the free memory "
+        "(docs/training/checkpoints.md)",
     )
     final_model_dir: str = setting(
         "", "folder that the trained model is written to at the end, in Hugging Face's format"

@@ -73,7 +73,7 @@ def plugin_warnings(instance: Instance | None, software: Software) -> list[str]:
     return [
         f"aws-ofi-nccl {version} in this image does not know the {instance.type}, as {first} and "
         "later do: NCCL is slower between nodes than EFA can be; fix: take an image with a newer "
-        "one (docs/nodes.md has which)"
+        "one (docs/training/nodes.md has which)"
     ]
 
 

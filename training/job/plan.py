@@ -27,7 +27,8 @@ from training.job.types import GIVEN, Decision, count
 from training.parallel.neuron.environment import COMPILER
 
 PORTS = 61000, 4536  # the first, and how many: above those that the kernel gives to connections
-MANY = 512  # ranks: from here on it takes gloo more than ten seconds to join all (docs/scale.md)
+# Ranks: from here on gloo takes over ten seconds to join all (docs/background/scale/meeting.md).
+MANY = 512
 NODES = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES")  # the nearest one counts
 NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"

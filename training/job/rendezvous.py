@@ -1,10 +1,11 @@
 """How the agents of a job's nodes meet: which of torchrun's rendezvous, and what it takes.
 
 c10d keeps the list of all nodes in one value at node 0, which each node writes again every 5 s; by
-docs/scale.md that ends at some 910 nodes. The static one has no list: each node's rank is Slurm's,
-it tells node 0 how many processes it has, and hears the number of its first one. Larger jobs meet
-by that. It knows of no other start of its processes: what torch 2.13's processes wrote to its store
-is there still when they are started again, so a job that meets by it restarts no process in place.
+docs/background/scale/meeting.md that ends at some 910 nodes. The static one has no list: each
+node's rank is Slurm's, it tells node 0 how many processes it has, and hears the number of its first
+one. Larger jobs meet by that. It knows of no other start of its processes: what torch 2.13's
+processes wrote to its store is there still when they are started again, so a job that meets by it
+restarts no process in place.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Where the records of a run go: its file, the log, TensorBoard, Weights & Biases, a bar.
 
-A record is a line of metrics.jsonl (training/trainer/metrics.py lists the kinds). Only rank 0 has
+A record is a line of metrics.jsonl (training/loggers/records.py lists the kinds). Only rank 0 has
 loggers.
 """
 

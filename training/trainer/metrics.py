@@ -1,23 +1,6 @@
 """What a run reports; training.loggers brings it to the log, to files and to servers.
 
-Four kinds of records, the lines of SAVE/metrics.jsonl, in the order of the steps:
-    {"kind": "step", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}     every step
-        in a step that was left out: loss and grad_norm null, "skipped" true
-    {"kind": "report", "step", "loss", "grad_norm", "learning_rate", "tokens_seen",
-     "tokens_per_second_per_device", "tokens_per_second", "seconds_per_step",
-     "samples_per_second", "tflops", "mfu", "memory_bytes", "data_wait"}
-                                                                     means of a report interval
-    {"kind": "evaluation", "step", "loss", "perplexity", "tokens"}            on held-out data
-    {"kind": "save", "step", "seconds", "waited"}             a checkpoint of that step is complete
-tokens_per_second is of all ranks. seconds_per_step has no evaluations in it, and of saves what
-training waited for. A save took `seconds` until it was complete, for `waited` of which training
-stood still; it is noted then, so steps after its own may come before it.
-data_wait is the share of the time that steps waited for data, on the rank that waited longest.
-samples_per_second is that of all ranks, tflops that of one device by
-training.trainer.flops.model_tflops. mfu, the share of the device's peak by training.trainer.flops,
-is null where the peak is not known. Losses are means over all ranks, written with all their digits.
-A run that resumes from step N first removes the records after N, so that they always tell one
-undisturbed history.
+training.loggers.records lists the records and their fields.
 
 SAVE/config.json tells what ran: every setting, the model's size, the batch of a step, the image and
 the versions.

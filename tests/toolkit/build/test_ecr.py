@@ -57,7 +57,7 @@ def test_an_account_that_is_none_is_told(account: str) -> None:
 
 
 def test_the_policy_allows_what_is_named_and_no_more(root: Path) -> None:
-    policy = json.loads((root / "docs" / "iam" / "ecr-pull.json").read_text())
+    policy = json.loads((root / "docs" / "images" / "iam" / "ecr-pull.json").read_text())
     login, pull = policy["Statement"]
     assert policy["Version"] == "2012-10-17"
     assert (login["Effect"], pull["Effect"]) == ("Allow", "Allow")
@@ -67,5 +67,5 @@ def test_the_policy_allows_what_is_named_and_no_more(root: Path) -> None:
 
 
 def test_the_page_names_every_permission(root: Path) -> None:
-    page = (root / "docs" / "ecr.md").read_text()
+    page = (root / "docs" / "images" / "ecr.md").read_text()
     assert [action for action in ecr.ACTIONS if f"`{action}`" not in page] == []

@@ -79,7 +79,7 @@ def test_an_engine_that_refuses_is_told_without_the_password(
                 " because no identity-based policy allows the ecr:GetAuthorizationToken action",
             ),
             "lacks the permission ecr:GetAuthorizationToken",
-            "docs/iam/ecr-pull.json",
+            "docs/images/iam/ecr-pull.json",
         ),
         (
             refusal(
@@ -106,8 +106,8 @@ def test_an_engine_that_refuses_is_told_without_the_password(
             "get-caller-identity",
         ),
         (refusal("RequestExpired", "Request has expired."), "has expired", "is the clock right"),
-        (refusal("ServerException", "Out of order"), "aws cannot log in", "docs/ecr.md"),
-        ({"authorizationData": []}, "aws cannot log in", "docs/ecr.md"),
+        (refusal("ServerException", "Out of order"), "aws cannot log in", "docs/images/ecr.md"),
+        ({"authorizationData": []}, "aws cannot log in", "docs/images/ecr.md"),
     ],
 )
 def test_what_aws_refuses_is_told_with_its_cure(

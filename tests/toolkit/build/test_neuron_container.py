@@ -18,7 +18,7 @@ from tests.support.web_servers import new_index_fixture as new_index_fixture
 
 pytestmark = pytest.mark.processes
 
-PAGE = "docs/targets/neuron29-mamba2.md"
+PAGE = "docs/images/targets/neuron29-mamba2.md"
 REPOSITORY = "public.ecr.aws/neuron/pytorch-training-neuronx"
 
 

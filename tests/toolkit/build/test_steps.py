@@ -1,4 +1,4 @@
-"""Every step of every image is run by some test, and docs/targets.md says how each stage is."""
+"""Every step of every image is run by some test; docs/images/targets.md says how each stage is."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_every_target_is_looked_at() -> None:
 
 
 def test_the_page_says_of_each_stage_how_it_is_run(root: Path) -> None:
-    page = (root / "docs" / "targets.md").read_text()
+    page = (root / "docs" / "images" / "targets.md").read_text()
     _, _, section = page.partition("\n## What is run of an image\n")
     first = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
     told = set(re.findall(r"`([\w-]+)`", " ".join(first)))

@@ -122,7 +122,7 @@ def test_a_version_that_is_gone_is_told(new_index: NewIndex) -> None:
     index = new_index(wheel("tool", "2.0"))
     with pytest.raises(MissingError, match=r"tool==1\.0") as caught:
         chosen(index.pip, locked(wheel("tool")))
-    assert "docs/machines.md" in caught.value.fix
+    assert "docs/start/machines.md" in caught.value.fix
 
 
 def test_an_index_that_does_not_answer_is_told(new_index: NewIndex) -> None:

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.processes
 
 NOWHERE = "127.0.0.1:1/base"
 LOST = "sha256:" + "0" * 64
-FIX = "name an address that has it in base.mirrors of recipes/small.yaml (docs/recipes.md)"
+FIX = "name an address that has it in base.mirrors of recipes/small.yaml (docs/images/recipes.md)"
 
 
 @pytest.fixture

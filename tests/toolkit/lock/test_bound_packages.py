@@ -167,7 +167,7 @@ def test_a_bound_version_that_its_index_lacks_is_told_although_another_index_has
         resolved(tmp_path, public, vendor.url)
     assert "recipes/small.yaml" in caught.value.where
     assert vendor.url in caught.value.fix
-    assert "docs/offline.md" in caught.value.fix
+    assert "docs/images/offline.md" in caught.value.fix
 
 
 @pytest.mark.parametrize("version", ["0.1", "99.0"])

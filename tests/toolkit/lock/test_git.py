@@ -247,7 +247,7 @@ def test_an_unknown_name_is_told_with_the_page_on_mirrors(
     ) as e:
         snapshot(upstream, tmp_path / "at", "v9")
     assert e.value.where == upstream.url
-    assert "docs/offline.md" in e.value.fix
+    assert "docs/images/offline.md" in e.value.fix
     assert not (tmp_path / "at").exists()
 
 
@@ -266,7 +266,7 @@ def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
     address = web.url.replace("//", "//user:secret@")
     with pytest.raises(MissingError, match="does not answer") as caught:
         git.snapshot(source, f"{address}/tool", tmp_path / "at", Programs())
-    assert "docs/offline.md" in caught.value.fix
+    assert "docs/images/offline.md" in caught.value.fix
     assert "secret" not in "\n".join(caught.value.lines())
 
 

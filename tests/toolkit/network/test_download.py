@@ -139,7 +139,7 @@ def test_what_the_host_does_not_give_is_told_and_nothing_stays(
     with pytest.raises(MissingError, match=f"the host answers {says}") as caught:
         fetched(host.url + PATH, tmp_path / NAME)
     assert caught.value.where == host.url + PATH
-    assert "docs/offline.md" in caught.value.fix
+    assert "docs/images/offline.md" in caught.value.fix
     assert left(tmp_path) == []
 
 
@@ -232,7 +232,7 @@ def test_where_no_address_answers_the_error_names_them_all(host: Web, tmp_path: 
     lines = caught.value.lines()
     assert f"    {urls[0]}: the host answers 404 Not Found" in lines
     assert all(any(url in line for line in lines) for url in urls)
-    assert "docs/offline.md" in caught.value.fix
+    assert "docs/images/offline.md" in caught.value.fix
     assert left(tmp_path) == []
 
 

@@ -120,7 +120,7 @@ def test_a_broken_file_is_told_with_its_place(text: str | bytes, says: str, tmp_
         assert "the mirrors cannot be read: " in error.what
         assert says in f"{error.what} {error.where}"
         assert error.where.startswith(str(path))
-        assert "docs/offline.md" in error.fix
+        assert "docs/images/offline.md" in error.fix
 
 
 def test_a_file_that_is_named_and_not_there_is_told_with_the_variable(tmp_path: Path) -> None:

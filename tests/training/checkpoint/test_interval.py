@@ -23,7 +23,7 @@ from training.config.setting import optional_number
     ],
 )
 def test_it_is_that_of_the_docs(nodes: int, stall: float, writing: float, seconds: float) -> None:
-    """The table of docs/scale.md, for saves in the background."""
+    """The table of docs/background/scale/checkpoints.md, for saves in the background."""
     assert best_interval(stall, writing, nodes) == pytest.approx(seconds, rel=0.02)
     first_order = math.sqrt(2 * stall * NODE_MTBF / nodes)
     assert best_interval(stall, writing, nodes) == pytest.approx(first_order, rel=0.01)

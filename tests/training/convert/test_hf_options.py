@@ -1,7 +1,7 @@
 """Options of a Hugging Face configuration: transformers' logits and gradients, and their way back.
 
-Each is a small random model that is converted to ours and back. What docs/models.md says of them is
-held against this list.
+Each is a small random model that is converted to ours and back. What docs/training/models.md says
+of them is held against this list.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ EVERY: dict[str, dict[str, Any]] = {
     },
     "nemotron_h": NEMOTRON,
 }
-PAGE = Path(__file__).parents[3] / "docs" / "models.md"
+PAGE = Path(__file__).parents[3] / "docs" / "training" / "models.md"
 
 
 def another(value: Any) -> Any:

@@ -28,7 +28,7 @@ def test_command_launcher_and_configuration_name_one_path(launcher: str) -> None
     data = yaml.safe_load((ROOT / "configs" / f"{launcher}.yaml").read_text())["data"]
     assert data["dataset_path"] == path
     assert data["seq_length"] == DEFAULTS[launcher]["seq_len"]
-    assert path in (ROOT / "docs" / "data.md").read_text()
+    assert path in (ROOT / "docs" / "training" / "data.md").read_text()
 
 
 def test_rows_are_of_a_length_that_every_entry_point_reads_unless_told_otherwise() -> None:

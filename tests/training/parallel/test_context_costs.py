@@ -1,4 +1,4 @@
-"""What ranks that share sequences send and keep: the formulas and the table of docs/parallel.md."""
+"""What ranks that share sequences send and keep: the formulas, and docs/training/parallel.md."""
 
 from __future__ import annotations
 

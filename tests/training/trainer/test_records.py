@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.support.runs import train, write_text
+from training.loggers.records import RECORDS, WHEN
 
 STEP = {"kind", "step", "loss", "grad_norm", "learning_rate", "tokens_seen"}
 REPORT = {
@@ -16,6 +17,15 @@ REPORT = {
     *("tokens_per_second_per_device", "tokens_per_second", "seconds_per_step"),
     *("samples_per_second", "tflops", "mfu", "memory_bytes", "data_wait"),
 }
+
+
+def test_every_field_is_described() -> None:
+    described = {kind: {"kind", *fields} for kind, fields in RECORDS.items()}
+    assert described["step"] == STEP | {"skipped"}
+    assert described["report"] == REPORT
+    assert described["evaluation"] == {"kind", "step", "loss", "perplexity", "tokens", "label"}
+    assert described["save"] == {"kind", "step", "seconds", "waited"}
+    assert described.keys() == WHEN.keys()
 
 
 @pytest.mark.processes

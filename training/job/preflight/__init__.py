@@ -1,4 +1,4 @@
-"""The checks of all nodes before a job trains: docs/preflight.md says which, and at what limits.
+"""The checks of all nodes before a job trains; docs/training/preflight.md has their limits.
 
 Words: a **finding** is what one check saw on one node; a **fault** is what is wrong, with the node
 that it is wrong on if that is known. The **coordinator**, a thread of node 0, hears every node

@@ -1,7 +1,7 @@
 """What follows a failure: restart in place, a spare node, then requeue, then give up.
 
-docs/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one of these
-steps comes out, with the reason in words.
+docs/training/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one
+of these steps comes out, with the reason in words.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class OptimizerSection:
 class SchedulerSection:
     """How the learning rate goes, and how long the run is: t_max."""
 
-    name: str = setting("cosine", "formulas: docs/schedules.md", choices=tuple(SCHEDULES))
+    name: str = setting("cosine", "formulas: docs/training/schedules.md", choices=tuple(SCHEDULES))
     t_warmup: str = setting(_INTERVAL, "until when the rate rises")
     t_max: str = setting("10068787200tok", "length of the run")
     t_decay: str = setting(_INTERVAL, "wsd: how long the rate falls at the end")

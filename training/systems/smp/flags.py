@@ -44,7 +44,7 @@ FIXED_FLAGS = (
         "ranks talk by nccl on GPUs and by gloo on CPUs",
     ),
     FixedFlag(
-        "nccl_test_log", str, (), "not heeded", "no log of a network test is read; leave it out"
+        "nccl_test_log", str, (), "not used", "no log of a network test is read; leave it out"
     ),
     FixedFlag("data_type", str, ("gpt",), "gpt: the next token is learned", "there is gpt only"),
     FixedFlag(
@@ -246,7 +246,8 @@ OWN = (
             "training_dir",
             str,
             os.environ.get("SM_CHANNEL_TRAIN", ""),
-            "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of docs/data.md",
+            "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of "
+            "docs/training/data.md",
             ("dataset_path",),
         ),
         Flag(

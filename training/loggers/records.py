@@ -1,0 +1,61 @@
+"""What a run tells of itself: the records that are the lines of SAVE/metrics.jsonl, by kind.
+
+Programs read them, so none of their fields may go or be renamed. The losses are means over all
+ranks, written with all their digits. A run that resumes from step N first removes the records after
+N, so that they always tell one undisturbed history. Light: no torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_STEP = {
+    "step": "which one, counted from 1",
+    "loss": "mean over the step's targets, of all ranks",
+    "grad_norm": "global norm of the gradients, before they are clipped",
+    "learning_rate": "of the step",
+    "tokens_seen": "up to the end of the step, over all ranks and starts of the run",
+}
+
+RECORDS: Mapping[str, Mapping[str, str]] = {
+    "step": {
+        **_STEP,
+        "skipped": "true in a step that was left out (on_nan=skip), whose loss and grad_norm are "
+        "null; else not there",
+    },
+    "report": {
+        **_STEP,
+        "loss": "mean of the interval's steps, without those that were left out",
+        "grad_norm": "the same of the norms",
+        "tokens_per_second_per_device": "of one rank",
+        "tokens_per_second": "of all ranks",
+        "seconds_per_step": "without evaluations, and of saves with what training waited for",
+        "samples_per_second": "sequences of all ranks",
+        "tflops": "of one device, by training.trainer.flops.model_tflops",
+        "mfu": "share of the device's peak by training.trainer.flops; null where that is not known",
+        "memory_bytes": "at the peak: reserved on a GPU, resident on a CPU",
+        "data_wait": "share of the time that steps waited for data, on the rank that waited "
+        "longest; not from Composer",
+    },
+    "evaluation": {
+        "step": "after which one",
+        "loss": "mean over the held-out targets",
+        "perplexity": "exp of the loss",
+        "tokens": "targets that were evaluated on",
+        "label": "Composer: what was evaluated on; its further metrics stand beside it",
+    },
+    "save": {
+        "step": "whose checkpoint is complete now; records of later steps may come before this one",
+        "seconds": "until it was complete",
+        "waited": "for which of them training stood still",
+    },
+}
+"""Kind of record, its `kind` -> field -> what it is."""
+
+WHEN: Mapping[str, str] = {
+    "step": "every step",
+    "report": "every `report_interval` steps, means of these",
+    "evaluation": "every `eval_interval` steps, and at the end, on held-out data",
+    "save": "when a checkpoint is complete",
+}
+"""Kind of record -> when there is one."""
