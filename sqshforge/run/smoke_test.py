@@ -32,7 +32,9 @@ COMMAND = ("python3", "-m", "training.smoke", "--json")
 LAST = 12  # lines of a failed test that its error shows
 # What comes of JSON that is not what it should be, or none.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
-STEP = re.compile(r"\[(?P<number>\d{1,4}) of (?P<count>\d{1,4}), (?P<percent>\d{1,2})%\] (?P<name>.+)")
+STEP = re.compile(
+    r"\[(?P<number>\d{1,4}) of (?P<count>\d{1,4}), (?P<percent>\d{1,2})%\] (?P<name>.+)"
+)
 ENOUGH = 5.0  # percent that must be done before the rest is estimated
 LINE = 1 << 12  # bytes; what the image says may have no end
 LONGEST = 1 << 24  # bytes of findings
