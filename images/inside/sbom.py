@@ -152,11 +152,11 @@ def git_source(node: Node, root: Path) -> Item:
     url, ref, commit = (string(node, key) for key in ("git", "ref", "commit"))
     name, words = name_of(node), string(node, "license")
     declared = expression(words)
-    told = f"git {url}, {ref or 'no ref'}" + ("" if commit else ": no commit is known")
+    summary = f"git {url}, {ref or 'no ref'}" + ("" if commit else ": no commit is known")
     place = root / LICENSES / name
     files = sorted(one.name for one in place.iterdir()) if place.is_dir() else ()
     if files:
-        told += f"; its license files: {', '.join(f'/{LICENSES}/{name}/{one}' for one in files)}"
+        summary += f"; its license files: {', '.join(f'/{LICENSES}/{name}/{one}' for one in files)}"
     return Item(
         "source",
         name,
@@ -165,7 +165,7 @@ def git_source(node: Node, root: Path) -> Item:
         location=f"git+{url}@{commit}" if commit and URL.fullmatch(url) else UNKNOWN,
         license=declared or UNKNOWN,
         license_words="" if declared else words,
-        source=clean(told),
+        source=clean(summary),
     )
 
 

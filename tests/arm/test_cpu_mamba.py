@@ -108,9 +108,9 @@ def test_its_smoke_test_passes(made: Made) -> None:
     assert {"versions", "import torch", "train", "resume"} <= set(checks)
 
 
-def test_on_a_machine_of_another_kind_it_is_told(made: Made) -> None:
+def test_on_a_machine_of_another_kind_it_is_reported(made: Made) -> None:
     for words in (("smoke-test", made.sqsh), ("run", made.sqsh, "--runtime=builtin", "--", "true")):
         done = made.plain(*words)
         assert done.returncode == 2
-        told = f"the image is for linux/arm64, and this machine is {platforms.own()}"
-        assert told in done.stderr
+        shown = f"the image is for linux/arm64, and this machine is {platforms.own()}"
+        assert shown in done.stderr

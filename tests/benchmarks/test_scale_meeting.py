@@ -32,16 +32,16 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_nodes_that_come_at_once_meet_as_computed() -> None:
-    told = meeting.simulate(np.zeros(100), study.STORE, study.HABITS, 60)
+    shown = meeting.simulate(np.zeros(100), study.STORE, study.HABITS, 60)
     formula = meeting.meeting(100, study.STORE)
-    assert told.joined == 100
-    assert told.writes == pytest.approx(formula.writes, rel=0.02)
-    assert told.seconds == pytest.approx(formula.seconds, rel=0.1)
+    assert shown.joined == 100
+    assert shown.writes == pytest.approx(formula.writes, rel=0.02)
+    assert shown.seconds == pytest.approx(formula.seconds, rel=0.1)
 
 
 def test_nodes_that_come_one_after_the_other_write_once() -> None:
-    told = meeting.simulate(np.arange(0, 4, 0.1), study.STORE, study.HABITS, 60)
-    assert (told.joined, told.writes) == (40, 40)
+    shown = meeting.simulate(np.arange(0, 4, 0.1), study.STORE, study.HABITS, 60)
+    assert (shown.joined, shown.writes) == (40, 40)
 
 
 def test_only_so_many_nodes_can_meet_as_computed() -> None:

@@ -40,8 +40,8 @@ def test_command_line_makes_the_page_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", page.PAGES)
 def test_the_pages_have_the_tables_of_the_result(name: str) -> None:
-    told = (page.FOLDER / name).read_text()
-    assert page.fill(name, told, json.loads(RESULT.read_text())) == told
+    shown = (page.FOLDER / name).read_text()
+    assert page.fill(name, shown, json.loads(RESULT.read_text())) == shown
 
 
 @pytest.mark.processes
@@ -51,7 +51,7 @@ def test_no_page_is_refused(tmp_path: Path) -> None:
     assert "no scale.md" in done.stderr
 
 
-def test_a_table_without_its_place_is_told() -> None:
+def test_a_table_without_its_place_is_reported() -> None:
     with pytest.raises(ValueError, match="<!-- image -->"):
         page.fill("scale.md", "# A page\n", json.loads(RESULT.read_text()))
 

@@ -83,8 +83,8 @@ mkdir {local}/root
 mount --rbind / {local}/root
 exec chroot {local}/root "$0" "$@"
 """
-# One line for each of the faults, as it is told.
-TOLD = r"""
+# One line for each of the faults, as it is reported.
+SHOWN = r"""
 MISSING n2      unsquashfs \(reads an image\): not found
 -       n1      enroot: 4.1.2, .*; not as on n2
 -       n2      enroot: 3.4.1, .*; not as on n1
@@ -192,13 +192,13 @@ def login() -> Iterator[Login]:
         shutil.rmtree(place)
 
 
-def require_rows(said: str, told: str) -> None:
+def require_rows(said: str, shown: str) -> None:
     """Each line is one of what was said; every gap is followed by what fixes it."""
     lines = said.splitlines()
     rows = [" ".join(line.split()) for line in lines]
     lacking = [
         wanted
-        for wanted in told.strip().splitlines()
+        for wanted in shown.strip().splitlines()
         if not any(re.fullmatch(" ".join(wanted.split()), row) for row in rows)
     ]
     assert not lacking, "\n".join([*lacking, "", said])
@@ -207,10 +207,10 @@ def require_rows(said: str, told: str) -> None:
             assert following.startswith("          fix: "), said
 
 
-def test_every_fault_of_the_second_node_is_told(login: Login) -> None:
+def test_every_fault_of_the_second_node_is_reported(login: Login) -> None:
     done = login.doctor("--image", login.image)
     assert done.returncode == 3, done.stdout + done.stderr
-    require_rows(done.stdout, TOLD)
+    require_rows(done.stdout, SHOWN)
     missing = [line for line in done.stdout.splitlines() if line.startswith("MISSING")]
     assert len(missing) == 10 and all(line.split()[1] == "n2" for line in missing), done.stdout
     assert done.stdout.splitlines()[-1] == "10 missing"
@@ -223,8 +223,8 @@ def test_a_node_where_nothing_is_wrong(login: Login) -> None:
     assert "looked at n1 of partition all in " in done.stdout
     assert "not looked at, idle: n2" in done.stdout and "MISSING" not in done.stdout
     assert re.search(r"ENROOT_RUNTIME_PATH: .*/user-41236, to be made, on tmpfs", done.stdout)
-    told = done.stdout.splitlines()[-1]
-    assert told.startswith(f"next: TRIAL=1 IMAGE={login.image} sbatch --nodes=1 ")
+    shown = done.stdout.splitlines()[-1]
+    assert shown.startswith(f"next: TRIAL=1 IMAGE={login.image} sbatch --nodes=1 ")
 
 
 def test_another_runtime_and_an_image_that_cannot_be_read(login: Login) -> None:
@@ -256,7 +256,7 @@ def test_a_node_that_does_not_answer_is_named(login: Login) -> None:
     login.slurm.until(lambda: login.slurm.is_idle("n2"), 120, "n2 stays busy")
 
 
-def test_a_node_without_python_is_told(login: Login) -> None:
+def test_a_node_without_python_is_reported(login: Login) -> None:
     hidden = [f"{login.slurm.local}/bin/python3"]
     hidden += [str(path.resolve()) for path in pythons()]
     for path in hidden:

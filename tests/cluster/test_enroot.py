@@ -54,7 +54,7 @@ def test_scancel_saves_what_it_can(site: Site, undisturbed: Losses, enroot: str)
     assert site.losses(run) == undisturbed
 
 
-def test_a_root_that_is_lost_is_told(site: Site, enroot: str) -> None:
+def test_a_root_that_is_lost_is_reported(site: Site, enroot: str) -> None:
     """What pulls it away is none of Slurm's signals."""
     run = "enroot-lost"
     job = site.submit(run, *FLAGS, "--num_steps=100000", PATH=enroot, REQUEUES="0")

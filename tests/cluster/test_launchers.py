@@ -91,7 +91,7 @@ def test_a_lost_node_sends_the_job_back(slurm: Cluster) -> None:
 
 
 @pytest.mark.root
-def test_a_daemon_that_does_not_start_is_told_with_its_log(
+def test_a_daemon_that_does_not_start_is_reported_with_its_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(slurm_config, "CONFIG", slurm_config.CONFIG + "NoSuchSetting=1\n")
@@ -112,7 +112,7 @@ def test_a_port_that_somebody_else_has_is_given_up(monkeypatch: pytest.MonkeyPat
             assert f"Port={port}" not in (started.folder / "slurm.conf").read_text()
 
 
-def test_what_is_missing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
     with pytest.raises(ClusterError, match="apt-get install slurm-wlm munge"), cluster():
         pass
@@ -221,12 +221,12 @@ def test_scancel_is_the_end(desk: Desk) -> None:
     assert not list(desk.folder.glob("checkpoints/*/.job-*"))
 
 
-def test_what_cannot_work_is_told_once_and_is_final(desk: Desk) -> None:
+def test_what_cannot_work_is_reported_once_and_is_final(desk: Desk) -> None:
     job = desk.submit("sleep", MOUNTS="/nonexistent:/data")
     assert desk.slurm.wait(job) == "FAILED"
     assert (desk.slurm.exit_code(job), desk.slurm.restarts(job)) == (2, 0)
-    told = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
-    assert desk.slurm.output(job).count(told) == 1
+    shown = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
+    assert desk.slurm.output(job).count(shown) == 1
 
 
 def test_a_container_that_does_not_start_is_final(desk: Desk) -> None:

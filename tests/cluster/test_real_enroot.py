@@ -129,7 +129,7 @@ def cancel(site: Site, job: int, *words: str) -> None:
 
 
 def test_a_stop_saves(site: Site, undisturbed: Losses) -> None:
-    """What the time limit does: the launcher is told, and no process of a container."""
+    """What the time limit does: the launcher is signalled, and no process of a container."""
     job = submit(site, "stopped", REQUEUES="0")
     site.reach("stopped", 8)
     cancel(site, job, "--batch", "--signal=TERM")
@@ -174,10 +174,10 @@ def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
     assert site.losses("cancelled") == undisturbed
 
 
-def test_what_cannot_work_is_told_before(site: Site) -> None:
+def test_what_cannot_work_is_reported_before(site: Site) -> None:
     """In words of ours, in the place of the runtimes'."""
     job = submit(site, "refused", MOUNTS="/nonexistent:/data")
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)
-    told = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
-    assert told in site.slurm.output(job)
+    shown = "error: there is no /nonexistent, which is to be mounted (on n1 n2)"
+    assert shown in site.slurm.output(job)

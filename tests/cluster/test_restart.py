@@ -83,10 +83,10 @@ def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
     assert said.count("resumed from") == 1 and said.count("the container is up") == 1
     assert said.count("preflight") == said.partition("restart in place")[0].count("preflight")
     assert site.losses("restarted") == undisturbed
-    told = facts(site.place("restarted"))
-    [failure] = told["jobs"][0]["starts"][0]["failures"]
+    shown = facts(site.place("restarted"))
+    [failure] = shown["jobs"][0]["starts"][0]["failures"]
     assert failure["host"] == "n2" and failure["then"] == "restart in place"
-    assert failure["cost"]["lost"] <= 4 and 0 < told["goodput"] < 1
+    assert failure["cost"]["lost"] <= 4 and 0 < shown["goodput"] < 1
     assert left_behind(job) == []
 
 

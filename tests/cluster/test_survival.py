@@ -154,8 +154,8 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     said = site.slurm.output(job)
     assert site.slurm.exit_code(job) == 2 and "a person has to fix this" in said
-    for told in ("were free there when that failed", "bytes free, and a checkpoint takes"):
-        assert told in said and str(place) in said
+    for shown in ("were free there when that failed", "bytes free, and a checkpoint takes"):
+        assert shown in said and str(place) in said
     assert [path.name for path in (place / "checkpoints").iterdir()] == ["step_4_ckp"]
     filler.unlink()
     assert "resumed from" in site.complete(site.submit("small/full", *FLAGS))
@@ -218,7 +218,7 @@ def test_a_second_job_on_one_folder(site: Site) -> None:
     site.slurm.wait(first, TIMEOUT)
 
 
-def test_a_wrong_flag_is_told_once_and_is_final(site: Site) -> None:
+def test_a_wrong_flag_is_reported_once_and_is_final(site: Site) -> None:
     job = site.submit("wrong", *FLAGS, "--num_step=5")
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (2, 0)

@@ -40,8 +40,8 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
 
     # Whatever the ranks, each sample that is held out is seen once.
     records = [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
-    told = [one for one in records if one["kind"] == "evaluation"]
-    assert [(one["step"], one["label"]) for one in told] == [(5, "held"), (10, "held")]
+    shown = [one for one in records if one["kind"] == "evaluation"]
+    assert [(one["step"], one["label"]) for one in shown] == [(5, "held"), (10, "held")]
     source = Source.open("composer", save)
     model = load(source, torch.device("cpu"), torch.float32)
     held = Packed(str(tmp_path / "held.npy"), 64, vocab_size=256)
@@ -51,10 +51,10 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
         for what in ("inputs", "targets")
     )
     count, loss, *tops = measure(model(inputs), targets).tolist()
-    assert told[-1]["tokens"] == count
-    assert told[-1]["loss"] == pytest.approx(loss / count, rel=1e-5)
-    assert told[-1]["perplexity"] == pytest.approx(torch.tensor(loss / count).exp().item())
-    assert [told[-1][what] for what in ("top3", "top10")] == pytest.approx(
+    assert shown[-1]["tokens"] == count
+    assert shown[-1]["loss"] == pytest.approx(loss / count, rel=1e-5)
+    assert shown[-1]["perplexity"] == pytest.approx(torch.tensor(loss / count).exp().item())
+    assert [shown[-1][what] for what in ("top3", "top10")] == pytest.approx(
         [one / count for one in tops], abs=2 / count
     )
 
@@ -72,19 +72,19 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"data__eval_paths": [{"path": "text.npy"}]}, "text.npy is trained on; hold other files"),
         ({"model__vocab_size": 110, "data__num_workers": 1}, "is not below the vocabulary's size"),
         ({"optimizer__lr": 1e30}, "is nan; the run stops here"),
     ],
 )
-def test_refusals(tmp_path: Path, change: dict[str, object], told: str) -> None:
+def test_refusals(tmp_path: Path, change: dict[str, object], shown: str) -> None:
     write_packed(tmp_path)
     given = settings(Path(), Path("save"), **change)
     done = run(0, write(tmp_path / "config.yaml", given), cwd=tmp_path)
     assert done.returncode == (2 if "data__eval_paths" in change else 1), done.stderr
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert shown in done.stderr and "Traceback" not in done.stderr
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: "]
 
 
@@ -95,8 +95,8 @@ def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
     done = run(2, file, cwd=tmp_path, given={"WANDB_API_KEY": "a" * 40})
     assert done.returncode == 0, done.stderr
     assert len(losses(tmp_path / "save")) == 6
-    told = "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the"
-    assert (done.stdout + done.stderr).count(told) == 1
+    shown = "WARNING: Weights & Biases is left out, though WANDB_API_KEY or WANDB_MODE is in the"
+    assert (done.stdout + done.stderr).count(shown) == 1
     assert "pip install wandb, which is missing here" in done.stdout + done.stderr
 
 

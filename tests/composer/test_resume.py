@@ -75,7 +75,7 @@ def test_stopped_by_sigterm_and_started_again(tmp_path: Path) -> None:
     assert losses(save) == losses(tmp_path / "calm")
 
 
-def test_a_longer_run_reads_on_and_other_data_is_told(tmp_path: Path) -> None:
+def test_a_longer_run_reads_on_and_other_data_is_reported(tmp_path: Path) -> None:
     write_packed(tmp_path)
     make = partial(settings, tmp_path, scheduler__t_decay="1ba", scheduler__t_warmup="1ba")
     save = tmp_path / "save"
@@ -98,7 +98,7 @@ def test_a_longer_run_reads_on_and_other_data_is_told(tmp_path: Path) -> None:
 
 
 def _state(path: Path) -> dict[str, Any]:
-    """Give what the data set told a checkpoint."""
+    """Give what the data set gave a checkpoint."""
     held = torch.load(path, weights_only=False)
     return dict(held["state"]["dataset_state"]["train"])
 

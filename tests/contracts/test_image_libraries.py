@@ -35,7 +35,7 @@ OF_ONE_SYSTEM = {
 }
 GOES_WITHOUT = {
     *("causal-conv1d", "flash-attn", "mamba-ssm", "triton", "transformer-engine", "torchao"),
-    *("neuronx-cc", "nki"),  # kernels: what is not there is told, and torch computes
+    *("neuronx-cc", "nki"),  # kernels: what is not there is shown, and torch computes
     "matplotlib",  # for training.report, which is of no run: its error says how to install it
     "transformers",  # tokenizers asks the hub too; the model under SMP is that of SMP's own image
 }

@@ -49,20 +49,20 @@ def test_a_restart_in_place_and_what_it_cost(tmp_path: Path) -> None:
     assert ledger.outage().since == pytest.approx(now - HOUR, abs=5)
     ledger.trains(steps(0, 1, now - HOUR + 60, now - HOUR + 60), ledger.outage(), 0)
     ledger.failed(KILLED, decide(KILLED, [], Budget(restarts=3)), 0, 2.0)
-    told = facts(run)
-    assert told["why"] == "restart in place after a failure: rank 1 was killed by SIGKILL"
+    shown = facts(run)
+    assert shown["why"] == "restart in place after a failure: rank 1 was killed by SIGKILL"
     outage = Outage(since=now - 40, step=50, step_seconds=2.0)
     said = ledger.trains(steps(40, 41, now, now), outage, 1)
     assert said.startswith("goes on after step 40, 40 s after the last step; 10 steps (20 s)")
-    told = facts(run)
-    assert told["state"] == "running"
-    start = told["jobs"][0]["starts"][0]
+    shown = facts(run)
+    assert shown["state"] == "running"
+    start = shown["jobs"][0]["starts"][0]
     [failure] = start["failures"]
     assert failure["step"] == 50 and failure["host"] == "n2" and failure["code"] == 137
     assert failure["then"] == "restart in place"
     assert failure["cost"]["seconds"] == 40.0 and failure["cost"]["lost"] == 10
     assert failure["cost"]["repeated"] == 20.0 and len(start["trained"]) == 2
-    assert told["goodput"] == pytest.approx(1 - (60 + 40 + 20) / HOUR, abs=0.002)
+    assert shown["goodput"] == pytest.approx(1 - (60 + 40 + 20) / HOUR, abs=0.002)
 
 
 def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
@@ -78,14 +78,14 @@ def test_a_requeue_goes_on_with_the_account(tmp_path: Path) -> None:
     assert ledger.outage() == Outage(since=now - 300, step=50, step_seconds=0.5)
     assert [one.is_like(KILLED) for one in ledger.failures()] == [True]
     ledger.trains(steps(40, 41, now, now), ledger.outage(), 0)
-    told = facts(run)
-    cost = told["jobs"][0]["starts"][0]["failures"][0]["cost"]
+    shown = facts(run)
+    cost = shown["jobs"][0]["starts"][0]["failures"][0]["cost"]
     assert (cost["seconds"], cost["lost"], cost["repeated"]) == (pytest.approx(300), 10, 5.0)
-    assert told["goodput"] == pytest.approx(0.695, abs=0.01)
+    assert shown["goodput"] == pytest.approx(0.695, abs=0.01)
 
 
 def test_a_lost_node_and_its_spare(tmp_path: Path) -> None:
-    """What that cost is told as of any failure; lost once more, it is known to a later start."""
+    """Its cost is reported as of any failure; lost once more, it is known to a later start."""
     run, now = write(tmp_path / "run", history(50)), time.time()
     ledger = begin(run, before=HOUR)
     ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
@@ -102,7 +102,7 @@ def test_a_lost_node_and_its_spare(tmp_path: Path) -> None:
     assert worn(begin(run, restart=2).failures()) == ["n2"]
 
 
-def test_spares_are_told_apart_from_nodes_that_train(tmp_path: Path) -> None:
+def test_spares_are_kept_apart_from_nodes_that_train(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(50))
     described = plan(run)
     described = replace(described, job=replace(described.job, nodes=3, spares=1))
@@ -185,8 +185,8 @@ def test_where_a_restart_has_its_state_from(
     found = reader.read()
     assert found is not None
     outage = Outage(since=time.time() - 40, step=50, step_seconds=2.0)
-    told = begin(run, before=HOUR).trains(found, outage, 1)
-    assert f"after the last step; {said}10 steps (20 s)" in told
+    shown = begin(run, before=HOUR).trains(found, outage, 1)
+    assert f"after the last step; {said}10 steps (20 s)" in shown
     [path] = (run / "jobs").glob("*.jsonl")
     record = json.loads(path.read_text().splitlines()[-1])
     assert record["in_memory"] == in_memory

@@ -26,9 +26,9 @@ def lines(run: Path, job: str = "4242") -> list[dict[str, Any]]:
 def test_a_line_as_it_starts_and_one_as_it_ends(tmp_path: Path) -> None:
     about = tmp_path / "provenance.json"
     about.write_text('{"target": "cpu-mamba", "commit": "abc", "created": "2026-01-01", "x": 1}')
-    told = {"NODES": "n1 n2", "IMAGE": "/fsx/a.sqsh", "REQUEUES": "5"}
-    job_log.begin(plan(tmp_path, restart=1), told, about)
-    job_log.end(plan(tmp_path, restart=1), told, 137)
+    shown = {"NODES": "n1 n2", "IMAGE": "/fsx/a.sqsh", "REQUEUES": "5"}
+    job_log.begin(plan(tmp_path, restart=1), shown, about)
+    job_log.end(plan(tmp_path, restart=1), shown, 137)
     start, end = lines(tmp_path)
     assert abs(end.pop("time") - start.pop("time")) < 5 and start.pop("host")
     image = {"file": "/fsx/a.sqsh", "target": "cpu-mamba", "commit": "abc", "created": "2026-01-01"}
@@ -99,8 +99,8 @@ def test_a_run_of_composer_is_saved_where_its_file_says(tmp_path: Path) -> None:
         composer.write(tmp_path / "config.yaml", composer.settings(tmp_path, tmp_path / name))
         sys.modules["tests.entry_point_of_composer"] = EntryPoint  # type: ignore[assignment]
         try:
-            told: Plan = replace(plan(tmp_path), module="tests.entry_point_of_composer")
-            job_log.begin(told, {})
+            shown: Plan = replace(plan(tmp_path), module="tests.entry_point_of_composer")
+            job_log.begin(shown, {})
         finally:
             del sys.modules["tests.entry_point_of_composer"]
         assert lines(tmp_path / folder)[0]["run"] == str(tmp_path / folder)
@@ -110,9 +110,9 @@ def test_a_folder_that_cannot_be_written(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").write_text("")
-    told = plan(tmp_path / "file")
-    job_log.begin(told, {})
-    job_log.end(told, {}, 0)
+    shown = plan(tmp_path / "file")
+    job_log.begin(shown, {})
+    job_log.end(shown, {}, 0)
     warnings = capsys.readouterr().err.splitlines()
     assert len(warnings) == 2
     assert all(str(tmp_path / "file/jobs/4242.jsonl") in one for one in warnings)
@@ -142,8 +142,8 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     warnings = done.stderr.splitlines()
     assert len(warnings) == 2 and "the disk is full" in warnings[0]
-    told = facts(tmp_path)
-    assert told["state"] == "done" and len(told["jobs"][0]["starts"]) == 2
+    shown = facts(tmp_path)
+    assert shown["state"] == "done" and len(shown["jobs"][0]["starts"]) == 2
 
 
 def test_meanings_agree_with_the_node_agents() -> None:

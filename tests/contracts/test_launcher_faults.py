@@ -24,16 +24,16 @@ def shell(tmp_path: Path, root: Path) -> Shell:
     return shell
 
 
-def refused(shell: Shell, *told: str, **env: str) -> None:
+def refused(shell: Shell, *shown: str, **env: str) -> None:
     """Refused with exit code 2, with each of these words, before anything was started."""
     code, said = shell.run(**env)
     assert code == 2, said
-    for words in told:
+    for words in shown:
         assert words.format(image=shell.image, folder=shell.folder) in said, said
     assert not shell.called.exists() and not list(shell.folder.glob("checkpoints/*/.job-*"))
 
 
-# Each fault is told once, with its nodes, and is final.
+# Each fault is reported once, with its nodes, and is final.
 
 
 def test_an_image_that_is_cut_short(shell: Shell) -> None:
@@ -65,7 +65,7 @@ def test_an_image_of_another_machine(shell: Shell) -> None:
 
 
 def test_on_arm_other_images_are_taken(shell: Shell) -> None:
-    """Those that are for Arm, by their names; which one lacks is told with the platform."""
+    """Those that are for Arm, by their names; which one lacks is reported with the platform."""
     of_platform(shell, "linux/arm64")
     refused(
         shell,
@@ -100,14 +100,14 @@ def test_an_image_that_the_user_may_not_read(root: Path) -> None:
         os.chown(name, NOBODY, NOBODY)
         shell = Shell(Path(name), root / "launch" / "mamba_fsdp.sbatch")
         shell.program("sqshforge")
-        for mode, folder_mode, told in (
+        for mode, folder_mode, shown in (
             (0o600, 0o755, f"error: {shell.image} cannot be read by nobody (on node-1 node-2)"),
             (0o644, 0o700, f"is in a folder that is closed to nobody: {shell.image.parent} (on"),
         ):
             shell.image.chmod(mode)
             shell.image.parent.chmod(folder_mode)
             code, said = shell.run(IMAGE=str(shell.image), become=become)
-            assert code == 2 and told in said, said
+            assert code == 2 and shown in said, said
             assert not shell.called.exists()
 
 
@@ -139,7 +139,7 @@ def test_gpus_whose_driver_nothing_brings_in(shell: Shell) -> None:
 
 
 def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
-    """All faults of all nodes are told at once."""
+    """All faults of all nodes are reported at once."""
     shell.program(
         "enroot",
         '#!/bin/bash\n[[ $SLURMD_NODENAME == node-1 ]] || { echo "mkdir: /run/enroot: denied" >&2;'
@@ -164,11 +164,11 @@ def test_a_node_that_is_bad_is_left_out_if_asked(shell: Shell) -> None:
     code, said = shell.run(**asked)
     assert code == 87 and "(on node-2)" in said and "exit code 87: requeued" in said
     assert not shell.called.exists()
-    told = Path(f"{shell.called}.scontrol")
-    assert told.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-2\n"
-    told.unlink()
+    shown = Path(f"{shell.called}.scontrol")
+    assert shown.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-2\n"
+    shown.unlink()
     refused(shell, "(on node-1 node-2)", MOUNTS="/nonexistent:/data", **asked)
-    assert not told.exists()
+    assert not shown.exists()
 
 
 def test_enroot_that_is_not_installed(shell: Shell) -> None:
@@ -199,8 +199,8 @@ def test_pyxis_that_unpacks(shell: Shell) -> None:
     assert "pyxis unpacks the image on every node, 6234 MB; use_squashfuse=1" in said
     shell.called.unlink()
     shell.program("df", "#!/bin/bash\necho Avail\necho 5000000\n")
-    told = f"error: no room to unpack: 5 MB are free in {shell.folder} (on node-1 node-2)\n"
-    refused(shell, told, RUNTIME="pyxis", HOME=str(shell.folder))
+    shown = f"error: no room to unpack: 5 MB are free in {shell.folder} (on node-1 node-2)\n"
+    refused(shell, shown, RUNTIME="pyxis", HOME=str(shell.folder))
     stack = shell.folder / "plugstack.conf"
     stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
     code, said = shell.run(RUNTIME="pyxis", PLUGSTACK=str(stack))
@@ -217,7 +217,7 @@ def test_containers_that_do_not_start(shell: Shell, code: str) -> None:
     assert not Path(f"{shell.called}.scontrol").exists()
 
 
-def test_a_root_that_was_lost_is_told(shell: Shell) -> None:
+def test_a_root_that_was_lost_is_reported(shell: Shell) -> None:
     code, said = shell.run(SRUN_CODE="135")
     assert code == 135 and "SIGBUS: the files of the container were lost" in said
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"

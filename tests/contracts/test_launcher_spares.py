@@ -28,7 +28,7 @@ def with_config(shell: Shell, line: str) -> Shell:
 
 
 @pytest.mark.parametrize(
-    ("env", "line", "told"),
+    ("env", "line", "shown"),
     [
         ({"SPARES": "some"}, "", "SPARES=some is no number of nodes"),
         ({"SPARES": "2"}, "", "of 3 nodes fewer than two would train"),
@@ -40,9 +40,11 @@ def with_config(shell: Shell, line: str) -> Shell:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(shell: Shell, env: dict[str, str], line: str, told: str) -> None:
+def test_what_cannot_be_is_refused(
+    shell: Shell, env: dict[str, str], line: str, shown: str
+) -> None:
     code, said = with_config(shell, line).run(**(THREE | env))
-    assert code == 2 and told in said and "fix: " in said
+    assert code == 2 and shown in said and "fix: " in said
     assert not shell.called.exists()
 
 

@@ -175,13 +175,13 @@ def test_under_enroot(shell: Shell, image: Path) -> None:
 
 def pyxis(shell: Shell, **env: str) -> list[str]:
     """The words of the step beside the start; none where there is no such step."""
-    told = Path(f"{shell.called}.warm")
-    told.unlink(missing_ok=True)
+    shown = Path(f"{shell.called}.warm")
+    shown.unlink(missing_ok=True)
     words = shell.srun(RUNTIME="pyxis", **env)
     assert any(word.startswith("--container-image=") for word in words)
-    if not containers.until(told.exists, 0 if env.get("WARM") == "0" else 5):
+    if not containers.until(shown.exists, 0 if env.get("WARM") == "0" else 5):
         return []
-    return told.read_text().splitlines()
+    return shown.read_text().splitlines()
 
 
 def test_under_pyxis_that_mounts_the_image(shell: Shell, image: Path) -> None:
@@ -204,9 +204,9 @@ def test_not_under_pyxis_that_unpacks_it(shell: Shell) -> None:
         "unsquashfs",
         "#!/bin/bash\necho '-rw-r--r-- root/root 1234 2026-01-01 00:00 root/x'\n",
     )
-    told = Path(f"{shell.called}.warm")
+    shown = Path(f"{shell.called}.warm")
     shell.srun(RUNTIME="pyxis", HOME=str(shell.folder))
-    assert not told.exists()
+    assert not shown.exists()
 
 
 def test_a_step_that_fails_fails_nothing(shell: Shell) -> None:

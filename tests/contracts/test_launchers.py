@@ -63,7 +63,7 @@ def test_they_are_what_their_templates_give(launcher: Path, root: Path) -> None:
     assert launcher.read_text() == launchers.render(root, launcher.stem), "make launchers"
 
 
-def test_nodes_are_the_systems_unless_sbatch_is_told_otherwise(launcher: Path) -> None:
+def test_nodes_are_the_systems_unless_sbatch_is_given_others(launcher: Path) -> None:
     given = f"#SBATCH --nodes={NODES[launcher.stem]}\n"
     assert given in launcher.read_text()
 
@@ -201,13 +201,13 @@ def enroot_words(shell: Shell, **env: str) -> list[str]:
 
 
 def test_secrets_are_enroots_by_name(shell: Shell) -> None:
-    """It passes nothing that it is not told of; the others pass the host's variables on."""
+    """It passes nothing that is not passed to it; the others pass the host's variables on."""
     words = enroot_words(shell, HF_TOKEN="hidden", WANDB_API_KEY="hidden", PYTHONPATH="/x")
     assert {"--env=HF_TOKEN", "--env=WANDB_API_KEY"} <= set(words)
     assert not any("hidden" in word or "PYTHONPATH" in word for word in words)
 
 
-def test_enroot_is_told_what_slurm_says_on_the_node(shell: Shell) -> None:
+def test_enroot_is_given_what_slurm_says_on_the_node(shell: Shell) -> None:
     words = enroot_words(shell, SLURM_NODEID="1", SLURM_STEP_NUM_NODES="2", NCCL_X="a\nb")
     assert {"--env=SLURM_NODEID", "--env=SLURM_STEP_NUM_NODES"} <= set(words)
     assert "--env=NCCL_X" not in words  # it would be two variables
@@ -265,7 +265,7 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
     assert tiny not in shell.srun("--dataset_path=/data", TRIAL="")
 
 
-def test_enroot_is_told_of_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
+def test_enroot_is_given_gpus_only_where_slurm_gave_some(shell: Shell) -> None:
     """`--env` of a variable that is not set makes it empty, and then CUDA sees no GPU."""
     assert "--env=CUDA_VISIBLE_DEVICES" not in enroot_words(shell)
     assert "--env=CUDA_VISIBLE_DEVICES" in enroot_words(shell, CUDA_VISIBLE_DEVICES="0,1")
@@ -307,7 +307,7 @@ def test_defaults_of_the_flags(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env", "told"),
+    ("env", "shown"),
     [
         ({"IMAGE": "no.sqsh"}, "error: there is no {folder}/no.sqsh (on node-1 node-2)\n"),
         ({"IMAGE": "no.sqsh"}, "fix: make sqsh TARGET=cuda-mamba, or IMAGE=FILE.sqsh\n"),
@@ -315,10 +315,10 @@ def test_defaults_of_the_flags(shell: Shell) -> None:
         ({"SLURM_JOB_ID": ""}, "SLURM_JOB_ID: start this with sbatch"),
     ],
 )
-def test_wrong_requests(shell: Shell, env: dict[str, str], told: str) -> None:
+def test_wrong_requests(shell: Shell, env: dict[str, str], shown: str) -> None:
     code, said = shell.run(**env)
     assert code == (1 if "SLURM_JOB_ID" in env else 2)
-    assert told.format(folder=shell.folder) in said
+    assert shown.format(folder=shell.folder) in said
     assert not shell.called.exists()
 
 

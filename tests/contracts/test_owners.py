@@ -56,7 +56,7 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     done = subprocess.run(
         sqshforge("build", checkouts.TARGET, "--engine", "buildah"),
         cwd=checkout,
-        env={**os.environ, "HOME": str(tmp_path)},  # where git is told whom to trust
+        env={**os.environ, "HOME": str(tmp_path)},  # where git has whom it trusts
         capture_output=True,
         text=True,
         check=False,
@@ -82,7 +82,7 @@ def test_root_builds_in_a_user_s_checkout_and_is_in_that_user_s_way_after_it(
     assert (after.returncode, "unknown engine 'none'" in after.stderr) == (2, True)
 
 
-def test_a_user_in_root_s_checkout_is_told(user: User, checkout: Path) -> None:
+def test_a_user_in_root_s_checkout_is_reported(user: User, checkout: Path) -> None:
     (checkout / "build/bases").unlink()
     (checkout / "build/vendor").unlink()
     (checkout / "build").rmdir()
@@ -97,7 +97,9 @@ def test_a_user_in_root_s_checkout_is_told(user: User, checkout: Path) -> None:
     assert as_user(user, checkout, *sqshforge("targets")).returncode == 0  # reading works
 
 
-def test_a_file_of_the_checkout_that_root_has_written_is_told(user: User, checkout: Path) -> None:
+def test_a_file_of_the_checkout_that_root_has_written_is_reported(
+    user: User, checkout: Path
+) -> None:
     """Anywhere, not only in build/: here the lock."""
     locks = checkout / "recipes/locks"
     os.chown(locks / f"{checkouts.TARGET}.lock", 0, 0)

@@ -99,9 +99,9 @@ def test_a_patch_says_what_it_makes_of_what(name: str, source: Path, tmp_path: P
         file = change.splitlines()[0]
         place, said = patched(source, patch, tmp_path / patch.stem)
         assert said == f"patching file {file}\n"  # where it was made, and with no line shifted
-        told = re.findall(r"^(?:Before|After): ([0-9a-f]{64})$", header, re.MULTILINE)
+        shown = re.findall(r"^(?:Before|After): ([0-9a-f]{64})$", header, re.MULTILINE)
         made = [(tree / file).read_bytes() for tree in (source, place)]
-        assert told == [hashlib.sha256(content).hexdigest() for content in made]
+        assert shown == [hashlib.sha256(content).hexdigest() for content in made]
 
 
 @pytest.fixture(autouse=True)

@@ -64,7 +64,7 @@ def test_what_only_ordinary_users_need_is_noted_and_not_asked_for(machine: Machi
         "user",
         "note: fuse-overlayfs is missing, which is needed for running one on Linux before 6.6",
     ]
-    assert machine.run(user=True).stderr == ""  # told once
+    assert machine.run(user=True).stderr == ""  # reported once
 
 
 def test_sudo_is_used_for_packages_alone(machine: Machine) -> None:
@@ -152,8 +152,8 @@ def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> Non
     machine.has("dnf", "docker", "mksquashfs", "newuidmap")  # Amazon Linux 2023, at its best
     done = machine.run(user=True, system="amzn")
     assert done.returncode == 0 and machine.is_set_up, done.stderr
-    told = [line.split()[1] for line in done.stderr.splitlines()]
-    assert told == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
+    shown = [line.split()[1] for line in done.stderr.splitlines()]
+    assert shown == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
 
 
 def test_a_newer_python_beside_an_old_one_is_taken(machine: Machine) -> None:
@@ -237,7 +237,7 @@ def test_a_user_s_environment_serves_root_who_may_change_it(machine: Machine) ->
     assert machine.run().returncode == 0 and machine.is_set_up
 
 
-def test_a_checkout_of_another_user_is_told(machine: Machine) -> None:
+def test_a_checkout_of_another_user_is_reported(machine: Machine) -> None:
     machine.has_apt([])
     machine.has(*ALL)
     os.chown(machine.checkout, 0, 0)

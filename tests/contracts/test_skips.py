@@ -52,7 +52,7 @@ def test_only_what_takes_hardware_may_be_skipped_by_root(as_root: None, tmp_path
     assert "test_of_nobody: skipped, and names no missing hardware" in done.stdout
 
 
-def test_what_takes_root_is_left_out_for_a_user_and_told(as_root: None) -> None:
+def test_what_takes_root_is_left_out_for_a_user_and_reported(as_root: None) -> None:
     with existing() as user:
         done = user.run(*argv(user.home, TESTS))
         assert done.returncode == 0, done.stdout

@@ -106,8 +106,8 @@ def test_a_patch_says_what_it_makes_of_what(
 ) -> None:
     site: Path = request.getfixturevalue(name)
     header = (PATCHES / f"cache-{name}.patch").read_text().partition("\n--- ")[0]
-    told = re.findall(r"^(?:Before|After): ([0-9a-f]{64})$", header, re.MULTILINE)
-    assert told == [digest(wheel / CACHE), digest(site / CACHE)]
+    shown = re.findall(r"^(?:Before|After): ([0-9a-f]{64})$", header, re.MULTILINE)
+    assert shown == [digest(wheel / CACHE), digest(site / CACHE)]
 
 
 @pytest.fixture

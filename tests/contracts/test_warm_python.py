@@ -37,20 +37,20 @@ def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
         "import os, sys\n"
         "assert 'torch' in sys.modules and 'training' not in sys.modules\n"
         "print(sys.argv[1:], os.environ['OWN'], os.getcwd(), __name__, sys.stdin.read())\n"
-        "print('told', file=sys.stderr)\n"
+        "print('shown', file=sys.stderr)\n"
         "sys.exit(7)\n"
     )
     process = start(tmp_path, code, "a", "b c", OWN="mine")
     out, err = process.communicate("asked", timeout=300)
     assert out == f"['a', 'b c'] mine {tmp_path} __main__ asked\n"
-    assert (err, process.returncode) == ("told\n", 7)
+    assert (err, process.returncode) == ("reported\n", 7)
 
 
 @pytest.mark.parametrize(
     ("code", "ending"),
     [
         ("", 0),
-        ("raise ValueError('told')", 1),
+        ("raise ValueError('shown')", 1),
         ("import os; os.abort()", -signal.SIGABRT),
         ("import os; os.kill(os.getpid(), 9)", -signal.SIGKILL),
     ],
@@ -59,7 +59,7 @@ def test_it_ends_as_the_program_does(tmp_path: Path, code: str, ending: int) -> 
     process = start(tmp_path, code)
     _, err = process.communicate(timeout=300)
     assert process.returncode == ending
-    assert ("ValueError: told" in err) == (ending == 1)
+    assert ("ValueError: reported" in err) == (ending == 1)
 
 
 WAITS = """
@@ -75,13 +75,13 @@ time.sleep(60)
 def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
     """One that the process in its place does not outlive ends it too."""
     process = start(tmp_path, WAITS)
-    told = tmp_path / "pid"
-    assert wait_for(lambda: told.exists() and told.read_text(), process)
-    assert int(told.read_text()) in warm.forked()
+    shown = tmp_path / "pid"
+    assert wait_for(lambda: shown.exists() and shown.read_text(), process)
+    assert int(shown.read_text()) in warm.forked()
     process.send_signal(how)
     process.communicate(timeout=300)
     assert process.returncode == (85 if how == signal.SIGTERM else -how)
     deadline = time.monotonic() + 10
-    while processes.parent(int(told.read_text())):
+    while processes.parent(int(shown.read_text())):
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.01)

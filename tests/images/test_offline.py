@@ -66,5 +66,5 @@ def test_from_a_bundle_to_a_proven_sqsh_without_a_network(tmp_path: Path) -> Non
         proven = make(there, "smoke-test", "OFFLINE=1", alone=True)
     assert "build/cpu-mamba.sqsh: passed" in proven
     argv = ["unsquashfs", "-cat", "build/cpu-mamba.sqsh", "sqshforge/meta/provenance.json"]
-    told = subprocess.run(argv, cwd=there, check=True, capture_output=True)
-    assert json.loads(told.stdout)["offline"] is True
+    shown = subprocess.run(argv, cwd=there, check=True, capture_output=True)
+    assert json.loads(shown.stdout)["offline"] is True

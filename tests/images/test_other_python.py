@@ -68,8 +68,8 @@ def test_an_image_of_another_python_is_built_and_passes_its_smoke_test(root: Pat
     assert ran.stdout == "2.4.1\n", ran.stderr
 
 
-def test_a_tag_without_its_python_is_told(root: Path) -> None:
+def test_a_tag_without_its_python_is_reported(root: Path) -> None:
     built = sqshforge(root, "build", NAME, tag=vendor_bases.SMP_OTHER["tag"])
     assert built.returncode == 1
-    told = "the base has no python3.10: set the parameter python to what its tag says"
-    assert told in built.stderr
+    shown = "the base has no python3.10: set the parameter python to what its tag says"
+    assert shown in built.stderr

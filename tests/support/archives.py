@@ -19,7 +19,7 @@ import zstandard
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.image.archive.image import open_image
 
-TIME = 1_600_000_000  # of every entry that is not told otherwise
+TIME = 1_600_000_000  # of every entry that is not given another
 EPOCH = 1_700_000_000
 FILES = {"etc/environment": b"A=1\n", "etc/rc": b"#!/bin/sh\n"}
 # What the packer adds beside them where an image has it not.

@@ -40,8 +40,8 @@ class Cgroup:
         Version 1 forgets those of a cgroup below it that is gone.
         """
         name = "memory.events" if self.version == 2 else "memory.oom_control"
-        told = "\n".join(_texts(self.folder, name)[: 1 if self.version == 2 else None])
-        return sum(map(int, re.findall(r"^oom_kill (\d+)$", told, re.MULTILINE)))
+        shown = "\n".join(_texts(self.folder, name)[: 1 if self.version == 2 else None])
+        return sum(map(int, re.findall(r"^oom_kill (\d+)$", shown, re.MULTILINE)))
 
 
 @contextlib.contextmanager

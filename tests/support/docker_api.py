@@ -1,4 +1,4 @@
-"""A stand-in for docker's daemon that answers as it is told: for what no real one does."""
+"""A stand-in for docker's daemon that answers as it is set to: for what no real one does."""
 
 from __future__ import annotations
 

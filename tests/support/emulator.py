@@ -60,7 +60,7 @@ def run(
 
 
 def _rule() -> str:
-    """What the kernel is told: how such programs begin, and what runs them."""
+    """What the kernel is given: how such programs begin, and what runs them."""
     emulator = shutil.which(PROGRAM)
     assert emulator is not None, f"{PROGRAM} is not installed: apt-get install qemu-user-static"
     magic, mask = ("".join(f"\\x{one:02x}" for one in some) for some in (MAGIC, MASK))

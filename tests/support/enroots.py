@@ -14,7 +14,7 @@ from tests.support import containers
 
 STAND_IN = Path(__file__).with_name("stand_in_enroot")
 
-# What a training job does when it is told to end: it saves, from a root that must still be there.
+# What a training job does when it is asked to end: it saves, from a root that must still be there.
 SAVES = """
 trap "cat /usr/file > /out/first && sleep 0.3 && cat /usr/file > /out/saved && exit 85" TERM
 trap "" USR1 USR2 HUP

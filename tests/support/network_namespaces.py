@@ -94,8 +94,8 @@ def bridged(names: Sequence[str]) -> Iterator[Bridge]:
 
 
 def _is_taken(prefix: str) -> bool:
-    told = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True)
-    return prefix in told.stdout
+    shown = subprocess.run(["ip", "-o", "addr"], capture_output=True, text=True, check=True)
+    return prefix in shown.stdout
 
 
 def _run(program: str, *words: str) -> None:

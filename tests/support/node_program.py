@@ -39,7 +39,7 @@ if __name__ == "__main__":
         time.sleep(60)
     if what == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    if what.startswith("once-"):  # as told the first time that this is asked for
+    if what.startswith("once-"):  # as set the first time that this is asked for
         first = not os.path.exists(os.environ["FOLLOW"])
         open(os.environ["FOLLOW"], "w").close()
         what = what.removeprefix("once-") if first else "0"

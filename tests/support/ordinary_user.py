@@ -40,7 +40,7 @@ OPEN
 exec "$@"
 """
 AS_USER = ("setpriv", f"--reuid={UID}", f"--regid={UID}", f"--groups={DOCKERS}")
-# A user namespace that allows none within it, once the test has told it which ids are what.
+# A user namespace that allows none within it, once the test has mapped its ids.
 # Its sh is nobody until then, so another one does what only root can.
 FORBID = """
 echo ready

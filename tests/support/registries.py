@@ -16,7 +16,7 @@ from sqshforge.host.programs import Programs, stop
 
 @pytest.fixture(name="registry", scope="module")
 def registry_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """HOST:PORT of an empty registry, which skopeo is told to talk to without TLS."""
+    """HOST:PORT of an empty registry, which skopeo is set to talk to without TLS."""
     place = tmp_path_factory.mktemp("registry")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

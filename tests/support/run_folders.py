@@ -33,11 +33,11 @@ def noted(
     run: Path, *codes: int | None, job: str = "4242", environment: Mapping[str, str] | None = None
 ) -> None:
     """Starts of a job, each with its exit code; None for one without an end."""
-    told = {"NODES": "n1 n2", **(environment or {})}
+    shown = {"NODES": "n1 n2", **(environment or {})}
     for restart, code in enumerate(codes):
-        job_log.begin(plan(run, job=job, restart=restart), told)
+        job_log.begin(plan(run, job=job, restart=restart), shown)
         if code is not None:
-            job_log.end(plan(run, job=job, restart=restart), told, code)
+            job_log.end(plan(run, job=job, restart=restart), shown, code)
 
 
 def step(number: int, loss: float | None = None) -> dict[str, Any]:

@@ -134,8 +134,8 @@ class Cluster:
         deadline = time.monotonic() + timeout
         while not holds():
             if time.monotonic() > deadline:
-                told = what if isinstance(what, str) else what()
-                raise ClusterError(f"after {timeout:.0f} s: {told}")
+                shown = what if isinstance(what, str) else what()
+                raise ClusterError(f"after {timeout:.0f} s: {shown}")
             time.sleep(0.1)
 
     def cancel(self, job: int, *words: str) -> None:
@@ -286,9 +286,9 @@ def _begin(
                 candidate.bring(node)
             return candidate
         except BaseException as error:
-            told = candidate.last_words()
+            shown = candidate.last_words()
             _end(candidate)
-            if attempt == 2 or not isinstance(error, ClusterError) or "in use" not in told:
+            if attempt == 2 or not isinstance(error, ClusterError) or "in use" not in shown:
                 raise
     raise AssertionError("unreachable")
 

@@ -4,7 +4,7 @@ usage: pytest -p tests.support.without_library --without=NAME
 
 For an old torch, beside which a library cannot be. What is left out is found in the sources of the
 tests and of the modules of tests/ that they import, so that a new test is in unless it takes the
-library, and is told where the run begins.
+library, and is reported where the run begins.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
     from tests.training.support.runs import ENGINES
 
     name = config.getoption("without")
-    told = [f"left out, as it imports {name}: {one}" for one in sorted(left_out(name))]
-    told += [
+    shown = [f"left out, as it imports {name}: {one}" for one in sorted(left_out(name))]
+    shown += [
         f"left out, as they take {what}: those marked {mark}" for mark, what in _absent().items()
     ]
-    return [f"torch {torch.__version__}, tested with its engines: {', '.join(ENGINES)}", *told]
+    return [f"torch {torch.__version__}, tested with its engines: {', '.join(ENGINES)}", *shown]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -147,12 +147,12 @@ def test_nothing_of_this_machine_stays_in_the_image(case: Case) -> None:
         looked = subprocess.run(words, capture_output=True, text=True, check=False)
     assert (set(looked.stdout.split()), looked.stderr) == ({known}, "")
     if case.engine.name == "docker":
-        told = PROGRAMS.capture([CLIENT, "image", "inspect", case.built.name])
-        told += PROGRAMS.capture([CLIENT, "history", "--no-trunc", case.built.name])
+        shown = PROGRAMS.capture([CLIENT, "image", "inspect", case.built.name])
+        shown += PROGRAMS.capture([CLIENT, "history", "--no-trunc", case.built.name])
     else:
-        told = PROGRAMS.capture(["buildah", "inspect", "--type", "image", case.built.name])
-    assert "io.sqshforge.target" in told
-    assert case.mark not in told
+        shown = PROGRAMS.capture(["buildah", "inspect", "--type", "image", case.built.name])
+    assert "io.sqshforge.target" in shown
+    assert case.mark not in shown
 
 
 def test_the_secrets_are_gone(case: Case) -> None:
@@ -237,6 +237,6 @@ def test_after_an_edit_or_a_commit_all_else_comes_from_the_cache(
 
 
 def test_the_build_record_is_in_the_image(case: Case) -> None:
-    told = json.loads(case.run("print(open('/sqshforge/meta/provenance.json').read())"))
-    assert told["target"] == "cpu-mamba"
-    assert "requirements/packages.txt" in told["inputs"]
+    shown = json.loads(case.run("print(open('/sqshforge/meta/provenance.json').read())"))
+    assert shown["target"] == "cpu-mamba"
+    assert "requirements/packages.txt" in shown["inputs"]

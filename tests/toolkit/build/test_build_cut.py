@@ -17,7 +17,7 @@ CUT = "rpc error: code = Internal desc = unexpected EOF"
 
 
 def build(folder: Path, words: list[str]) -> list[str]:
-    """Build with a client that says these words, one a call, and then succeeds; what is told."""
+    """Build with a client that says these words, one a call, and then succeeds; what it reports."""
     client = folder / "docker"
     for number, said in enumerate(words):
         (folder / f"say{number}").write_text(said)
@@ -26,9 +26,9 @@ def build(folder: Path, words: list[str]) -> list[str]:
         'test -e "say$n" || exit 0\ncat "say$n"\nexit 1\n'
     )
     client.chmod(0o755)
-    told: list[str] = []
-    Docker(client, Programs()).build(Build(context=folder, name="x"), told.append)
-    return told
+    shown: list[str] = []
+    Docker(client, Programs()).build(Build(context=folder, name="x"), shown.append)
+    return shown
 
 
 def calls(folder: Path) -> int:

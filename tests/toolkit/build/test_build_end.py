@@ -117,10 +117,10 @@ def test_of_two_builds_one_waits_and_has_nothing_to_do(engine: Engine, tmp_path:
     with checkouts.command(root, "--engine", engine.name) as first:
         assert containers.until(lambda: at_work(first), 120)
         with checkouts.command(root, "--engine", engine.name) as second:
-            told, waited = second.communicate(timeout=300)
+            shown, waited = second.communicate(timeout=300)
         out, err = first.communicate(timeout=300)
     assert (first.returncode, second.returncode) == (0, 0), err + waited
-    assert "built in" in out and "up to date" in told
+    assert "built in" in out and "up to date" in shown
     assert "waiting for another build of cpu-mamba" in waited
 
 

@@ -35,7 +35,7 @@ def refusal(root: Path, tmp_path: Path) -> str:
 
 
 @pytest.mark.processes
-def test_a_patch_that_does_not_apply_is_told_by_hunk_file_and_commit(
+def test_a_patch_that_does_not_apply_is_reported_by_hunk_file_and_commit(
     root: Path, tmp_path: Path
 ) -> None:
     locked = lock.read("cuda-mamba", root / "recipes")
@@ -101,10 +101,10 @@ def test_another_tag_python_and_torch_are_rendered_where_they_count(
     hadolint = Path(sys.executable).parent / "hadolint"
     checked = Programs().attempt([hadolint, tmp_path / "context" / "Dockerfile"])
     assert (checked.code, checked.out) == (0, "")
-    told = yaml.safe_load((tmp_path / "context" / "meta" / "recipe.yaml").read_text())
-    assert told["python"]["version"] == "3.11"
-    assert told["smoke"]["train"]["dataset"] == "text:/opt/conda/lib/python3.11/**/*.py"
-    assert {**told["parameters"], **other} == told["parameters"]
+    shown = yaml.safe_load((tmp_path / "context" / "meta" / "recipe.yaml").read_text())
+    assert shown["python"]["version"] == "3.11"
+    assert shown["smoke"]["train"]["dataset"] == "text:/opt/conda/lib/python3.11/**/*.py"
+    assert {**shown["parameters"], **other} == shown["parameters"]
 
 
 @pytest.mark.processes

@@ -127,7 +127,7 @@ def refused(root: Path, **environment: str) -> Result:
     return done
 
 
-def test_without_a_bundle_the_way_to_one_is_told(storage: None, tmp_path: Path) -> None:
+def test_without_a_bundle_the_way_to_one_is_reported(storage: None, tmp_path: Path) -> None:
     done = refused(small(tmp_path / "checkout"), OFFLINE="1")
     assert done.code == 3
     assert f"there is no bundle of {TARGET}" in done.err

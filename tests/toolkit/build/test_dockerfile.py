@@ -90,7 +90,7 @@ def test_values_are_quoted_so_that_nothing_in_them_is_expanded() -> None:
     assert dockerfile.dockerfile_quote('a "b" $HOME \\') == '"a \\"b\\" \\$HOME \\\\"'
 
 
-def test_a_template_that_is_not_there_or_broken_is_told(root: Path, tmp_path: Path) -> None:
+def test_a_template_that_is_not_there_or_broken_is_reported(root: Path, tmp_path: Path) -> None:
     what, locked = loaded(root, "cpu-mamba")
     with pytest.raises(RequestError, match="does not exist"):
         dockerfile.dockerfile(what, locked, tmp_path)

@@ -22,7 +22,7 @@ from tests.support.ecr_server import HOST, SMP
 )
 @pytest.mark.parametrize("end", ["", ":2.4.1-gpu", "@sha256:" + "a" * 64, ":1@sha256:" + "a" * 64])
 @pytest.mark.parametrize("name", ["smp", "team/smp"])
-def test_a_private_image_is_told_by_its_host(
+def test_a_private_image_is_reported_by_its_host(
     host: str, account: str, region: str, end: str, name: str
 ) -> None:
     expected = ecr.Repository(account=account, region=region, host=host, name=name)
@@ -49,7 +49,7 @@ def test_what_is_no_private_image_is_left_alone(reference: str) -> None:
 @pytest.mark.parametrize(
     "account", ["", "65864571751", "6586457175100", "{account}", "65864571751\u0660"]
 )
-def test_an_account_that_is_none_is_told(account: str) -> None:
+def test_an_account_that_is_none_is_reported(account: str) -> None:
     reference = f"{account}.dkr.ecr.us-west-2.amazonaws.com/smp:1"
     with pytest.raises(RequestError, match="12 digits") as caught:
         ecr.parse(reference)

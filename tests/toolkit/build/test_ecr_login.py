@@ -57,7 +57,7 @@ def test_a_login_is_for_the_host_and_the_region_of_the_image(
     assert (tmp_path / "stdin").read_text() == PASSWORD
 
 
-def test_an_engine_that_refuses_is_told_without_the_password(
+def test_an_engine_that_refuses_is_reported_without_the_password(
     aws: Server, engine: Path, tmp_path: Path
 ) -> None:
     aws.answer(200, token())
@@ -110,7 +110,7 @@ def test_an_engine_that_refuses_is_told_without_the_password(
         ({"authorizationData": []}, "aws cannot log in", "docs/images/ecr.md"),
     ],
 )
-def test_what_aws_refuses_is_told_with_its_cure(
+def test_what_aws_refuses_is_reported_with_its_fix(
     body: dict[str, object], what: str, fix: str, aws: Server, engine: Path, tmp_path: Path
 ) -> None:
     aws.answer(400 if "__type" in body else 200, body)
@@ -138,7 +138,7 @@ def test_without_credentials_the_ways_to_them_are_named(
     ("is_old", "kind", "what"),
     [(True, WorkError, "has expired"), (False, MissingError, "no AWS credentials")],
 )
-def test_a_session_that_is_over_or_was_never_begun_is_told(
+def test_a_session_that_is_over_or_was_never_begun_is_reported(
     is_old: bool,
     kind: type[SqshforgeError],
     what: str,
@@ -167,7 +167,7 @@ def test_a_session_that_is_over_or_was_never_begun_is_told(
     assert "aws sso login" in caught.value.fix
 
 
-def test_a_broken_aws_is_told_by_its_own_last_words(
+def test_a_broken_aws_is_reported_by_its_own_last_words(
     engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken = tmp_path / "aws"
@@ -189,7 +189,7 @@ def test_half_a_configuration_is_none(
         ecr.login(SMP, engine, Programs())
 
 
-def test_a_region_that_does_not_answer_is_told(
+def test_a_region_that_does_not_answer_is_reported(
     aws: Server, engine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL_ECR", "http://127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""What engines say of a pull that AWS's registry refused, understood and told with its cure."""
+"""What engines say of a pull that AWS's registry refused, understood and reported with its fix."""
 
 from __future__ import annotations
 

@@ -231,7 +231,7 @@ def test_odd_records_stay_valid(image: Path) -> None:
     assert sorted(names) == sorted([*usual, "torch", "old", "odd näme\ufffd/@?#"])
 
 
-def test_without_records_the_lock_is_told(tmp_path: Path) -> None:
+def test_without_records_the_lock_is_reported(tmp_path: Path) -> None:
     (tmp_path / "meta").mkdir()
     (tmp_path / "meta/lock.json").write_text('{"target": "bare", "python": null}')
     assert [one.name for one in made(tmp_path).packages] == ["bare"]
@@ -262,7 +262,7 @@ def test_this_machine_has_a_valid_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "shown"),
     [
         ("{", "not valid JSON"),
         ("\xff\xfe", "not valid JSON"),
@@ -273,12 +273,12 @@ def test_this_machine_has_a_valid_one(tmp_path: Path) -> None:
         ('{"target": "t", "base": {"image": ["x"]}}', "image is not a string"),
     ],
 )
-def test_a_broken_lock_is_told_in_one_line(image: Path, text: str, told: str) -> None:
+def test_a_broken_lock_is_reported_in_one_line(image: Path, text: str, shown: str) -> None:
     lock = image / "meta/lock.json"
     lock.write_text(text, encoding="latin-1")
     done = sbom(image / "meta", "--root", image)
     assert done.code == 1
-    assert re.fullmatch(rf"sbom\.py: {re.escape(str(lock))}: .*{told}.*\n", done.err)
+    assert re.fullmatch(rf"sbom\.py: {re.escape(str(lock))}: .*{shown}.*\n", done.err)
     assert not (image / "meta/sbom.spdx.json").exists()
 
 
@@ -293,7 +293,7 @@ def test_a_broken_lock_is_told_in_one_line(image: Path, text: str, told: str) ->
         (("--meta", "/nowhere"), "", 1),
     ],
 )
-def test_a_wrong_request_is_told_in_one_line(
+def test_a_wrong_request_is_reported_in_one_line(
     image: Path, words: tuple[str, ...], epoch: str, code: int
 ) -> None:
     done = sbom(image / "meta", *words, epoch=epoch)

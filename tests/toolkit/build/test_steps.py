@@ -46,10 +46,10 @@ def test_the_page_says_of_each_stage_how_it_is_run(root: Path) -> None:
     page = (root / "docs" / "images" / "targets.md").read_text()
     _, _, section = page.partition("\n## What is run of an image\n")
     first = re.findall(r"^\| (.*?) \|", section, re.MULTILINE)
-    told = set(re.findall(r"`([\w-]+)`", " ".join(first)))
+    shown = set(re.findall(r"`([\w-]+)`", " ".join(first)))
     stages = {
         stage
         for target in (*rehearsal.TARGETS, *rehearsal.OTHERS)
         for stage in re.findall(r"^FROM .* AS (\S+)$", dockerfile(target), re.MULTILINE)
     }
-    assert stages == told
+    assert stages == shown

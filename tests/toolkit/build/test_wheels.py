@@ -89,7 +89,7 @@ def test_without_a_wheel_that_fits_it_is_the_source(new_index: NewIndex) -> None
     assert chosen(new_index(*everything).pip, locked(*everything)) == [SOURCE.name]
 
 
-def test_nothing_that_fits_is_told_with_the_package(new_index: NewIndex) -> None:
+def test_nothing_that_fits_is_reported_with_the_package(new_index: NewIndex) -> None:
     index = new_index(*wheels(FOREIGN))
     with pytest.raises(
         MissingError, match=r"tool==1\.0 has no wheels with a matching platform tag"
@@ -118,14 +118,14 @@ def test_each_package_has_its_file_in_the_order_of_the_lock(new_index: NewIndex)
     assert chosen(index.pip) == []
 
 
-def test_a_version_that_is_gone_is_told(new_index: NewIndex) -> None:
+def test_a_version_that_is_gone_is_reported(new_index: NewIndex) -> None:
     index = new_index(wheel("tool", "2.0"))
     with pytest.raises(MissingError, match=r"tool==1\.0") as caught:
         chosen(index.pip, locked(wheel("tool")))
     assert "docs/start/machines.md" in caught.value.fix
 
 
-def test_an_index_that_does_not_answer_is_told(new_index: NewIndex) -> None:
+def test_an_index_that_does_not_answer_is_reported(new_index: NewIndex) -> None:
     index = new_index(wheel("tool"))
     index.web.stop()
     with pytest.raises(MissingError, match="the package index does not have") as caught:

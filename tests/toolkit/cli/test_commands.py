@@ -42,7 +42,7 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told", "fix"),
+    ("words", "shown", "fix"),
     [
         (["buidl"], "unknown command 'buidl'", "did you mean build?"),
         (["build", "cpu-mambo"], "unknown target 'cpu-mambo'", "did you mean cpu-mamba?"),
@@ -82,11 +82,11 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
     ],
 )
 def test_a_wrong_request_is_exit_code_2_and_one_clear_message(
-    words: list[str], told: str, fix: str
+    words: list[str], shown: str, fix: str
 ) -> None:
     done = sqshforge(*words)
     assert done.code == 2, done.err
-    assert told in done.err
+    assert shown in done.err
     assert fix in done.err
     assert "Traceback" not in done.err
     assert len(done.err.splitlines()) <= 5
@@ -109,7 +109,7 @@ def test_no_engine_at_all_is_exit_code_3(tmp_path: Path) -> None:
     assert "apt-get install buildah" in done.err
 
 
-def test_a_broken_recipe_is_told_with_all_its_faults(root: Path, tmp_path: Path) -> None:
+def test_a_broken_recipe_is_reported_with_all_its_faults(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "checkout"
     (copy / "recipes").mkdir(parents=True)
     (copy / "images").mkdir()

@@ -1,4 +1,4 @@
-"""What the doctor makes of the facts that nodes have told: pure, no node and no Slurm."""
+"""What the doctor makes of the facts that nodes have reported: pure, no node and no Slurm."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def ordinary_user(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def node(name: str = "n1", **changed: Any) -> Node:
-    """A node where all is fine, but for these parts of what it told."""
-    told = json.loads(json.dumps(FINE))
+    """A node where all is fine, but for these parts of its report."""
+    shown = json.loads(json.dumps(FINE))
     for part, values in changed.items():
-        told[part] = (
-            {**told[part], **values} if isinstance(values, dict) and part in told else values
+        shown[part] = (
+            {**shown[part], **values} if isinstance(values, dict) and part in shown else values
         )
-    return facts.node(told, name)
+    return facts.node(shown, name)
 
 
 def judged(*nodes: Node, asked: Asked = ASKED) -> list[Row]:
@@ -105,7 +105,7 @@ def test_rows_are_in_the_order_of_the_checks_whichever_node_has_them() -> None:
     assert whats == alone
 
 
-def test_a_node_that_differs_is_told_apart_with_what_mends_it() -> None:
+def test_a_node_that_differs_is_kept_apart_with_what_mends_it() -> None:
     bad = node("n3", fuse={"there": True, "open": False, "mode": "0600", "fault": "denied"})
     (fine, missing) = several("/dev/fuse", node("n1"), node("n2"), bad)
     assert fine.nodes == ("n1", "n2") and fine.finding.ok
@@ -211,7 +211,7 @@ def test_what_is_only_better_otherwise_is_no_gap(
 
 
 @pytest.mark.parametrize(
-    "told",
+    "shown",
     [
         {"there": True, "mode": "l"},
         {"there": True, "ubuntu": True, "mode": "l"},
@@ -219,8 +219,8 @@ def test_what_is_only_better_otherwise_is_no_gap(
         {"there": False, "mode": "a"},
     ],
 )
-def test_a_needrestart_that_leaves_slurm_alone_is_fine(told: dict[str, Any]) -> None:
-    assert one("needrestart", node(needrestart=told)).finding.ok
+def test_a_needrestart_that_leaves_slurm_alone_is_fine(shown: dict[str, Any]) -> None:
+    assert one("needrestart", node(needrestart=shown)).finding.ok
 
 
 def test_what_most_nodes_have_is_right() -> None:
@@ -249,7 +249,7 @@ def test_enroot_may_have_namespaces_that_others_have_not() -> None:
     assert "user namespaces" in gaps(node(namespaces=profile, enroot={"path": ""}))
 
 
-def test_pyxis_is_told_with_what_it_does_to_an_image() -> None:
+def test_pyxis_is_reported_with_what_it_does_to_an_image() -> None:
     known = {"known": True, "version": "0.24.0", "plugin": "/x.so"}
     unpacks = node(pyxis=known)
     assert "each start unpacks the image" in one("pyxis", unpacks).finding.detail
@@ -313,7 +313,7 @@ def test_folders_with_the_node_s_name_in_them_are_alike() -> None:
     assert row.finding.detail == "/data/rt-NODE-7, on tmpfs, at least 3.0 GB free"
 
 
-def test_room_is_told_once_for_all_nodes_by_the_least() -> None:
+def test_room_is_reported_once_for_all_nodes_by_the_least() -> None:
     tight = node("n2", enroot={"folders": [place(name="ENROOT_DATA_PATH", free=3 * GB)]})
     wide = node("n1", enroot={"folders": [place(name="ENROOT_DATA_PATH", free=9 * GB)]})
     row = one("ENROOT_DATA_PATH", wide, tight)
@@ -367,7 +367,7 @@ def test_names_are_shown_as_slurm_does(names: list[str], shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "shown",
     [
         None,
         [1],
@@ -376,16 +376,16 @@ def test_names_are_shown_as_slurm_does(names: list[str], shown: str) -> None:
         {"python": "3.11.2", "markers": {"digest": "a1"}, "faults": "none", "nvidia": None},
     ],
 )
-def test_what_is_no_answer_ends_in_rows_not_in_a_traceback(told: object) -> None:
-    strange = facts.node(told, "n2")
+def test_what_is_no_answer_ends_in_rows_not_in_a_traceback(shown: object) -> None:
+    strange = facts.node(shown, "n2")
     assert isinstance(strange, Node)
     for row in judged(node("n1"), strange):
         assert row.lines(8)
 
 
 def test_texts_of_nodes_are_bounded() -> None:
-    told = {"python": "3" * 10**6, "markers": [{}] * 10**4}
-    found = facts.node(told, "n1")
+    shown = {"python": "3" * 10**6, "markers": [{}] * 10**4}
+    found = facts.node(shown, "n1")
     assert len(found.python) == facts.LONGEST and len(found.markers) == facts.MOST
     assert found.markers[0] == Marker() and found.enroot.folders == () == Node().enroot.folders
     assert facts.node({"enroot": {"folders": [{"free": True}]}}, "n").enroot.folders == (Place(),)

@@ -26,7 +26,7 @@ g2 gpu drain
 
 
 class Slurm(Programs):
-    """A Slurm that says what it is told to, by the name of the program."""
+    """A Slurm that says what it is set to, by the name of the program."""
 
     def __init__(self, said: Mapping[str, str], code: int = 0) -> None:
         self.said, self.code = said, code
@@ -82,7 +82,7 @@ def test_within_a_job_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "partition", "programs", "kind", "told"),
+    ("nodes", "partition", "programs", "kind", "shown"),
     [
         (None, "", Slurm({}), MissingError, "are not on this machine"),
         (None, "", Slurm({"srun": "", "sinfo": "no\ncontact"}, 1), MissingError, "answer: contact"),
@@ -93,9 +93,9 @@ def test_within_a_job_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_cannot_be_asked(
-    nodes: int | None, partition: str, programs: Slurm, kind: type[Exception], told: str
+    nodes: int | None, partition: str, programs: Slurm, kind: type[Exception], shown: str
 ) -> None:
-    with pytest.raises(kind, match=told) as raised:
+    with pytest.raises(kind, match=shown) as raised:
         job.plan(nodes, partition, programs)
     assert raised.value.fix  # type: ignore[attr-defined]
 
@@ -110,8 +110,8 @@ def test_the_call_has_a_task_a_node_and_a_limit() -> None:
     assert max(map(len, words)) < 64 << 10  # half of what Linux allows for one
 
 
-def lines(name: str, told: object, size: int = 20) -> list[bytes]:
-    text = json.dumps(told)
+def lines(name: str, shown: object, size: int = 20) -> list[bytes]:
+    text = json.dumps(shown)
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
     return [
         f"sqshforge-doctor {name} {number}/{len(pieces)} {piece}".encode()

@@ -1,4 +1,4 @@
-"""The doctor: each cause is found before the work starts, and told with what fixes it."""
+"""The doctor: each cause is found before the work starts, and reported with what fixes it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NATIVE = {"GraphDriverName": "overlay", "GraphRoot": "/home/u/graph", "GraphOpti
 
 
 class Fake(Programs):
-    """A machine with these programs, which say what they are told to."""
+    """A machine with these programs, which say what they are set to."""
 
     def __init__(
         self, names: Sequence[str], said: Mapping[str, str], store: Mapping[str, Any], works: bool
@@ -153,7 +153,7 @@ def test_what_proves_debian_s_packages_is_looked_for(machine: Make) -> None:
     assert gaps(machine(without=["gpgv"], besides=["sqv"])) == {}
 
 
-def test_an_old_buildah_is_told_with_what_works_and_what_does_not(machine: Make) -> None:
+def test_an_old_buildah_is_reported_with_what_works_and_what_does_not(machine: Make) -> None:
     host = machine(buildah="1.23.1")
     assert gaps(host) == {}  # cpu-mamba is built by it
     found = one(host, "buildah 1.24")
@@ -162,7 +162,7 @@ def test_an_old_buildah_is_told_with_what_works_and_what_does_not(machine: Make)
 
 
 @pytest.mark.parametrize("version", ["4.7", "4.7.2", "4.7.4"])
-def test_a_mksquashfs_that_may_corrupt_files_is_told(machine: Make, version: str) -> None:
+def test_a_mksquashfs_that_may_corrupt_files_is_reported(machine: Make, version: str) -> None:
     host = machine(mksquashfs=version)
     assert gaps(host) == {
         "mksquashfs": "install squashfs-tools 4.7.5 or later, or one before 4.7",
@@ -232,11 +232,11 @@ def test_with_enroot_there_is_no_need_of_our_own_runtime(machine: Make) -> None:
     assert gaps(host) == {}
 
 
-@pytest.mark.parametrize(("fuse", "told"), [(0o600, "its mode is 0600"), (None, "not there")])
-def test_a_closed_fuse_is_told(machine: Make, fuse: int | None, told: str) -> None:
+@pytest.mark.parametrize(("fuse", "shown"), [(0o600, "its mode is 0600"), (None, "not there")])
+def test_a_closed_fuse_is_reported(machine: Make, fuse: int | None, shown: str) -> None:
     host = machine(fuse=fuse)
     found = one(host, "/dev/fuse")
-    assert found.needed and not found.ok and told in found.detail
+    assert found.needed and not found.ok and shown in found.detail
     assert found.fix == "sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
 
 
@@ -249,7 +249,7 @@ VFS = {**NATIVE, "GraphDriverName": "vfs"}
 PROGRAM = {**NATIVE, "GraphOptions": ["overlay.mount_program=/usr/bin/fuse-overlayfs"]}
 
 
-def test_the_storage_that_buildah_uses_is_told(machine: Make) -> None:
+def test_the_storage_that_buildah_uses_is_reported(machine: Make) -> None:
     assert one(machine(), "storage").detail == "the kernel's overlay, in /home/u/graph"
     by_program = one(machine(store=PROGRAM), "storage")
     assert by_program.ok and by_program.detail.startswith("fuse-overlayfs, in /home/u/graph")
@@ -257,7 +257,7 @@ def test_the_storage_that_buildah_uses_is_told(machine: Make) -> None:
     assert not closed.ok and "chmod 0666 /dev/fuse" in closed.fix
 
 
-def test_copying_layers_whole_is_told_with_what_is_faster(machine: Make) -> None:
+def test_copying_layers_whole_is_reported_with_what_is_faster(machine: Make) -> None:
     faster = one(machine(store=VFS), "storage")
     assert "every layer is copied whole" in faster.detail
     assert faster.fix.endswith("> ~/.config/containers/storage.conf")
@@ -297,7 +297,7 @@ def test_an_engine_that_is_asked_for_is_the_one_that_is_needed(machine: Make) ->
     assert set(gaps(machine(engine="buildah", without=["buildah"]))) == {"buildah"}
 
 
-def test_a_docker_that_is_not_for_this_user_is_told(machine: Make) -> None:
+def test_a_docker_that_is_not_for_this_user_is_reported(machine: Make) -> None:
     class Closed(Fake):
         def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
             if "--version" in argv and "docker" in str(argv[0]):

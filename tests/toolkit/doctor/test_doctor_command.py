@@ -51,7 +51,7 @@ def test_make_doctor_installs_nothing_and_takes_only_the_system_s_python(tmp_pat
     assert sorted(path.name for path in clone.iterdir()) == before
 
 
-def test_an_old_python_is_told(tmp_path: Path) -> None:
+def test_an_old_python_is_reported(tmp_path: Path) -> None:
     clone = checkouts.bare(tmp_path / "clone")
     tools = tmp_path / "bin"
     tools.mkdir()

@@ -36,24 +36,24 @@ def examined(user: User, clone: Path, before: str = ":") -> tuple[int, list[str]
     return done.returncode, done.stdout.splitlines()
 
 
-def told(lines: list[str], name: str) -> tuple[str, str]:
+def shown(lines: list[str], name: str) -> tuple[str, str]:
     """A finding's line, and the one with what fixes it."""
     at = next(index for index, line in enumerate(lines) if line[8:].startswith(name))
     return lines[at], lines[at + 1].strip()
 
 
-def test_all_is_there_and_slow_storage_is_told_with_a_setting_that_mends_it(
+def test_all_is_there_and_slow_storage_is_reported_with_a_setting_that_fixes_it(
     user: User, clone: Path
 ) -> None:
     code, lines = examined(user, clone)
     assert code == 0, "\n".join(lines)
     assert lines[-2:] == ["all there", "next: make quickstart"]
-    line, fix = told(lines, "storage of buildah")
+    line, fix = shown(lines, "storage of buildah")
     if "vfs" in line:  # what buildah takes by itself before 1.29
         assert line.startswith("-") and "every layer is copied whole" in line
         user.run("sh", "-c", fix.partition(": ")[2])
         code, lines = examined(user, clone)
-        line, _ = told(lines, "storage of buildah")
+        line, _ = shown(lines, "storage of buildah")
     assert line.startswith("ok") and "the kernel's overlay" in line, line
     containers_of_it = user.home / ".local/share/containers/storage"
     assert not list(containers_of_it.glob(".sqshforge*"))  # what it tried it in
@@ -61,7 +61,7 @@ def test_all_is_there_and_slow_storage_is_told_with_a_setting_that_mends_it(
 
 def test_a_closed_fuse(user: User, clone: Path) -> None:
     code, lines = examined(user, clone, "chmod 0600 /dev/fuse")
-    line, fix = told(lines, "/dev/fuse")
+    line, fix = shown(lines, "/dev/fuse")
     assert code == 3 and line.startswith("MISSING")
     assert f"not open to {NAME}: its mode is 0600" in line
     assert fix == "fix: sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
@@ -70,7 +70,7 @@ def test_a_closed_fuse(user: User, clone: Path) -> None:
 def test_no_range_of_ids(clone: Path) -> None:
     with existing(ranges=False) as user:
         code, lines = examined(user, user.take(checkouts.bare(user.home / "clone")))
-    line, fix = told(lines, "ranges of ids")
+    line, fix = shown(lines, "ranges of ids")
     assert code == 3 and line.startswith("MISSING")
     assert f"/etc/subuid and /etc/subgid give {NAME} fewer than 65536" in line
     assert fix == (
@@ -81,7 +81,7 @@ def test_no_range_of_ids(clone: Path) -> None:
 def test_no_user_namespaces(user: User, clone: Path) -> None:
     with without_namespaces(user, str(clone / "setup.sh"), "doctor") as process:
         out, _ = process.communicate("\n", timeout=300)
-    line, fix = told(out.splitlines(), "user namespaces")
+    line, fix = shown(out.splitlines(), "user namespaces")
     assert process.returncode == 3 and line.startswith("MISSING"), out
     assert "user.max_user_namespaces is 0" in line
     assert fix == "fix: sudo sysctl user.max_user_namespaces=10000"

@@ -131,7 +131,7 @@ def test_the_head_of_an_image(tmp_path: Path) -> None:
 def probe(
     folder: Path, seconds: float = 30.0, said: bytes = b"", **variables: str
 ) -> dict[str, Any]:
-    """Run the probe as a node does, for a PATH that begins with a folder; what it told."""
+    """Run the probe as a node does, for a PATH that begins with a folder; its report."""
     plan = job.Plan(1, "p", ("n1",))
     words = job.srun(plan, "x", seconds, [folder / "marker"], None)
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "SLURMD_NODENAME": "n1"}
@@ -149,8 +149,8 @@ def probe(
         assert len(line) < 1024
         answers.take(line, time.time())
     whole = "".join(answers.pieces["n1"][number] for number in sorted(answers.pieces["n1"]))
-    told: dict[str, Any] = json.loads(whole)
-    return {**told, "clock": answers.clocks.get("n1")}
+    shown: dict[str, Any] = json.loads(whole)
+    return {**shown, "clock": answers.clocks.get("n1")}
 
 
 def stand_in(folder: Path, name: str, text: str) -> None:
@@ -159,8 +159,8 @@ def stand_in(folder: Path, name: str, text: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def faults(told: Mapping[str, Any]) -> dict[str, str]:
-    return {one["check"]: one["text"] for one in told["faults"]}
+def faults(shown: Mapping[str, Any]) -> dict[str, str]:
+    return {one["check"]: one["text"] for one in shown["faults"]}
 
 
 @pytest.mark.processes
@@ -174,10 +174,10 @@ def test_enroot_is_asked_without_making_its_folders(tmp_path: Path) -> None:
         "ENROOT_RUNTIME_PATH ${XDG_RUNTIME_DIR}/mine",
     )
     (tmp_path / "marker").write_bytes(b"m")
-    told = probe(tmp_path, said=b"clock\n", TMPDIR="/var/tmp")
-    assert faults(told) == {}
-    assert told["enroot"]["version"] == "4.1.2" and told["enroot"]["settings"] == str(settings)
-    paths = {one["name"]: one["path"] for one in told["enroot"]["folders"]}
+    shown = probe(tmp_path, said=b"clock\n", TMPDIR="/var/tmp")
+    assert faults(shown) == {}
+    assert shown["enroot"]["version"] == "4.1.2" and shown["enroot"]["settings"] == str(settings)
+    paths = {one["name"]: one["path"] for one in shown["enroot"]["folders"]}
     uid = os.getuid()
     assert paths == {
         "ENROOT_RUNTIME_PATH": "/run/enroot",  # an unset variable gives nothing, as in enroot
@@ -185,9 +185,9 @@ def test_enroot_is_asked_without_making_its_folders(tmp_path: Path) -> None:
         "ENROOT_DATA_PATH": f"/c/{uid}/data",
         "ENROOT_TEMP_PATH": "/var/tmp",
     }
-    low, high = told["clock"]
+    low, high = shown["clock"]
     assert low <= 0 and high > 1.7e9
-    assert told["markers"] == [{"digest": hashlib.sha256(b"m").hexdigest()}]
+    assert shown["markers"] == [{"digest": hashlib.sha256(b"m").hexdigest()}]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["enroot", "marker", "settings"]
     wins = probe(tmp_path, ENROOT_DATA_PATH="/mine", XDG_RUNTIME_DIR="/run/user/7")
     paths = {one["name"]: one["path"] for one in wins["enroot"]["folders"]}
@@ -202,24 +202,26 @@ def test_what_does_not_answer_is_given_up(tmp_path: Path) -> None:
     stand_in(tmp_path, "enroot", "#!/bin/sh\nsleep 986 & sleep 986\n")
     os.mkfifo(tmp_path / "marker")
     began = time.monotonic()
-    told = probe(tmp_path, seconds=6.0)
+    shown = probe(tmp_path, seconds=6.0)
     assert time.monotonic() - began < 60
-    assert faults(told) == {"enroot": "no answer within 2 s"}
-    assert told["markers"] == [{"fault": "no answer within 2 s"}]
-    assert told["programs"]["unsquashfs"]
+    assert faults(shown) == {"enroot": "no answer within 2 s"}
+    assert shown["markers"] == [{"fault": "no answer within 2 s"}]
+    assert shown["programs"]["unsquashfs"]
     listed = Programs().attempt(["ps", "-eo", "args"]).out.splitlines()
     assert "sleep 986" not in listed
 
 
 @pytest.mark.processes
-def test_programs_that_fail_are_told_with_their_words(tmp_path: Path) -> None:
+def test_programs_that_fail_are_reported_with_their_words(tmp_path: Path) -> None:
     stand_in(tmp_path, "enroot", "#!/bin/sh\necho 'mkdir: cannot create' >&2; exit 1\n")
     stand_in(tmp_path, "srun", "#!/bin/sh\necho '  --container-image=X'\n")
     stand_in(tmp_path, "unshare", "#!/bin/sh\necho 'unshare failed' >&2; exit 1\n")
-    told = probe(tmp_path)
-    assert told["enroot"]["fault"] == "mkdir: cannot create"
-    assert told["pyxis"]["known"] is True
-    assert told["namespaces"]["works"] is False and told["namespaces"]["fault"] == "unshare failed"
+    shown = probe(tmp_path)
+    assert shown["enroot"]["fault"] == "mkdir: cannot create"
+    assert shown["pyxis"]["known"] is True
+    assert (
+        shown["namespaces"]["works"] is False and shown["namespaces"]["fault"] == "unshare failed"
+    )
 
 
 @pytest.mark.processes

@@ -57,7 +57,7 @@ def test_buildah_is_taken_where_it_is_asked_for(docker: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["podman", "Docker", " "])
-def test_an_unknown_engine_is_told_the_known_ones(name: str) -> None:
+def test_an_unknown_engine_is_answered_with_the_known_ones(name: str) -> None:
     with pytest.raises(RequestError, match="unknown engine") as caught:
         engine.choose(name, Programs())
     assert caught.value.fix == "engines are: docker, buildah"

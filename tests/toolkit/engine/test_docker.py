@@ -109,7 +109,7 @@ def test_an_image_that_is_not_there_cannot_be_saved(chosen: Docker, tmp_path: Pa
         chosen.save("localhost/none:1", tmp_path / "x.tar")
 
 
-def test_a_failing_daemon_s_own_words_are_told(tmp_path: Path) -> None:
+def test_a_failing_daemon_s_own_words_are_reported(tmp_path: Path) -> None:
     with docker_api.answering({}) as host:
         chosen = engine.choose("docker", Programs())
         with pytest.raises(WorkError, match="out of order") as caught:

@@ -75,7 +75,7 @@ def test_it_is_not_copied_over_another_file(source: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("way")
-def test_a_source_that_is_shorter_than_told(source: Path, tmp_path: Path) -> None:
+def test_a_source_that_is_shorter_than_it_said(source: Path, tmp_path: Path) -> None:
     forget(source, 0, 0)
     files.copy(source, tmp_path / "target", SIZES[-1] + 3 * PIECE)
     assert (tmp_path / "target").read_bytes() == source.read_bytes()
@@ -120,6 +120,6 @@ def test_into_memory(source: Path, small: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.usefixtures("way")
-def test_a_full_disk_is_told(source: Path, small: Path) -> None:
+def test_a_full_disk_is_reported(source: Path, small: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         files.copy(source, small / "target", SIZES[-1])

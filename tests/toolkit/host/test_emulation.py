@@ -1,4 +1,4 @@
-"""Programs of another machine: told by their first bytes, and tried where it counts."""
+"""Programs of another machine: recognised by their first bytes, and tried where it counts."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Without(Programs):
         return super().attempt(argv, stdin=stdin, env=env, cwd=cwd, timeout=timeout)
 
 
-def test_a_machine_that_runs_no_such_programs_is_told_what_helps() -> None:
+def test_a_machine_that_runs_no_such_programs_is_answered_with_what_helps() -> None:
     other = next(one for one in platforms.ALL.values() if not one.is_own)
     with pytest.raises(MissingError, match=f"cannot run programs of {other.name}") as caught:
         emulation.require(other, Without())

@@ -30,7 +30,7 @@ def test_a_failure_tells_the_command_its_code_and_its_last_words() -> None:
     assert "exit 7" in caught.value.where
 
 
-def test_a_killed_program_is_told_by_its_signal() -> None:
+def test_a_killed_program_is_reported_by_its_signal() -> None:
     with pytest.raises(WorkError, match="signal SIGKILL"):
         Programs().capture(["sh", "-c", "kill -9 $$"])
 
@@ -99,7 +99,7 @@ def test_all_finds_every_program_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_program_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
-    mark = tmp_path / "told to end"
+    mark = tmp_path / "asked to end"
     script = f"trap 'touch \"{mark}\"; exit' TERM; while true; do sleep 0.05; done"
     code = (
         "from sqshforge.host.programs import Programs\n"

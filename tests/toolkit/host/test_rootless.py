@@ -50,7 +50,7 @@ Buildah.find(Programs()).copy_out(name_of("cpu-mamba", checkout), "/srv", place)
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "shown"),
     [
         ("result", "twice\n"),
         ("error", "RequestError {'what': 'it is wrong', 'where': 'here', 'fix': 'right it'}\n"),
@@ -59,11 +59,11 @@ Buildah.find(Programs()).copy_out(name_of("cpu-mamba", checkout), "/srv", place)
     ],
 )
 def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
-    what: str, told: str
+    what: str, shown: str
 ) -> None:
     with existing() as user:
         done = user.run(sys.executable, "-c", CALL, what)
-    assert told in done.stdout, done.stderr
+    assert shown in done.stdout, done.stderr
     assert ("ValueError: a bug" in done.stderr) == (what == "bug")
 
 
@@ -87,7 +87,7 @@ def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> N
         assert removed.returncode == 0, removed.stderr
 
 
-def test_a_user_without_ranges_of_ids_is_told_before_the_build() -> None:
+def test_a_user_without_ranges_of_ids_is_reported_before_the_build() -> None:
     with existing(ranges=False) as user:
         done = ordinary_user.pack_target(user, ordinary_user.checkout(user), ENGINE="buildah")
     assert (done.returncode, done.stdout) == (3, "")

@@ -20,15 +20,15 @@ from tests.support.command_line import SCRIPT
 
 
 @pytest.mark.parametrize(
-    ("count", "told"), [(0, "0 B"), (999, "999 B"), (1.5e3, "1.5 kB"), (4.29e8, "429.0 MB")]
+    ("count", "shown"), [(0, "0 B"), (999, "999 B"), (1.5e3, "1.5 kB"), (4.29e8, "429.0 MB")]
 )
-def test_bytes_for_people(count: float, told: str) -> None:
-    assert terminal.human(count) == told
+def test_bytes_for_people(count: float, shown: str) -> None:
+    assert terminal.human(count) == shown
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(0.04, "0.0 s"), (61, "1 min 01 s")])
-def test_times_for_people(seconds: float, told: str) -> None:
-    assert terminal.duration(seconds) == told
+@pytest.mark.parametrize(("seconds", "shown"), [(0.04, "0.0 s"), (61, "1 min 01 s")])
+def test_times_for_people(seconds: float, shown: str) -> None:
+    assert terminal.duration(seconds) == shown
 
 
 def test_without_a_terminal_it_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -265,7 +265,7 @@ def test_what_another_packer_has_open_stays(image: source.Source, tmp_path: Path
 
 
 @pytest.mark.parametrize("text", ["s3://debian", "ocifolder:x", "a/b", "http://x", "rootfs"])
-def test_an_unknown_kind_of_source_is_told_the_known_ones(text: str) -> None:
+def test_an_unknown_kind_of_source_is_answered_with_the_known_ones(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         source.parse(text, Programs())
     assert text in caught.value.what

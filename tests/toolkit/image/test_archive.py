@@ -207,12 +207,12 @@ def test_all_the_ways_to_compress(tmp_path: Path) -> None:
         assert archives.shape(archives.parsed(archives.output(address, files={}))) == expected
 
 
-def test_the_bytes_are_told_once(tmp_path: Path) -> None:
+def test_the_bytes_are_reported_once(tmp_path: Path) -> None:
     address = archives.write(Image([layer(file("a", bytes(5_000_000)))]), "oci", tmp_path / "oci")
-    told: list[float] = []
-    archives.output(address, advance=told.append)
-    assert sum(told) == pytest.approx(5_000_000, rel=0.01)
-    assert len(told) > 4
+    shown: list[float] = []
+    archives.output(address, advance=shown.append)
+    assert sum(shown) == pytest.approx(5_000_000, rel=0.01)
+    assert len(shown) > 4
 
 
 def test_a_writer_that_takes_little_at_once_gets_all(tmp_path: Path) -> None:

@@ -113,7 +113,7 @@ def test_a_name_without_an_image_is_a_wrong_request(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_registry_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_a_registry_that_does_not_answer_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:  # bound, and never listening
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]
@@ -162,7 +162,9 @@ class Closed(Programs):
         return path
 
 
-def test_a_login_that_is_missing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_login_that_is_missing_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CLOSED", str(tmp_path / "skopeo"))
     with pytest.raises(RequestError) as caught:
         source.parse("docker://host.test/a:1", Closed()).config()

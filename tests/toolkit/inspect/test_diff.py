@@ -185,7 +185,7 @@ def name_gone(tree: Path) -> None:
         ),
     ],
 )
-def test_each_change_is_told(
+def test_each_change_is_reported(
     before: Path, tmp_path: Path, change: Callable[[Path], object], expected: list[str]
 ) -> None:
     after = changed(before, tmp_path, change)
@@ -204,13 +204,13 @@ def test_versions_of_packages(before: Path, tmp_path: Path) -> None:
         package(tree, "triton", "3.6.0")
 
     after = changed(before, tmp_path, upgrade)
-    told = sqshforge("diff", before, after).out.splitlines()
-    assert told[:3] == [
+    shown = sqshforge("diff", before, after).out.splitlines()
+    assert shown[:3] == [
         "- Python package six 1.16.0",
         "~ Python package torch 2.13.0 -> 2.14.0",
         "+ Python package triton 3.6.0",
     ]
-    assert told[-3] == "entries: 4 removed, 4 added, 0 changed, 0 only in their time"
+    assert shown[-3] == "entries: 4 removed, 4 added, 0 changed, 0 only in their time"
     assert found(before, after)["differences"][1] == {
         "kind": "Python package",
         "name": "torch",

@@ -99,7 +99,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_people_see(packed: Path) -> None:
     done = sqshforge("inspect", packed, env={"COLUMNS": "200"})
     assert done.code == 0, done.err
-    for told in (
+    for shown in (
         f"oci:{packed.parent}/oci",
         sha256(IMAGE.config_bytes()),
         sha256(IMAGE.layers[0]),
@@ -112,7 +112,7 @@ def test_what_people_see(packed: Path) -> None:
         f"/{SITE}/torch/",
         r"/odd-\xff\n",
     ):
-        assert told in done.out
+        assert shown in done.out
     assert done.out.splitlines()[-1].endswith(f"sqshforge verify {packed}")
     assert "\xff" not in done.out
 

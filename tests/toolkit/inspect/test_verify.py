@@ -209,7 +209,7 @@ def spoiled(desk: Desk, old: bytes, new: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "shown"),
     [
         (lambda desk: desk.signature.unlink(), "there is no a.sqsh.sig"),
         (lambda desk: desk.sign("theirs"), "no allowed signer"),
@@ -227,14 +227,14 @@ def spoiled(desk: Desk, old: bytes, new: bytes) -> None:
     ids=range(9),
 )
 def test_a_signature_that_is_not_good(
-    desk: Desk, spoil: Callable[[Desk], object], told: str
+    desk: Desk, spoil: Callable[[Desk], object], shown: str
 ) -> None:
     desk.sign()
     spoil(desk)
     code, checks = desk.verify("--signers", desk.home / "signers")
     assert code == 1
     assert checks["signature"][0] == "FAILED"
-    assert told in checks["signature"][1]
+    assert shown in checks["signature"][1]
 
 
 def test_a_signature_of_another_use_of_the_key(desk: Desk) -> None:

@@ -93,7 +93,7 @@ def test_a_digest_that_is_gone_is_lost_also_where_its_tag_names_another_image(
         assert one.what.startswith("is gone by the digest of the lock too (")
 
 
-def test_an_image_without_its_tag_is_told_while_its_digest_is_there(
+def test_an_image_without_its_tag_is_reported_while_its_digest_is_there(
     registry: str, digest: str, tmp_path: Path
 ) -> None:
     (one,) = looked(tmp_path, f"{registry}/untagged:1", digest)

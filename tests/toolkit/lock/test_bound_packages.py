@@ -151,7 +151,7 @@ def test_a_public_package_that_needs_a_bound_one_never_brings_a_placeholder(
 
 
 @pytest.mark.parametrize("name", ["libneuronxla", "neuronx-cc"])
-def test_a_bound_package_that_its_index_lacks_is_told_by_name(
+def test_a_bound_package_that_its_index_lacks_is_reported_by_name(
     name: str, public: Index, new_index: NewIndex, tmp_path: Path
 ) -> None:
     vendor = new_index(*real(without=[name]))
@@ -159,7 +159,7 @@ def test_a_bound_package_that_its_index_lacks_is_told_by_name(
         resolved(tmp_path, public, vendor.url)
 
 
-def test_a_bound_version_that_its_index_lacks_is_told_although_another_index_has_it(
+def test_a_bound_version_that_its_index_lacks_is_reported_although_another_index_has_it(
     public: Index, new_index: NewIndex, tmp_path: Path
 ) -> None:
     vendor = new_index(*real(without=["neuronx-cc"]), wheel("neuronx-cc", "2.15"))
@@ -248,7 +248,7 @@ def test_where_it_does_not_answer_its_pins_are_open(
     assert [one.hashes for index in found.python.bound for one in index.packages] == [()] * 4
 
 
-def test_a_version_that_it_lacks_is_told(
+def test_a_version_that_it_lacks_is_reported(
     public: Index, new_index: NewIndex, tmp_path: Path
 ) -> None:
     public.add(wheel("torch", "2.5"))

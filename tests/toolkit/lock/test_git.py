@@ -143,7 +143,7 @@ class Silent(SimpleHTTPRequestHandler):
         pass
 
 
-def test_git_trusts_whom_the_machine_trusts_unless_it_was_told_itself(
+def test_git_trusts_whom_the_machine_trusts_unless_it_has_its_own(
     upstream: Upstream, direct: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     upstream.git("update-server-info")
@@ -189,7 +189,7 @@ def test_a_branch_that_went_on_still_gives_the_locked_commit(
     assert (text(tar), fetched) == ("one", commit)
 
 
-def test_a_branch_that_was_rewritten_is_told_with_the_commit(
+def test_a_branch_that_was_rewritten_is_reported_with_the_commit(
     gives: str, upstream: Upstream, tmp_path: Path
 ) -> None:
     commit = upstream.commit("one")
@@ -205,7 +205,7 @@ def test_a_branch_that_was_rewritten_is_told_with_the_commit(
 
 
 @pytest.mark.parametrize("how", [["v1"], ["--annotate", "--message", "one", "v1"]])
-def test_a_tag_that_moved_is_told_with_both_commits(
+def test_a_tag_that_moved_is_reported_with_both_commits(
     how: list[str], upstream: Upstream, tmp_path: Path
 ) -> None:
     before = upstream.commit("one")
@@ -239,7 +239,7 @@ def test_one_commit_makes_one_tar(
     assert sha256(first) == sha256(second)
 
 
-def test_an_unknown_name_is_told_with_the_page_on_mirrors(
+def test_an_unknown_name_is_reported_with_the_page_on_mirrors(
     upstream: Upstream, tmp_path: Path
 ) -> None:
     with pytest.raises(
@@ -258,7 +258,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/tool"
 
 
-def test_a_host_that_does_not_answer_is_told_with_the_page_on_mirrors(
+def test_a_host_that_does_not_answer_is_reported_with_the_page_on_mirrors(
     web: Web, tmp_path: Path
 ) -> None:
     web.stop()

@@ -240,7 +240,7 @@ def test_a_version_that_does_not_fit_any_more_gives_way(index: Index, tmp_path: 
 
 
 @pytest.mark.processes
-def test_what_changed_is_told_in_a_few_words(index: Index, tmp_path: Path) -> None:
+def test_what_changed_is_reported_in_a_few_words(index: Index, tmp_path: Path) -> None:
     before = resolved(tmp_path, index)
     index.add(wheel("more"))
     what = small_recipe(tmp_path, ["more==1.0", "tool==1.0"])
@@ -337,7 +337,7 @@ def test_a_patch_is_locked_with_what_it_makes(index: Index, tmp_path: Path) -> N
 
 
 @pytest.mark.processes
-def test_a_patch_that_is_not_there_is_told_with_those_that_are(
+def test_a_patch_that_is_not_there_is_reported_with_those_that_are(
     index: Index, tmp_path: Path
 ) -> None:
     (tmp_path / "patches" / "tool-1").mkdir(parents=True)
@@ -358,7 +358,7 @@ def test_a_patch_that_is_not_there_is_told_with_those_that_are(
         PATCH + "--- a/y.c\n+++ b/y.c\n@@ -1 +1 @@\n-a\n+b\n",
     ],
 )
-def test_a_patch_that_does_not_say_what_it_makes_is_told(
+def test_a_patch_that_does_not_say_what_it_makes_is_reported(
     text: str, index: Index, tmp_path: Path
 ) -> None:
     with pytest.raises(RequestError, match="After: ") as caught:

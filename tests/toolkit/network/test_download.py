@@ -44,7 +44,7 @@ def left(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("wanted", [SUM, None])
-def test_a_file_comes_whole_and_its_sum_is_told(
+def test_a_file_comes_whole_and_its_sum_is_reported(
     wanted: str | None, host: Web, tmp_path: Path
 ) -> None:
     folder = tmp_path / "not" / "there" / "yet"
@@ -110,7 +110,7 @@ def test_a_part_that_no_sum_can_prove_is_not_gone_on_with(host: Web, tmp_path: P
     assert fetched(host.url + PATH, tmp_path / NAME, None) == SUM
 
 
-def test_a_host_that_cuts_again_and_again_is_told_and_what_came_stays(
+def test_a_host_that_cuts_again_and_again_is_reported_and_what_came_stays(
     host: Web, tmp_path: Path
 ) -> None:
     host.cuts = [1000] * 4
@@ -121,7 +121,7 @@ def test_a_host_that_cuts_again_and_again_is_told_and_what_came_stays(
     assert host.asked[-1] == (PATH, "bytes=4000-")
 
 
-def test_a_wrong_sum_is_told_with_both_and_nothing_stays(host: Web, tmp_path: Path) -> None:
+def test_a_wrong_sum_is_reported_with_both_and_nothing_stays(host: Web, tmp_path: Path) -> None:
     host.files[PATH] = b"something else"
     with pytest.raises(WorkError, match="another checksum than the lock says") as caught:
         fetched(host.url + PATH, tmp_path / NAME)
@@ -132,7 +132,7 @@ def test_a_wrong_sum_is_told_with_both_and_nothing_stays(host: Web, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("code", "says"), [(404, "404 Not Found"), (503, "503 Service")])
-def test_what_the_host_does_not_give_is_told_and_nothing_stays(
+def test_what_the_host_does_not_give_is_reported_and_nothing_stays(
     code: int, says: str, host: Web, tmp_path: Path
 ) -> None:
     host.code = code
@@ -143,7 +143,9 @@ def test_what_the_host_does_not_give_is_told_and_nothing_stays(
     assert left(tmp_path) == []
 
 
-def test_a_host_that_does_not_answer_is_told_and_nothing_stays(host: Web, tmp_path: Path) -> None:
+def test_a_host_that_does_not_answer_is_reported_and_nothing_stays(
+    host: Web, tmp_path: Path
+) -> None:
     host.stop()
     with pytest.raises(MissingError, match="Connection refused") as caught:
         fetched(host.url + PATH, tmp_path / NAME)
@@ -236,13 +238,13 @@ def test_where_no_address_answers_the_error_names_them_all(host: Web, tmp_path: 
     assert left(tmp_path) == []
 
 
-def test_one_address_alone_is_told_as_ever(host: Web, tmp_path: Path) -> None:
+def test_one_address_alone_is_reported_as_ever(host: Web, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="cannot be fetched: the host answers 404") as caught:
         download.download_from([f"{host.url}/one"], tmp_path / NAME, SUM, Pip(), tracker())
     assert caught.value.where == f"{host.url}/one"
 
 
-def test_a_wrong_file_is_told_and_not_looked_for_elsewhere(host: Web, tmp_path: Path) -> None:
+def test_a_wrong_file_is_reported_and_not_looked_for_elsewhere(host: Web, tmp_path: Path) -> None:
     host.files["/first"] = b"something else"
     urls = [f"{host.url}/first", host.url + PATH]
     with pytest.raises(WorkError, match="another checksum") as caught:

@@ -1,4 +1,4 @@
-"""Mirrors: where they are set, which one counts, and every fault told with its place."""
+"""Mirrors: where they are set, which one counts, and every fault reported with its place."""
 
 from __future__ import annotations
 
@@ -113,7 +113,9 @@ def test_the_environment_is_enough(kind: str, tmp_path: Path) -> None:
         ("sources: {a:}\n", "sources.a: Input should be a valid string"),
     ],
 )
-def test_a_broken_file_is_told_with_its_place(text: str | bytes, says: str, tmp_path: Path) -> None:
+def test_a_broken_file_is_reported_with_its_place(
+    text: str | bytes, says: str, tmp_path: Path
+) -> None:
     path = written(tmp_path, text)
     for environment in ({}, {"SQSHFORGE_MIRRORS_SOURCES": "b=c"}):
         error = fault(tmp_path, environment)
@@ -123,20 +125,20 @@ def test_a_broken_file_is_told_with_its_place(text: str | bytes, says: str, tmp_
         assert "docs/images/offline.md" in error.fix
 
 
-def test_a_file_that_is_named_and_not_there_is_told_with_the_variable(tmp_path: Path) -> None:
+def test_a_file_that_is_named_and_not_there_is_reported_with_the_variable(tmp_path: Path) -> None:
     written(tmp_path, EXAMPLE)
     error = fault(tmp_path, {"SQSHFORGE_MIRRORS": f"{tmp_path}/not"})
     assert "the mirrors file does not exist" in error.what
     assert error.where == f"SQSHFORGE_MIRRORS={tmp_path}/not"
 
 
-def test_a_file_that_may_not_be_read_is_told(tmp_path: Path) -> None:
+def test_a_file_that_may_not_be_read_is_reported(tmp_path: Path) -> None:
     (tmp_path / "mirrors.yaml").mkdir()
     assert fault(tmp_path).where == str(tmp_path / "mirrors.yaml")
 
 
 @pytest.mark.parametrize("pairs", ["https://a.test/", "=b", "a=", "a=b c", "a=b =c"])
-def test_malformed_pairs_are_told_with_their_variable(pairs: str, tmp_path: Path) -> None:
+def test_malformed_pairs_are_reported_with_their_variable(pairs: str, tmp_path: Path) -> None:
     error = fault(tmp_path, {"SQSHFORGE_MIRRORS_IMAGES": pairs})
     assert error.what == f"SQSHFORGE_MIRRORS_IMAGES is {pairs!r}"
     assert "OLD=NEW" in error.fix

@@ -118,7 +118,7 @@ def test_the_pins_of_cpu_mamba_are_asked_of_pips_own_indexes(root: Path) -> None
     assert "+cpu" in found["torch"]["pinned"]
 
 
-def test_an_unknown_target_is_told() -> None:
+def test_an_unknown_target_is_reported() -> None:
     done = sqshforge("outdated", "cpu-mambo")
     assert done.code == 2
     assert "did you mean cpu-mamba?" in done.err

@@ -71,7 +71,7 @@ def test_a_package_is_held_back_by_its_own_needs(index: Index, tmp_path: Path) -
     assert "depends on tool>=2" in app.held_by[0]
 
 
-def test_a_package_that_only_another_python_takes_is_told_with_that(
+def test_a_package_that_only_another_python_takes_is_reported_with_that(
     index: Index, tmp_path: Path
 ) -> None:
     index.add(wheel("app"), wheel("app", "1.1"), wheel("app", "2.0", python=">=3.12"))

@@ -1,4 +1,4 @@
-"""Recipes for several platforms: what differs is laid over, one is chosen, faults are told."""
+"""Recipes for several platforms: what differs is laid over, one is chosen, faults are reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_recipe_that_extends_one_has_its_platforms_and_what_differs(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         (
             ("[numpy==2.3.5]", "[numpy>=2]"),
@@ -116,7 +116,7 @@ def test_a_recipe_that_extends_one_has_its_platforms_and_what_differs(tmp_path: 
         (("platforms: [linux/amd64, linux/arm64]", "platform: linux/amd64"), "mean platforms?"),
     ],
 )
-def test_faults_are_told_where_they_stand(
-    tmp_path: Path, change: tuple[str, str], told: str
+def test_faults_are_reported_where_they_stand(
+    tmp_path: Path, change: tuple[str, str], shown: str
 ) -> None:
-    assert told in faults(write(tmp_path, BOTH.replace(*change)))
+    assert shown in faults(write(tmp_path, BOTH.replace(*change)))

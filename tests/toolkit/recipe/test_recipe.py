@@ -1,4 +1,4 @@
-"""Recipes: what is right loads, and every fault of what is wrong is told at once."""
+"""Recipes: what is right loads, and every fault of what is wrong is reported at once."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         (("python:\n", "python: &a\n  b: [\n"), "not valid YAML"),
         (('version: "3.11"', "version: 3.11"), "python.version (line 7): is 3.11"),
@@ -84,7 +84,7 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_each_kind_of_fault(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+def test_each_kind_of_fault(tmp_path: Path, change: tuple[str, str], shown: str) -> None:
     error = None
     try:
         recipe.load(write(tmp_path, GOOD.replace(*change)))
@@ -92,15 +92,15 @@ def test_each_kind_of_fault(tmp_path: Path, change: tuple[str, str], told: str) 
         error = raised
     assert error is not None
     assert error.exit_code == 2
-    assert told in error.what
+    assert shown in error.what
 
 
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
-def test_a_file_without_keys_is_told_so(tmp_path: Path, text: str) -> None:
+def test_a_file_without_keys_is_an_error(tmp_path: Path, text: str) -> None:
     assert "a recipe is a mapping" in faults(write(tmp_path, text))
 
 
-def test_a_binary_file_is_told_so(tmp_path: Path) -> None:
+def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "test.yaml"
     path.write_bytes(b"\xff\xfe\x00")
     assert "not a text file" in faults(path)
@@ -119,13 +119,13 @@ def test_unknown_keys_below_names_that_anybody_may_choose(tmp_path: Path) -> Non
     assert "sources.nccl.ref (line 12): is missing" in what
 
 
-def test_an_unknown_architecture_is_told_with_those_that_are_known(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_reported_with_those_that_are_known(tmp_path: Path) -> None:
     what = faults(write(tmp_path, GOOD + "cuda: {architectures: ['90', '91']}\n"))
     assert "cuda.architectures[1] (line 11): is '91'; allowed: '70'" in what
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         (('"3.11"', "3.10"), 'version (line 7): is 3.10, a number in YAML (3.1); quote it: "3.10"'),
         (("[numpy==2.3.4]", "[1.20]"), 'packages[0] (line 9): is 1.20, a number in YAML (1.2);'),
@@ -136,9 +136,9 @@ def test_an_unknown_architecture_is_told_with_those_that_are_known(tmp_path: Pat
     ],
 )  # fmt: skip
 def test_text_that_yaml_takes_for_something_else_is_to_be_quoted(
-    tmp_path: Path, change: tuple[str, str], told: str
+    tmp_path: Path, change: tuple[str, str], shown: str
 ) -> None:
-    assert told in faults(write(tmp_path, GOOD.replace(*change)))
+    assert shown in faults(write(tmp_path, GOOD.replace(*change)))
 
 
 def test_a_number_where_no_text_would_do_is_not_to_be_quoted(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_the_whole_of_an_extending_recipe_stands_alone(tmp_path: Path) -> None:
     assert recipe.load(alone) == recipe.load(child).model_copy(update={"extends": None})
 
 
-def test_a_recipe_that_extends_itself_is_told_with_the_way_around(tmp_path: Path) -> None:
+def test_a_recipe_that_extends_itself_is_reported_with_the_way_around(tmp_path: Path) -> None:
     for name, other in (("one", "two"), ("two", "three"), ("three", "one")):
         write(tmp_path, f"target: {name}\nextends: {other}\ntitle: x\n", name)
     with pytest.raises(RequestError, match="extends itself: one -> two -> three -> one"):
@@ -245,7 +245,7 @@ def test_a_recipe_that_extends_another_sets_its_parameters(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         (
             ('"3.11"', '"{pyton}"'),
@@ -258,8 +258,8 @@ def test_a_recipe_that_extends_another_sets_its_parameters(tmp_path: Path) -> No
         (('{python: "3.11"', "{python: 3.11"), "parameters.python (line 12): is 3.11, a number"),
     ],
 )
-def test_each_fault_of_a_parameter(tmp_path: Path, change: tuple[str, str], told: str) -> None:
-    assert told in faults(write(tmp_path, (GOOD + PARAMETERS).replace(*change)))
+def test_each_fault_of_a_parameter(tmp_path: Path, change: tuple[str, str], shown: str) -> None:
+    assert shown in faults(write(tmp_path, (GOOD + PARAMETERS).replace(*change)))
 
 
 def test_a_bound_package_may_come_from_nowhere_else(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def started(tiny: Path, *words: str | Path) -> Result:
 
 
 def inside(done: Result) -> dict[str, str]:
-    """The environment that `env` told."""
+    """The environment that `env` reported."""
     assert done.code == 0, done.err
     return dict(line.split("=", 1) for line in done.out.splitlines())
 
@@ -222,7 +222,7 @@ def test_the_runtime_that_is_asked_for_is_taken(tiny: Path, place: Path, tmp_pat
         assert done.code == 2 and "--runtime" in done.err
 
 
-def test_enroot_asked_for_and_not_installed_is_told(tiny: Path, tmp_path: Path) -> None:
+def test_enroot_asked_for_and_not_installed_is_reported(tiny: Path, tmp_path: Path) -> None:
     class Without(Programs):
         def which(self, program: str) -> Path | None:
             return None if program == "enroot" else super().which(program)

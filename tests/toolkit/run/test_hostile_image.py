@@ -247,7 +247,7 @@ def test_a_link_to_what_never_ends_stops_nothing(started: Way) -> None:
 
 
 @pytest.mark.parametrize("file", ["etc/passwd", "etc/hosts"])
-def test_a_folder_in_the_place_of_a_file_is_told(file: str, started: Way) -> None:
+def test_a_folder_in_the_place_of_a_file_is_reported(file: str, started: Way) -> None:
     done = started.start(lambda root: replaced(root, file).mkdir(), "id", "-u")
     assert done.code == 1
     assert "the container cannot be set up: [Errno 21] Is a directory" in done.said
@@ -349,7 +349,7 @@ def test_a_volume_of_what_is_the_host_s_stays_as_restricted(started: Way) -> Non
         ("etc/fstab", rb"${ENROOT_ROOTFS}/a\000b /a none bind,rw"),
     ],
 )
-def test_a_nul_is_told_in_two_lines(file: str, content: bytes, started: Way) -> None:
+def test_a_nul_is_reported_in_two_lines(file: str, content: bytes, started: Way) -> None:
     done = started.start(lambda root: (root / file).write_bytes(content), "true")
     assert done.code == 1, done
     assert "the container cannot be set up: embedded null byte" in done.said

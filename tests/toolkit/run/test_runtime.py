@@ -65,9 +65,9 @@ def test_the_image_wins_over_the_host_and_the_request_over_both(
     monkeypatch.setenv("COLOUR", "host")
     monkeypatch.setenv("HOST_SAYS", "/opt")
     monkeypatch.setenv("ONLY_HOST", "kept")
-    told = start("env")
-    assert told.code == 0
-    lines = told.out.splitlines()
+    shown = start("env")
+    assert shown.code == 0
+    lines = shown.out.splitlines()
     assert "COLOUR=image" in lines
     assert "GREETING=two words = one line" in lines
     assert "BOTH=/opt/lib:" in lines
@@ -203,9 +203,9 @@ def test_names_come_from_the_host_even_where_the_image_links_to_nowhere(
         (root / "etc" / "hosts").write_text("")
 
     image = tiny_root.sqsh(images / "links", change=change)
-    told = start("cat", "/etc/hosts", "/etc/resolv.conf", image=image)
+    shown = start("cat", "/etc/hosts", "/etc/resolv.conf", image=image)
     hosts, resolver = Path("/etc/hosts"), Path("/etc/resolv.conf")
-    assert told.out == hosts.read_text() + resolver.read_text()
+    assert shown.out == hosts.read_text() + resolver.read_text()
 
 
 def test_links_of_the_image_in_place_of_its_folders_stay_inside(start: Start, images: Path) -> None:
@@ -235,11 +235,11 @@ def test_an_image_of_another_machine_is_one_error_with_a_way_out(
     start: Start, images: Path
 ) -> None:
     image = tiny_root.sqsh(images / uuid.uuid4().hex, change=tiny_root.of_another_machine)
-    told = start("env", image=image)
+    shown = start("env", image=image)
     own = platforms.own()
     other = next(name for name in platforms.ALL if name != own)
-    assert told.code == 2
-    assert told.err.splitlines() == [
+    assert shown.code == 2
+    assert shown.err.splitlines() == [
         f"error: the image is for {other}, and this machine is {own}",
         f"  where: {image}",
         "  fix:   start it on such a machine, or make one for this: "

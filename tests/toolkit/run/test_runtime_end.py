@@ -17,7 +17,7 @@ from tests.support import containers, processes, tiny_root
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("usual_hangup")]
 
-# What a training job does when it is told to end: it saves, from a root that must still be there.
+# What a training job does when it is asked to end: it saves, from a root that must still be there.
 SAVES = """
 for name in TERM INT USR1 USR2 HUP; do
     trap "cat /usr/file >> /out/$name; sleep 0.2; cat /usr/file >> /out/$name; exit 9" $name
@@ -135,7 +135,7 @@ def spoil(tiny: Path, folder: Path, kind: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("kind", "told"),
+    ("kind", "shown"),
     [
         ("missing", "cannot be read: No such file"),
         ("folder", "cannot be read: Is a directory"),
@@ -145,21 +145,21 @@ def spoil(tiny: Path, folder: Path, kind: str) -> Path:
     ],
 )
 def test_what_is_no_whole_sqsh_is_refused_with_one_message(
-    tiny: Path, tmp_path: Path, kind: str, told: str
+    tiny: Path, tmp_path: Path, kind: str, shown: str
 ) -> None:
     image = spoil(tiny, tmp_path, kind)
     done = Programs().attempt(containers.argv(image, "--", "true"))
     assert done.code == 2
     what, where, fix = done.err.splitlines()
     assert what.startswith("error: ")
-    assert told in what
+    assert shown in what
     assert where == f"  where: {image}"
     assert fix.startswith("  fix: ")
     with pytest.raises(RequestError):
         run(image, ["true"])
 
 
-def test_an_image_without_a_shell_is_told_in_two_lines(images: Path) -> None:
+def test_an_image_without_a_shell_is_reported_in_two_lines(images: Path) -> None:
     image = tiny_root.sqsh(images / "empty", change=lambda root: (root / "bin" / "sh").unlink())
     done = Programs().attempt(containers.argv(image, "--", "true"))
     assert done.code == 1
@@ -170,7 +170,7 @@ def test_an_image_without_a_shell_is_told_in_two_lines(images: Path) -> None:
 
 
 @pytest.mark.root
-def test_root_without_the_right_to_mount_is_told(tiny: Path) -> None:
+def test_root_without_the_right_to_mount_is_reported(tiny: Path) -> None:
     """As in a container of docker: uid 0, but no CAP_SYS_ADMIN."""
     argv = ["setpriv", "--bounding-set", "-sys_admin", *containers.argv(tiny, "--", "true")]
     done = Programs().attempt(argv)

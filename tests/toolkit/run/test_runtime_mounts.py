@@ -155,7 +155,7 @@ def test_a_target_never_leads_out_of_the_root(sh: Sh, data: Path, target: str, s
     assert not Path("/up").exists()
 
 
-def test_a_target_through_a_link_to_itself_is_told(sh: Sh, data: Path) -> None:
+def test_a_target_through_a_link_to_itself_is_reported(sh: Sh, data: Path) -> None:
     code, said = sh("true", f"{data}:/round/in")
     assert code == 1
     assert said.startswith("error: the container cannot be set up")

@@ -128,7 +128,7 @@ def test_what_the_host_mounts_later_shows_in_a_mount(tiny: Path, tmp_path: Path)
 
 
 @pytest.mark.parametrize("sound", [0, 96], ids=["nothing", "superblock"])
-def test_a_damaged_file_is_told_and_leaves_nothing(
+def test_a_damaged_file_is_reported_and_leaves_nothing(
     tiny: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sound: int
 ) -> None:
     """All zeros but the mark and the length; or but the first block: a server mounts that."""

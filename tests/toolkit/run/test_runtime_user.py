@@ -230,7 +230,7 @@ def test_kill_9_leaves_nothing(argv: Argv, data: Path) -> None:
 
 
 @pytest.mark.root
-def test_without_the_right_to_use_fuse_the_way_to_it_is_told(argv: Argv) -> None:
+def test_without_the_right_to_use_fuse_the_way_to_it_is_reported(argv: Argv) -> None:
     done = Programs().attempt(argv("true", fuse_mode="0600"))
     assert done.code == 3
     assert "/dev/fuse is not there or not for ordinary users" in done.err

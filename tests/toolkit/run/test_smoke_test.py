@@ -42,7 +42,7 @@ def said(findings: object) -> str:
     return f"echo {shlex.quote(json.dumps(findings))}"
 
 
-def test_an_image_of_another_machine_is_told_before_it_is_started(tmp_path: Path) -> None:
+def test_an_image_of_another_machine_is_reported_before_it_is_started(tmp_path: Path) -> None:
     image = tiny_root.sqsh(tmp_path / "image", change=tiny_root.of_another_machine)
     argv: list[str | Path] = [sys.executable, "-m", "sqshforge", "smoke-test", image]
     done = Programs().attempt(argv, timeout=120)

@@ -111,7 +111,7 @@ def test_a_command_runs_by_the_nodes_python(python: str, carried: Path, tiny: Pa
     assert (done.returncode, done.stdout) == (7, f"{zipapp.NAME}\nb c -- --env\n"), done.stderr
 
 
-def test_an_older_python_is_told(carried: Path) -> None:
+def test_an_older_python_is_reported(carried: Path) -> None:
     code = "import runpy, sys; sys.version_info = (3, 8, 1, 'final', 0)\n"
     code += "runpy.run_path(sys.argv[1], run_name='__main__')"
     done = Programs().attempt([sys.executable, "-c", code, carried])
@@ -151,7 +151,7 @@ def test_it_does_what_sqshforge_run_does(carried: Path, tiny: Path, tmp_path: Pa
         assert ours.code == code, words
 
 
-def test_wrong_words_are_told_with_the_usage(carried: Path, tiny: Path) -> None:
+def test_wrong_words_are_reported_with_the_usage(carried: Path, tiny: Path) -> None:
     for words in ((), ("--mounts=/a:/b", tiny, "--", "true"), (tiny, "--mount")):
         ours, theirs = both(carried, *words)
         assert ours.code == theirs.code == 2

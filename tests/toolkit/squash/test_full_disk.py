@@ -1,4 +1,4 @@
-"""A disk without the room for a squash file: noticed before the work, or told where it fills up."""
+"""A disk without room for a squash file: noticed before the work, or reported where it fills."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def test_a_volume_with_a_control_character_is_refused(letter: str, tmp_path: Pat
     assert not (tmp_path / "a.sqsh").exists()
 
 
-def test_a_variable_with_a_control_character_is_left_out_and_told(tmp_path: Path) -> None:
+def test_a_variable_with_a_control_character_is_left_out_and_reported(tmp_path: Path) -> None:
     done = pack(tmp_path, Env=["A=one\rB=x", "C=\x1b[31m", "D=1\nE=2", "F=a\tb"])
     assert done.code == 0, done.err
     for name in "ACD":

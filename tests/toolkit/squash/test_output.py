@@ -67,8 +67,8 @@ def test_what_is_up_to_date_is_not_touched(image: str, tmp_path: Path) -> None:
     assert first.path.stat().st_mtime_ns == before.st_mtime_ns
     assert first.path.stat().st_ino == before.st_ino
     assert second.key == first.key
-    told = run(image, "-o", tmp_path / "a.sqsh", "--profile", "fast")
-    assert (told.returncode, "up to date" in told.stdout) == (0, True)
+    shown = run(image, "-o", tmp_path / "a.sqsh", "--profile", "fast")
+    assert (shown.returncode, "up to date" in shown.stdout) == (0, True)
 
 
 def test_force_packs_anew_and_gives_the_same(image: str, tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_a_squash_tool_that_may_corrupt_files(
     real = shutil.which("mksquashfs")
     program = tmp_path / "bin" / "mksquashfs"
     program.parent.mkdir()
-    told = f"[ \"$1\" = -version ] && echo 'mksquashfs version {version} (2025/11/09)' && exit"
-    program.write_text(f'#!/bin/sh\n{told}\nexec {real} "$@"\n')
+    shown = f"[ \"$1\" = -version ] && echo 'mksquashfs version {version} (2025/11/09)' && exit"
+    program.write_text(f'#!/bin/sh\n{shown}\nexec {real} "$@"\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     done = run(f"rootfs:{tree}", "-o", tmp_path / "a.sqsh", "--profile", "fast")

@@ -281,7 +281,9 @@ def failed(done: subprocess.CompletedProcess[str]) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str, docker: str) -> None:
+def test_a_user_who_may_not_talk_to_docker_gets_one_error(
+    user: User, odd: str, docker: str
+) -> None:
     Path(docker.removeprefix("unix://")).chmod(0o600)
     code, said = failed(user.pack(odd, "-o", "x.sqsh"))
     assert code == 3
@@ -290,7 +292,7 @@ def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str, dock
 
 
 @pytest.mark.parametrize(
-    ("host", "code", "told"),
+    ("host", "code", "shown"),
     [
         ("unix:///nowhere/docker.sock", 3, "no docker daemon answers: no such file or directory"),
         ("tcp://127.0.0.1:1", 3, "no docker daemon answers: connection refused"),
@@ -301,14 +303,14 @@ def test_a_user_who_may_not_talk_to_docker_is_told_so(user: User, odd: str, dock
     ],
 )
 def test_a_daemon_that_is_not_there_is_one_clear_error(
-    host: str, code: int, told: str, user: User, tmp_path: Path
+    host: str, code: int, shown: str, user: User, tmp_path: Path
 ) -> None:
     if "SOCKET" in host:  # of a daemon that has ended
         script = "import socket, sys; socket.socket(socket.AF_UNIX).bind(sys.argv[1])"
         host = f"unix://{user.home}/s"
         assert user.run(sys.executable, "-c", script, user.home / "s").returncode == 0
     found, said = failed(user.pack("dockerd://x", "-o", "x.sqsh", DOCKER_HOST=host))
-    assert (found, told in said) == (code, True), said
+    assert (found, shown in said) == (code, True), said
     assert host in said and "DOCKER_HOST" in said
 
 

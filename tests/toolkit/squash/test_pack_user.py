@@ -157,7 +157,7 @@ def test_a_packer_of_buildah_s_that_gets_a_signal(how: signal.Signals, user: Use
     assert working_containers(user) == []
 
 
-def test_a_user_without_ranges_of_ids_is_told_how_to_get_them() -> None:
+def test_a_user_without_ranges_of_ids_is_reported_how_to_get_them() -> None:
     with existing(ranges=False) as user:
         done = user.pack("buildah://x", "-o", "a.sqsh")
     assert (done.returncode, done.stdout) == (3, "")

@@ -136,7 +136,7 @@ def test_a_fifo_or_a_text_in_place_of_a_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo.sqsh")
     (tmp_path / "text.md").write_text("# No squash file\n")
     for path in (tmp_path / "fifo.sqsh", tmp_path / "text.md"):
-        told = set()
+        shown = set()
         for words in (
             ("inspect", path),
             ("verify", path),
@@ -147,9 +147,9 @@ def test_a_fifo_or_a_text_in_place_of_a_file(tmp_path: Path) -> None:
         ):
             done = Programs().attempt([SCRIPT, *words], timeout=SECONDS)
             assert done.code == 2, (words, done.err)
-            told.add(done.err[done.err.index("error:") :])
-        assert len(told) == 1
-        assert "the file is not a squash file" in told.pop()
+            shown.add(done.err[done.err.index("error:") :])
+        assert len(shown) == 1
+        assert "the file is not a squash file" in shown.pop()
 
 
 ANY = st.recursive(

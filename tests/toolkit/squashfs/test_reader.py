@@ -111,7 +111,7 @@ def test_every_compression(
 @pytest.mark.parametrize(
     "words",
     [
-        ("-comp", "lzo", "-noD"),  # as enroot makes them unless it is told otherwise
+        ("-comp", "lzo", "-noD"),  # as enroot makes them unless it is reported otherwise
         ("-noI", "-noD", "-noF", "-noX"),
         ("-no-fragments",),
         ("-always-use-fragments", "-b", "1M", "-comp", "zstd"),
@@ -196,7 +196,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.processes
-def test_damage_is_told_in_one_error(whole: bytes, tmp_path: Path) -> None:
+def test_damage_is_reported_in_one_error(whole: bytes, tmp_path: Path) -> None:
     path, chance, found = tmp_path / "x.sqsh", random.Random(3), 0
     start = read(written(path, whole)).tables
     for turn in range(3000):
@@ -215,7 +215,7 @@ def test_damage_is_told_in_one_error(whole: bytes, tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
-def test_a_file_cut_short_is_told_wherever_it_ends(whole: bytes, tmp_path: Path) -> None:
+def test_a_file_cut_short_is_reported_wherever_it_ends(whole: bytes, tmp_path: Path) -> None:
     used = read(written(tmp_path / "x.sqsh", whole)).used
     for size in [*range(0, 200, 7), *range(200, used, 499), used - 1]:
         with pytest.raises(WorkError if size >= LAYOUT.size else RequestError):
@@ -269,7 +269,7 @@ def test_a_superblock_that_lies(whole: bytes, tmp_path: Path, damage: Damage) ->
         look_through(path)
 
 
-SECONDS = 60  # in which each of these is told, on a slow machine
+SECONDS = 60  # in which each of these is reported, on a slow machine
 MEMORY = 1500 << 20  # bytes of address space for it: as for an archive
 
 

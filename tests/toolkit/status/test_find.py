@@ -46,8 +46,8 @@ def test_all_runs_for_programs(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write(tmp_path / name / "run", history(5))
     env = {"SQSHFORGE_RUNS": f"{tmp_path}/a:{tmp_path}/b:{tmp_path}/none"}
-    told = json.loads(sqshforge("status", "--json", env=env).out)
-    assert [one["folder"] for one in told["runs"]] == [f"{tmp_path}/{one}/run" for one in "ab"]
+    shown = json.loads(sqshforge("status", "--json", env=env).out)
+    assert [one["folder"] for one in shown["runs"]] == [f"{tmp_path}/{one}/run" for one in "ab"]
 
 
 @pytest.mark.parametrize("what", ["4242", "run", "run/"])
@@ -58,14 +58,14 @@ def test_a_run_by_its_job_its_name_or_its_folder(tmp_path: Path, what: str) -> N
     assert facts(named, "--root", str(tmp_path))["folder"] == str(run)
 
 
-def test_a_job_that_was_told_to_save_elsewhere(tmp_path: Path) -> None:
+def test_a_job_that_was_reported_to_save_elsewhere(tmp_path: Path) -> None:
     """The launcher's folder, where one looks for the job, is not the run's."""
     run, usual = write(tmp_path / "elsewhere/run", history(5)), tmp_path / "checkpoints/usual"
     job_log.begin(plan(run), {"CHECKPOINTS": str(usual)})
     for what in ("4242", usual, run):
         assert facts(str(what), "--root", str(tmp_path / "checkpoints"))["folder"] == str(run)
-    told = json.loads(sqshforge("status", "--json", "--root", tmp_path).out)
-    assert [one["folder"] for one in told["runs"]] == [str(run)]
+    shown = json.loads(sqshforge("status", "--json", "--root", tmp_path).out)
+    assert [one["folder"] for one in shown["runs"]] == [str(run)]
 
 
 def test_a_job_before_the_last_one(tmp_path: Path) -> None:
@@ -79,8 +79,8 @@ def test_a_job_before_the_last_one(tmp_path: Path) -> None:
         line.startswith("job 4300, restart 0, 2 nodes of 4 processes: n1 n2") for line in lines
     )
     assert "before it 1 job: 4242" in lines
-    told = next(line for line in lines if line.startswith("job 4242 restart 3"))
-    assert "exit code 1" in told and told.endswith("the run is now that of job 4300")
+    shown = next(line for line in lines if line.startswith("job 4242 restart 3"))
+    assert "exit code 1" in shown and shown.endswith("the run is now that of job 4300")
 
 
 @pytest.mark.parametrize("what", ["4711", "no/such/run", "no-such-run"])
@@ -94,7 +94,7 @@ def test_an_unknown_run_or_job(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "shown"),
     [
         (["{}"], "is not a run's folder"),
         (["--root", "{}"], "there are no runs"),
@@ -104,10 +104,10 @@ def test_an_unknown_run_or_job(tmp_path: Path, what: str) -> None:
         (["{}/run", "--watch", "--every", "soon"], "--every"),
     ],
 )
-def test_a_wrong_request(tmp_path: Path, words: list[str], told: str) -> None:
+def test_a_wrong_request(tmp_path: Path, words: list[str], shown: str) -> None:
     done = sqshforge("status", *(word.format(tmp_path) for word in words))
     assert (done.code, done.out) == (2, "")
-    assert told in done.err and "Traceback" not in done.err
+    assert shown in done.err and "Traceback" not in done.err
 
 
 def test_another_users_folders_are_passed_over() -> None:
@@ -123,8 +123,8 @@ def test_another_users_folders_are_passed_over() -> None:
         done = Programs().attempt([*(user if os.getuid() == 0 else []), *command])
         (place / "hidden").chmod(0o700)
     assert done.code == 0, done.err
-    told = {Path(one["folder"]).name: one["closed"] for one in json.loads(done.out)["runs"]}
-    assert told == {"closed": ["metrics.jsonl"], "run": []}
+    shown = {Path(one["folder"]).name: one["closed"] for one in json.loads(done.out)["runs"]}
+    assert shown == {"closed": ["metrics.jsonl"], "run": []}
 
 
 def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:

@@ -98,57 +98,57 @@ def last_step(save: Path) -> int:
 def life(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run that was killed, went on, was stopped, and was brought to its end.
 
-    What status said on the way is in told.json beside it.
+    What status said on the way is in reported.json beside it.
     """
     place = tmp_path_factory.mktemp("life")
-    save, data, told = place / "run", write_text(place / "text"), {}
+    save, data, shown = place / "run", write_text(place / "text"), {}
     with start(save, data, 0) as process:
         assert wait_for(lambda: (save / "jobs/4242.jsonl").exists(), process)
-        told["begun"] = facts(save)
+        shown["begun"] = facts(save)
         assert wait_for(lambda: last_step(save) >= 40, process)
-        told["running"] = facts(save)
+        shown["running"] = facts(save)
         kill_tree(process)
     age(save, 3 * HOUR)
-    told["killed"] = facts(save)
+    shown["killed"] = facts(save)
     with start(save, data, 1) as process:
         assert wait_for(lambda: last_step(save) >= 80, process)
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 85, out
-    told["stopped"] = facts(save)
+    shown["stopped"] = facts(save)
     with start(save, data, 2) as process:
         out, _ = process.communicate(timeout=300)
         assert process.returncode == 0, out
-    told["done"] = facts(save)
-    (place / "told.json").write_text(json.dumps(told))
+    shown["done"] = facts(save)
+    (place / "reported.json").write_text(json.dumps(shown))
     return save
 
 
 def test_the_life_of_a_job(life: Path) -> None:
-    told = json.loads((life.parent / "told.json").read_text())
-    assert {name: one["state"] for name, one in told.items()} == {
+    shown = json.loads((life.parent / "reported.json").read_text())
+    assert {name: one["state"] for name, one in shown.items()} == {
         "begun": "running",
         "running": "running",
         "killed": "silent",
         "stopped": "saved",
         "done": "done",
     }
-    assert told["begun"]["progress"]["step"] == 0 and told["begun"]["seconds_left"] is None
-    running = told["running"]
+    assert shown["begun"]["progress"]["step"] == 0 and shown["begun"]["seconds_left"] is None
+    running = shown["running"]
     assert 40 <= running["progress"]["step"] < STEPS and running["settings"]["num_steps"] == STEPS
     assert running["progress"]["tokens_seen"] == 64 * running["progress"]["step"]
     rest = STEPS - running["progress"]["step"]
     most = rest * running["progress"]["seconds_per_step"]
     assert 0 < running["seconds_left"] <= most
     assert running["clock"] == "the file system's clock"
-    assert 3 * HOUR - 10 < told["killed"]["seconds_quiet"] < 3 * HOUR + 60
-    assert told["killed"]["checkpoints"]["newest"]["step"] >= 20
-    assert not told["stopped"]["over"] and told["done"]["over"]
-    assert told["done"]["share"] == 1 and told["done"]["checkpoints"]["count"] == 2
-    starts = told["done"]["jobs"][0]["starts"]
+    assert 3 * HOUR - 10 < shown["killed"]["seconds_quiet"] < 3 * HOUR + 60
+    assert shown["killed"]["checkpoints"]["newest"]["step"] >= 20
+    assert not shown["stopped"]["over"] and shown["done"]["over"]
+    assert shown["done"]["share"] == 1 and shown["done"]["checkpoints"]["count"] == 2
+    starts = shown["done"]["jobs"][0]["starts"]
     ends = [one["end"] and (one["end"]["code"], one["end"]["meaning"]) for one in starts]
     assert ends == [None, (85, "saved and stopped, as it was asked to"), (0, "done")]
-    evaluation = told["done"]["progress"]["evaluations"]
+    evaluation = shown["done"]["progress"]["evaluations"]
     assert [one["step"] for one in evaluation] == [STEPS] and evaluation[0]["loss"] > 0
 
 
@@ -157,14 +157,14 @@ def test_what_people_see(life: Path) -> None:
     assert done.code == 0, done.err
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert lines[0] == str(life)
-    for told in (
+    for shown in (
         "state done: its job has noted that it ended well",
         "model mamba-tiny",
         "job 4242, restart 2, 1 node of 1 process: node-1",
         "image /fsx/cpu-mamba.sqsh",
         "step 160 of 160 (100.0%), 10,240 tokens",
     ):
-        assert told in lines
+        assert shown in lines
     assert any(": no end is noted: killed, or its first node was lost" in line for line in lines)
     assert any(": saved and stopped, as it was asked to" in line for line in lines)
     assert any(line.startswith("checkpoint step 160, 3.4 MB, complete for") for line in lines)
@@ -184,7 +184,7 @@ def test_it_reads_and_leaves_everything_as_it_is(life: Path) -> None:
 
 
 def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) -> None:
-    """A line that is not whole is not told, and nothing else goes with it."""
+    """A line that is not whole is not reported, and nothing else goes with it."""
     run = tmp_path / "run"
     shutil.copytree(life, run)
     metrics = run / "metrics.jsonl"
@@ -197,18 +197,18 @@ def test_files_cut_at_every_byte_of_their_last_line(life: Path, tmp_path: Path) 
         begin = content.rstrip().rfind(b"\n") + 1 if name.endswith("l") else len(content) - 40
         for size in range(begin, len(content)):
             path.write_bytes(content[:size])
-            told = facts(run)
+            shown = facts(run)
             if name == "metrics.jsonl":  # the last line is the evaluation's
-                assert told["progress"] | {"evaluations": []} == whole["progress"] | {
+                assert shown["progress"] | {"evaluations": []} == whole["progress"] | {
                     "evaluations": []
                 }
-                assert told["progress"]["evaluations"][0]["step"] == 120
+                assert shown["progress"]["evaluations"][0]["step"] == 120
             elif name == "config.json" and size < len(content) - 1:
-                assert told["settings"]["num_steps"] is None and told["share"] is None
-                assert told["progress"]["loss"] == whole["progress"]["loss"]
+                assert shown["settings"]["num_steps"] is None and shown["share"] is None
+                assert shown["progress"]["loss"] == whole["progress"]["loss"]
             elif name == "jobs/4242.jsonl":
-                assert told["jobs"][0]["starts"][-1]["end"] is None
-                assert told["state"] in ("running", "done")
+                assert shown["jobs"][0]["starts"][-1]["end"] is None
+                assert shown["state"] in ("running", "done")
         assert sqshforge("status", run).code == 0
         path.write_bytes(content)
     assert facts(run)["progress"] == whole["progress"]
@@ -240,16 +240,16 @@ def test_both_sides_agree_which_checkpoints_are_complete(life: Path, tmp_path: P
     sizes = {name: file["size"] for name, file in old["files"].items()}
     part(2).write_text(json.dumps({**old, "format": 1, "files": sizes}))
     (folder / "step_9_ckp.tmp").mkdir()
-    told = facts(tmp_path) if (tmp_path / "jobs").exists() else None
-    assert told is None  # a folder of checkpoints alone is no run's
+    shown = facts(tmp_path) if (tmp_path / "jobs").exists() else None
+    assert shown is None  # a folder of checkpoints alone is no run's
     shutil.copy(life / "metrics.jsonl", tmp_path)
-    told = facts(tmp_path)["checkpoints"]
+    shown = facts(tmp_path)["checkpoints"]
     found = manifest.newest(folder, lambda text: None)
     assert found is not None
-    assert told["newest"]["path"] == str(found[0]) == str(folder / "step_2_ckp")
-    assert len(told["broken"]) == 6 and told["count"] == 2
-    assert told["writing"] == "step_9_ckp.tmp"
-    assert told["newest"]["bytes"] == sum(sizes.values())
+    assert shown["newest"]["path"] == str(found[0]) == str(folder / "step_2_ckp")
+    assert len(shown["broken"]) == 6 and shown["count"] == 2
+    assert shown["writing"] == "step_9_ckp.tmp"
+    assert shown["newest"]["bytes"] == sum(sizes.values())
 
 
 def test_it_starts_fast_and_without_torch(life: Path) -> None:

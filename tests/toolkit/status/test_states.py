@@ -48,10 +48,10 @@ def test_the_exit_code_of_the_last_start_tells(
 ) -> None:
     run = write(tmp_path / "run", history(50))
     noted(run, *codes)
-    told = facts(run)
-    assert (told["state"], told["over"]) == (state, over)
-    assert why in told["why"]
-    assert len(told["jobs"][0]["starts"]) == len(codes)
+    shown = facts(run)
+    assert (shown["state"], shown["over"]) == (state, over)
+    assert why in shown["why"]
+    assert len(shown["jobs"][0]["starts"]) == len(codes)
 
 
 def test_requeues_of_the_launcher_count(tmp_path: Path) -> None:
@@ -64,8 +64,8 @@ def test_what_was_started_without_slurm_is_not_started_again(tmp_path: Path) -> 
     for code, state in ((85, "saved"), (1, "failed")):
         run = write(tmp_path / state, history(50))
         noted(run, code, job="local")
-        told = facts(run)
-        assert (told["state"], told["over"]) == (state, True)
+        shown = facts(run)
+        assert (shown["state"], shown["over"]) == (state, True)
 
 
 @pytest.mark.processes
@@ -74,9 +74,9 @@ def test_a_run_without_jobs(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(50))
     assert facts(run)["state"] == "running"
     age(run, 2 * HOUR)
-    told = facts(run)
-    assert told["state"] == "silent" and told["why"] == "no job has noted how it ended"
-    assert told["seconds_left"] is None
+    shown = facts(run)
+    assert shown["state"] == "silent" and shown["why"] == "no job has noted how it ended"
+    assert shown["seconds_left"] is None
     lines = sqshforge("status", run).out.splitlines()
     assert any("2 h 00 min since a file was written" in line for line in lines)
 
@@ -106,8 +106,8 @@ def test_how_long_may_a_run_be_quiet(tmp_path: Path) -> None:
     noted(young, None)
     for quiet, state in ((1500, "running"), (400, "silent")):
         age(young, quiet)
-        told = facts(young)
-        assert told["state"] == state and told["progress"]["step"] == 0
+        shown = facts(young)
+        assert shown["state"] == state and shown["progress"]["step"] == 0
 
 
 def test_a_checkpoint_that_is_written_is_a_sign_of_life(tmp_path: Path) -> None:
@@ -116,21 +116,21 @@ def test_a_checkpoint_that_is_written_is_a_sign_of_life(tmp_path: Path) -> None:
     writing = run / "checkpoints/step_50_ckp.tmp"
     writing.mkdir(parents=True)
     (writing / "__0_0.distcp").write_bytes(bytes(1000))
-    told = facts(run)
-    assert told["state"] == "running" and "step_50_ckp.tmp" in told["why"]
+    shown = facts(run)
+    assert shown["state"] == "running" and "step_50_ckp.tmp" in shown["why"]
 
 
 @pytest.mark.processes
 def test_how_fast_and_how_long(tmp_path: Path) -> None:
     run = write(tmp_path / "run", [*history(90), step(91), report(91, speed=9.0)])
-    told = facts(run)
-    far = told["progress"]
+    shown = facts(run)
+    far = shown["progress"]
     assert (far["step"], far["tokens_seen"]) == (91, 91 * 4096)
     assert far["tokens_per_second"] == 4096 and far["seconds_per_step"] == 1
     assert far["mfu"] == 0.25 and far["reports"] == 10
-    assert 909 - 60 < told["seconds_left"] <= 909
+    assert 909 - 60 < shown["seconds_left"] <= 909
     assert far["trend"]["word"] == "falling" and far["trend"]["steps"] == 90
-    assert told["share"] == 0.091
+    assert shown["share"] == 0.091
     lines = [" ".join(line.split()) for line in sqshforge("status", run).out.splitlines()]
     assert "speed 1,024 tokens/s a device, 4,096 in all, MFU 25.0% (median of 10 reports)" in lines
     assert any(line.startswith("left 15 min ") and "at 1 s a step" in line for line in lines)
@@ -156,10 +156,10 @@ def test_lines_that_are_none(tmp_path: Path) -> None:
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(b'\n[1]\n{"kind": "step"}\n"step"\n\xff step\n{"kind": "step", "step": true}\n')
     (run / "config.json").write_text("[]")
-    told = facts(run)
-    far = told["progress"]
+    shown = facts(run)
+    far = shown["progress"]
     assert (far["step"], far["loss"], far["left_out"]) == (52, None, 1)
-    assert told["settings"]["num_steps"] is told["share"] is told["seconds_left"] is None
+    assert shown["settings"]["num_steps"] is shown["share"] is shown["seconds_left"] is None
     assert sqshforge("status", run).code == 0
 
 
@@ -172,10 +172,10 @@ def test_a_file_of_gigabytes_is_read_from_its_end(tmp_path: Path) -> None:
         file.seek(0, 2)
         file.write(b"\n" + "".join(json.dumps(line) + "\n" for line in lines).encode())
     begun = time.monotonic()
-    told = facts(run)["progress"]
+    shown = facts(run)["progress"]
     assert time.monotonic() - begun < 60
-    assert told["step"] == 8000 and told["trend"]["steps"] == 1000
-    assert [one["step"] for one in told["evaluations"]] == [50]
+    assert shown["step"] == 8000 and shown["trend"]["steps"] == 1000
+    assert [one["step"] for one in shown["evaluations"]] == [50]
 
 
 @pytest.mark.processes
@@ -190,9 +190,9 @@ def test_a_hang_as_the_watch_tells_it(tmp_path: Path, capsys: pytest.CaptureFixt
     age(run, 10)
     tell.hang(format_hang(answers, {}))
     words = "rank 1 hangs in step 51, forward, block 1 of 2; no progress for 33 s"
-    told = facts(run)
-    assert told["hang"]["what"] == words and not told["hang"]["over"]
-    assert told["why"] == words
+    shown = facts(run)
+    assert shown["hang"]["what"] == words and not shown["hang"]["over"]
+    assert shown["why"] == words
     age(run, HOUR)
     assert (facts(run)["state"], facts(run)["why"]) == ("silent", words)
     tell.progress()
@@ -233,11 +233,11 @@ def test_a_run_of_composer(tmp_path: Path, length: str, steps: int) -> None:
     cut = run / "ep0-ba3-rank0.pt"
     cut.write_bytes(cut.read_bytes()[:500])
     (run / "latest-rank0.pt").symlink_to("ep0-ba2-rank0.pt")
-    told = facts(run)
-    assert told["settings"]["num_steps"] == steps and told["state"] == "running"
-    assert told["settings"]["model"] == "mambaoutai"
-    assert [one["label"] for one in told["progress"]["evaluations"]] == ["a", "b"]
-    kept = told["checkpoints"]
+    shown = facts(run)
+    assert shown["settings"]["num_steps"] == steps and shown["state"] == "running"
+    assert shown["settings"]["model"] == "mambaoutai"
+    assert [one["label"] for one in shown["progress"]["evaluations"]] == ["a", "b"]
+    kept = shown["checkpoints"]
     assert (kept["newest"]["step"], kept["count"], len(kept["broken"])) == (2, 2, 1)
 
 
@@ -256,8 +256,8 @@ def test_a_login_node_whose_clock_is_off(tmp_path: Path) -> None:
         "sys.argv[1:] = ['status', sys.argv[1], '--json']\nmain()\n"
     )
     done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True)
-    told = json.loads(done.stdout)
-    assert told["state"] == "running" and told["seconds_quiet"] < 60
+    shown = json.loads(done.stdout)
+    assert shown["state"] == "running" and shown["seconds_quiet"] < 60
 
 
 def test_a_file_system_without_files_that_have_no_name(

@@ -120,8 +120,8 @@ def test_sigterm_during_a_save_ends_when_that_and_the_last_are_on_disk(
     assert "exitcode  : 85" in err
     assert len(saved(tmp_path)) == 2 and saved(tmp_path)[0] == "step_10_ckp"
     for name in saved(tmp_path):
-        told, fault = manifest.read(folder / name)
-        assert told is not None and not manifest.rotten(folder / name, told), fault
+        shown, fault = manifest.read(folder / name)
+        assert shown is not None and not manifest.rotten(folder / name, shown), fault
         assert out.index(f"saved {folder}/{name} ") < out.index("start again to go on")
 
 
@@ -130,8 +130,8 @@ def test_a_disk_that_fails_one_rank_in_the_background_ends_the_run(
 ) -> None:
     program = changed(tmp_path, BROKEN_DISK_OF_RANK_1)
     done = run(2, *flags(tmp_path, data, "--num_steps=100000"), program=program)
-    told = f"rank 1: checkpoint {tmp_path}/checkpoints/step_5_ckp.tmp could not be written"
-    assert told in done.stderr and "Input/output error" in done.stderr
+    shown = f"rank 1: checkpoint {tmp_path}/checkpoints/step_5_ckp.tmp could not be written"
+    assert shown in done.stderr and "Input/output error" in done.stderr
     assert "exitcode  : 1" in done.stderr
     assert saved(tmp_path) == []
 
@@ -147,12 +147,12 @@ def test_an_error_elsewhere_still_completes_what_was_sound(tmp_path: Path, data:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"), [("--fsdp_engine=fsdp1", 1), ("--async_checkpoint=False", 0)]
+    ("more", "shown"), [("--fsdp_engine=fsdp1", 1), ("--async_checkpoint=False", 0)]
 )
-def test_where_training_must_wait_it_is_told_once(
-    tmp_path: Path, data: str, more: Any, told: int
+def test_where_training_must_wait_it_is_reported_once(
+    tmp_path: Path, data: str, more: Any, shown: int
 ) -> None:
     done = run(2, *flags(tmp_path, data, more))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("checkpoints are written while training waits") == told
+    assert done.stdout.count("checkpoints are written while training waits") == shown
     assert len(saved(tmp_path)) == 4

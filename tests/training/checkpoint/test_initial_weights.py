@@ -97,7 +97,7 @@ def test_bfloat16_weights_become_float32(tmp_path: Path, data: str, weights: Pat
     }
 
 
-def test_a_checkpoint_comes_first_and_that_is_told(
+def test_a_checkpoint_comes_first_and_that_is_reported(
     tmp_path: Path, data: str, trained: Path, weights: Path
 ) -> None:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
@@ -136,7 +136,7 @@ def broken(weights: Path, folder: Path, what: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "shown"),
     [
         (
             "sizes",
@@ -156,7 +156,7 @@ def broken(weights: Path, folder: Path, what: str) -> Path:
     ],
 )
 def test_other_weights_are_refused(
-    tmp_path: Path, weights: Path, what: str, told: list[str]
+    tmp_path: Path, weights: Path, what: str, shown: list[str]
 ) -> None:
     folder, name = weights, "llama-tiny"
     if what == "nothing":
@@ -166,7 +166,7 @@ def test_other_weights_are_refused(
     with pytest.raises(RequestError) as error:
         open_weights(ModelConfig(name=name, sizes=preset(name), init_weights=str(folder)))
     assert str(error.value).startswith("init_weights: ")
-    for line in told:
+    for line in shown:
         assert line in str(error.value)
 
 

@@ -39,7 +39,7 @@ from training.errors import TrainingError
 lease.BEAT, lease.SILENCE = 0.3, 2.0
 try:
     with lease.OwnLease(Path(sys.argv[1])) as held:
-        held.take(lambda told: print("told", told, flush=True))
+        held.take(lambda reported: print("shown", reported, flush=True))
         print("has it", flush=True)
         while not held.lost and not Path(sys.argv[1], "end").exists():
             time.sleep(0.05)
@@ -116,10 +116,10 @@ def test_a_second_run_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
         second = run(2, *flags)
         assert time.monotonic() - begun < 30
         assert "exitcode  : 2" in second.stderr and "Traceback (most recent" not in second.stdout
-        told = (
+        shown = (
             f"error: rank 0: save_ckpt_path: {save} is in use by a run, process {held['pid']} on "
         )
-        assert second.stderr.count(told) == 1
+        assert second.stderr.count(shown) == 1
         assert f"end it (kill {held['pid']} on {held['host']})" in second.stderr
         assert stray.exists()
         done = len(losses(save))
@@ -174,23 +174,23 @@ def test_a_dead_process_of_this_host_is_followed_at_once(tmp_path: Path) -> None
         said(first, "has it")
         first.kill()
         first.wait()
-        told: list[str] = []
+        shown: list[str] = []
         begun = time.monotonic()
-        with take(tmp_path / "save", told.append):
+        with take(tmp_path / "save", shown.append):
             assert time.monotonic() - begun < 10
-    assert len(told) == 1 and told[0].endswith(": that process is dead")
-    assert f"process {first.pid} on" in told[0]
+    assert len(shown) == 1 and shown[0].endswith(": that process is dead")
+    assert f"process {first.pid} on" in shown[0]
 
 
 def test_what_cannot_be_seen_from_here_is_watched(tmp_path: Path, quick: None) -> None:
     """Another host, or a container with process numbers of its own: nobody's word is believed."""
     for number, other in enumerate(({"boot": "another"}, {"namespace": "another"})):
-        told: list[str] = []
+        shown: list[str] = []
         left(tmp_path / str(number), **other)
         begun = time.monotonic()
-        with take(tmp_path / str(number), told.append):
+        with take(tmp_path / str(number), shown.append):
             assert time.monotonic() - begun > 1
-        assert "it has given no sign of life for 1 s" in told[-1]
+        assert "it has given no sign of life for 1 s" in shown[-1]
 
 
 def test_a_live_container_with_this_host_name_is_not_taken_for_dead(

@@ -17,27 +17,27 @@ def make(save: Path, step: int) -> Path:
     (folder / "__0_0.distcp").write_bytes(b"weights")
     (folder / ".metadata").write_bytes(b"index")
     files = {path.name: File.of(path) for path in folder.iterdir()}
-    told = Manifest(
+    shown = Manifest(
         step=step, tokens_seen=9, world_size=1, model={}, data={}, torch="2", files=files
     )
-    return manifest.publish(folder, told)
+    return manifest.publish(folder, shown)
 
 
 @pytest.fixture
-def told() -> list[str]:
+def shown() -> list[str]:
     return []
 
 
-def newest(save: Path, told: list[str]) -> Any:
-    found = manifest.newest(manifest.checkpoints(str(save)), told.append)
+def newest(save: Path, shown: list[str]) -> Any:
+    found = manifest.newest(manifest.checkpoints(str(save)), shown.append)
     return found and found[1].step
 
 
-def test_the_newest_is_found_by_number(tmp_path: Path, told: list[str]) -> None:
-    assert newest(tmp_path, told) is None
+def test_the_newest_is_found_by_number(tmp_path: Path, shown: list[str]) -> None:
+    assert newest(tmp_path, shown) is None
     for step in (9, 100, 20):
         make(tmp_path, step)
-    assert newest(tmp_path, told) == 100 and told == []
+    assert newest(tmp_path, shown) == 100 and shown == []
 
 
 @pytest.mark.parametrize(
@@ -51,31 +51,31 @@ def test_the_newest_is_found_by_number(tmp_path: Path, told: list[str]) -> None:
     ],
 )
 def test_a_broken_one_is_passed_over_loudly(
-    tmp_path: Path, told: list[str], damage: Any, fault: str
+    tmp_path: Path, shown: list[str], damage: Any, fault: str
 ) -> None:
     make(tmp_path, 10)
     damage(make(tmp_path, 20))
-    assert newest(tmp_path, told) == 10
-    assert len(told) == 1 and "WARNING" in told[0] and "step_20_ckp" in told[0]
-    assert fault in told[0]
+    assert newest(tmp_path, shown) == 10
+    assert len(shown) == 1 and "WARNING" in shown[0] and "step_20_ckp" in shown[0]
+    assert fault in shown[0]
 
 
-def test_another_format_is_not_guessed(tmp_path: Path, told: list[str]) -> None:
+def test_another_format_is_not_guessed(tmp_path: Path, shown: list[str]) -> None:
     path = make(tmp_path, 10) / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 3}))
-    assert newest(tmp_path, told) is None and "format 3" in told[0]
+    assert newest(tmp_path, shown) is None and "format 3" in shown[0]
 
 
-def test_the_first_format_is_read_by_its_sizes(tmp_path: Path, told: list[str]) -> None:
+def test_the_first_format_is_read_by_its_sizes(tmp_path: Path, shown: list[str]) -> None:
     path = make(tmp_path, 10) / "manifest.json"
     record = json.loads(path.read_text())
     sizes = {name: file["size"] for name, file in record["files"].items()}
     path.write_text(json.dumps({**record, "files": sizes, "format": 1}))
-    assert newest(tmp_path, told) == 10 and told == []
+    assert newest(tmp_path, shown) == 10 and shown == []
     found, _ = manifest.read(path.parent)
     assert found is not None and not manifest.rotten(path.parent, found)
     (path.parent / "__0_0.distcp").write_bytes(b"weigh")
-    assert newest(tmp_path, told) is None and "has 5 bytes, should have 7" in told[0]
+    assert newest(tmp_path, shown) is None and "has 5 bytes, should have 7" in shown[0]
 
 
 def test_other_bytes_of_the_same_number_are_found_by_the_rank_that_looks(tmp_path: Path) -> None:
@@ -97,25 +97,25 @@ def test_every_file_is_looked_at_by_one_rank(ranks: int) -> None:
 
 
 def test_unfinished_ones_are_never_found_and_cleared_at_the_start(
-    tmp_path: Path, told: list[str]
+    tmp_path: Path, shown: list[str]
 ) -> None:
     folder = manifest.temporary(str(tmp_path), 30)
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{}")
-    assert newest(tmp_path, told) is None and told == []
+    assert newest(tmp_path, shown) is None and shown == []
     manifest.prepare(str(tmp_path))
     assert list(manifest.checkpoints(str(tmp_path)).iterdir()) == []
 
 
 def test_a_broken_one_is_replaced_by_the_run_that_reaches_its_step(
-    tmp_path: Path, told: list[str]
+    tmp_path: Path, shown: list[str]
 ) -> None:
     (make(tmp_path, 10) / "manifest.json").unlink()
     make(tmp_path, 10)
-    assert newest(tmp_path, told) == 10
+    assert newest(tmp_path, shown) == 10
 
 
-def test_retention_keeps_the_newest(tmp_path: Path, told: list[str]) -> None:
+def test_retention_keeps_the_newest(tmp_path: Path, shown: list[str]) -> None:
     for step in (10, 20, 30):
         make(tmp_path, step)
     folder = manifest.checkpoints(str(tmp_path))

@@ -68,7 +68,7 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (("--checkpoint_dir=nowhere://x/y",), "checkpoint_dir: nowhere://x/y cannot be reached"),
         (
@@ -77,11 +77,11 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
         ),
     ],
 )
-def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], told: str) -> None:
+def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], shown: str) -> None:
     given = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--max_steps=1")
     done = run(0, *given, f"--data_cache={tmp_path}/cache", *flags, program=ENTRY_POINT)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(f"error: {told}")
+    assert done.stderr.startswith(f"error: {shown}")
 
 
 def test_where_a_url_is_not_taken() -> None:

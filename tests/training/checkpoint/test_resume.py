@@ -197,14 +197,14 @@ def test_fewer_steps_than_the_checkpoint_are_refused(
     assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr
 
 
-def test_a_setting_that_is_another_on_resumption_is_told(
+def test_a_setting_that_is_another_on_resumption_is_reported(
     tmp_path: Path, data: str, undisturbed: Any
 ) -> None:
     changed = ("--schedule=cosine", "--min_lr=0", "--learning_rate=1e-3")
     done = resume(tmp_path, data, undisturbed, 0, *changed)
     assert done.returncode == 0, done.stderr
     warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
-    told = "\n".join(warnings)
-    assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in told
-    assert "min_lr: the checkpoint was made with 1e-05, this is 0" in told
+    shown = "\n".join(warnings)
+    assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in shown
+    assert "min_lr: the checkpoint was made with 1e-05, this is 0" in shown
     assert all("what was asked for now counts" in line for line in warnings)

@@ -48,7 +48,7 @@ DAMAGES: dict[int, tuple[str, Callable[[Path], Any], str]] = {
     26: ("manifest.json", halve, "its manifest.json cannot be read: "),
     27: ("manifest.json", os.unlink, "it has no manifest.json"),
 }
-"""Step of a checkpoint -> its file, what is done to it, and what is told."""
+"""Step of a checkpoint -> its file, what is done to it, and what is reported."""
 
 
 @pytest.mark.parametrize("ranks", [2, 0])

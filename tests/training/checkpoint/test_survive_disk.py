@@ -36,10 +36,10 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 FULL_AT_THE_MANIFEST = """
 publish = manifest.publish
-def publish_without_room(folder, told):
-    if told.step == 10:
+def publish_without_room(folder, reported):
+    if reported.step == 10:
         fill(folder.parent)
-    return publish(folder, told)
+    return publish(folder, reported)
 manifest.publish = publish_without_room
 """
 FULL_FROM_STEP_20_TO_100 = """
@@ -96,13 +96,13 @@ def test_a_checkpoint_without_room(
         done = disk.run(command(ranks, *flags, program=program(tmp_path, change)))
         assert done.returncode == 1, done.stderr
         folder = disk.path / "checkpoints"
-        told = re.search(
+        shown = re.search(
             rf"error: (rank \d: )?checkpoint {folder}/step_10_ckp.tmp could not be written "
             r"\(([\d,]+) bytes were free there when that failed, and a checkpoint takes ([\d,]+)\)",
             done.stderr,
         )
-        assert told and done.stderr.count("error: ") == 1, done.stderr
-        free, takes = (int(number.replace(",", "")) for number in told.groups()[1:])
+        assert shown and done.stderr.count("error: ") == 1, done.stderr
+        free, takes = (int(number.replace(",", "")) for number in shown.groups()[1:])
         assert free < takes
         seen = disk.seen / "checkpoints"
         there = [path for path in seen.iterdir() if path.name != "filler"]
@@ -152,8 +152,8 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
             json.loads(line) for line in (disk.seen / "metrics.jsonl").read_text().splitlines()
         ]
         assert len(lines) + int(missing[1]) == 2 * 120 + 3, "a step and a report each, and saves"
-        told = [one["step"] for one in lines if one["kind"] != "save"]
-        assert told == sorted(told)
+        shown = [one["step"] for one in lines if one["kind"] != "save"]
+        assert shown == sorted(shown)
         assert lines[-1]["step"] == 120 and int(missing[1]) > 100
         text = (disk.seen / "log").read_text()
         gap = re.search(r"^WARNING: (\d+) lines are missing here: No space left", text, re.M)
@@ -184,7 +184,7 @@ class Broken(Logger):
         raise ConnectionError("the server is away again")
 
 
-def test_faults_of_a_server_are_told_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults_of_a_server_are_reported_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     """As Weights & Biases: its library raises what it likes."""
     broken = Broken()
     logger = FaultTolerantLogger(broken, "Weights & Biases", Console())

@@ -1,4 +1,4 @@
-"""`python -m training --config FILE key=value`: what a file may say, and how faults are told."""
+"""`python -m training --config FILE key=value`: what files may say, and how faults are reported."""
 
 import json
 import subprocess
@@ -72,7 +72,7 @@ model:
 
 
 @pytest.mark.parametrize(
-    ("more", "changes", "told"),
+    ("more", "changes", "shown"),
     [
         ("dat: {x: 1}", (), "dat: there is no such section; did you mean data?"),
         ("optim: [1]", (), "optim: must be a list of settings"),
@@ -93,35 +93,35 @@ model:
         ("", ("schedule.name=wsd", "min_lr=1e-6"), "min_lr: schedule=wsd does not take it"),
     ],
 )
-def test_bad_input(tmp_path: Path, more: str, changes: tuple[str, ...], told: str) -> None:
+def test_bad_input(tmp_path: Path, more: str, changes: tuple[str, ...], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         read(tmp_path, LEAST + more, *changes)
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
-def test_every_fault_is_told_with_its_place(tmp_path: Path) -> None:
+def test_every_fault_is_reported_with_its_place(tmp_path: Path) -> None:
     text = "model: {family: lama}\ndata: {seq_length: 2.5}\nrun: {nothing: 1}\n"
     with pytest.raises(RequestError) as error:
         read(tmp_path, text)
-    told = str(error.value).splitlines()
-    assert told[0] == "3 faults"
-    assert f"{tmp_path}/run.yaml: data.seq_length: must be a whole number, not 2.5" in told[1]
-    assert "did you mean llama?" in told[3]
+    shown = str(error.value).splitlines()
+    assert shown[0] == "3 faults"
+    assert f"{tmp_path}/run.yaml: data.seq_length: must be a whole number, not 2.5" in shown[1]
+    assert "did you mean llama?" in shown[3]
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "shown"),
     [(None, "cannot be read: No such file"), (b"a: [", "is not YAML"), (b"- 1", "must have sect")],
 )
-def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, told: str) -> None:
+def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, shown: str) -> None:
     file = tmp_path / "run.yaml"
     if content is not None:
         file.write_bytes(content)
     argv = [sys.executable, "-m", "training", "--config", str(file)]
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: --config: ")
-    assert told in done.stderr and "Traceback" not in done.stderr
+    assert shown in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.processes

@@ -85,13 +85,13 @@ def test_bad_input(flag: str, message: str) -> None:
     assert message in str(error.value)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, "--sede=1", "--batch_size=x", "--low_cpu_fsdp", "2", "--unknown", "5"))
-    told = str(error.value)
-    assert told.startswith("4 faults")
-    assert "did you mean --seed?" in told and "--batch_size" in told and "--low_cpu_fsdp" in told
-    assert "--unknown" in told and "'5'" not in told
+    shown = str(error.value)
+    assert shown.startswith("4 faults")
+    assert "did you mean --seed?" in shown and "--batch_size" in shown and "--low_cpu_fsdp" in shown
+    assert "--unknown" in shown and "'5'" not in shown
     with pytest.raises(RequestError) as error:
         configure(("--batch_size=0", "--num_steps=-1", *LEAST))
     assert str(error.value).startswith("2 faults")

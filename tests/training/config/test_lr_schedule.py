@@ -1,4 +1,4 @@
-"""Each schedule is its system's formula, at the edges too; what is wrong is told in one go."""
+"""Each schedule is its system's formula, at the edges too; what is wrong is reported in one go."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_durations_that_are_none(text: str) -> None:
         ScheduleConfig(name="wsd", t_max=text)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     with pytest.raises(RequestError) as caught:
         ScheduleConfig(
             name="plateau", min_lr=-1.0, warmup=0.6, plateau=0.5, alpha_f=0.5, lr_decay_iters=-3

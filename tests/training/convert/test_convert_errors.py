@@ -56,7 +56,7 @@ def change(folder: Path, function: Callable[[dict[str, torch.Tensor]], Any]) -> 
     save_file(held, str(path))
 
 
-def test_all_tensors_that_do_not_fit_are_told_at_once(ours: Path, tmp_path: Path) -> None:
+def test_all_tensors_that_do_not_fit_are_reported_at_once(ours: Path, tmp_path: Path) -> None:
     mixer = "backbone.layers.0.mixer."
 
     def spoil(held: dict[str, torch.Tensor]) -> None:
@@ -91,8 +91,8 @@ def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
     change(
         ours, lambda held: held.update({"backbone.norm_f.weight": torch.ones(16).to(torch.int8)})
     )
-    told = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
-    assert "backbone.norm_f.weight is I8; weights are F64, F32, F16, BF16" in told
+    shown = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    assert "backbone.norm_f.weight is I8; weights are F64, F32, F16, BF16" in shown
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) 
     places = {"SRC": str(ours), "DST": str(tmp_path / "out"), "NONE": str(tmp_path / "nowhere")}
     for word, place in places.items():
         words = words.replace(word, place)
-    told = refused(*words.split())
-    assert message in told and "\n" not in told
+    shown = refused(*words.split())
+    assert message in shown and "\n" not in shown
     assert not (tmp_path / "out").exists()
 
 
@@ -156,8 +156,8 @@ def test_a_broken_folder(
     spoil: Callable[[Path], Any], message: str, ours: Path, tmp_path: Path
 ) -> None:
     spoil(ours)
-    told = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
-    assert message in told and "\n" not in told
+    shown = refused("--from", "ours", ours, "--to", "hf", tmp_path / "out")
+    assert message in shown and "\n" not in shown
     assert files(tmp_path) == ["ours"]
 
 
@@ -244,8 +244,8 @@ def test_a_run_without_a_complete_checkpoint(tmp_path: Path) -> None:
     step = tmp_path / "run" / "checkpoints" / "step_3_ckp"
     step.mkdir(parents=True)
     words = ("--to", "hf", tmp_path / "out")
-    told = refused("--from", "ours", tmp_path / "run", *words).splitlines()
-    assert told[0] == f"{tmp_path / 'run'} has no complete checkpoint"
-    assert "step_3_ckp is broken (it has no manifest.json)" in told[1]
+    shown = refused("--from", "ours", tmp_path / "run", *words).splitlines()
+    assert shown[0] == f"{tmp_path / 'run'} has no complete checkpoint"
+    assert "step_3_ckp is broken (it has no manifest.json)" in shown[1]
     (step / "manifest.json").write_text("{}")
     assert "is broken: its manifest.json cannot be" in refused("--from", "ours", step, *words)

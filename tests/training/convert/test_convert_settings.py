@@ -141,11 +141,11 @@ def test_settings_of_state_spaces_that_we_do_not_have(
     assert str(error.value) == f"config.json: {message}" or message in str(error.value)
 
 
-def test_all_faults_of_a_config_are_told_at_once() -> None:
+def test_all_faults_of_a_config_are_reported_at_once() -> None:
     with pytest.raises(RequestError) as error:
         hf.read({**HF_MAMBA, "hidden_act": "relu", "time_step_rank": 0, "expand": True}, WHERE)
-    told = str(error.value).splitlines()
-    assert told[0] == "3 faults" and all("  - config.json: " in line for line in told[1:])
+    shown = str(error.value).splitlines()
+    assert shown[0] == "3 faults" and all("  - config.json: " in line for line in shown[1:])
 
 
 MAMBA2: dict[str, Any] = {"d_model": 64, "n_layer": 1, "vocab_size": 12, "head_dim": 16}

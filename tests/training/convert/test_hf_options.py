@@ -348,13 +348,13 @@ def test_the_page_lists_the_options_that_count(family: str) -> None:
             counts.add(option)
     table = PAGE.read_text().partition("## Options of a config.json")[2].partition("\n## ")[0]
     rows = {row[0]: row[1] for row in re.findall(r"^\| (.+?) \| (.+?) \|$", table, re.MULTILINE)}
-    told = {
+    shown = {
         word
         for families, options in rows.items()
         if families == "all" or f"`{family}`" in families
         for word in re.findall(r"`(\w+)`", options)
     }
-    assert told == counts
+    assert shown == counts
 
 
 def test_the_page_lists_what_options_may_be() -> None:

@@ -52,14 +52,14 @@ class Answer(BaseHTTPRequestHandler):
         file = self.server.folder / path.rpartition("/")[2]
         if path.startswith(f"/api/models/{NAME}"):
             files = sorted(self.server.folder.iterdir())
-            told: Any = [
+            shown: Any = [
                 {"type": "file", "path": one.name, "size": one.stat().st_size, "oid": COMMIT}
                 for one in files
             ]
             if "/tree/" not in path:
                 siblings = [{"rfilename": one.name} for one in files]
-                told = {"id": NAME, "sha": COMMIT, "siblings": siblings}
-            body, kind = json.dumps(told).encode(), "application/json"
+                shown = {"id": NAME, "sha": COMMIT, "siblings": siblings}
+            body, kind = json.dumps(shown).encode(), "application/json"
         elif path.startswith(f"/{NAME}/resolve/") and file.is_file():
             body, kind = file.read_bytes(), "application/octet-stream"
             if whole:
@@ -117,13 +117,13 @@ def test_it_is_fetched_once_and_trained_from(hub: Hub, trained: Path, tmp_path: 
         *("--finetune=1", f"--pretrained_model_name={NAME}"),
         f"--finetune_checkpoint_load_dir={folder}",
     )
-    told = finetuned(tmp_path / "first", trained, 2, *flags)
-    assert f"fetching {NAME} of the hub to {folder}" in told
+    shown = finetuned(tmp_path / "first", trained, 2, *flags)
+    assert f"fetching {NAME} of the hub to {folder}" in shown
     assert hub.asked.count("model.safetensors") == 1
     assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
     hub.asked.clear()
-    told = finetuned(tmp_path / "again", trained, 0, *flags)
-    assert "fetching" not in told and hub.asked == []
+    shown = finetuned(tmp_path / "again", trained, 0, *flags)
+    assert "fetching" not in shown and hub.asked == []
     assert losses(tmp_path / "again") == pytest.approx(losses(tmp_path / "first"), abs=0.2)
 
 
@@ -147,7 +147,7 @@ def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -
     assert missing.stderr.startswith("error: someone/else cannot be had from the hub: ")
 
 
-def test_what_cannot_be_had_is_told(hub: Hub, trained: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_had_is_reported(hub: Hub, trained: Path, tmp_path: Path) -> None:
     given = (*FLAGS, f"--checkpoint_dir={tmp_path}/run", "--use_synthetic_data=1")
     done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=ENTRY_POINT)
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -155,7 +155,7 @@ def test_what_cannot_be_had_is_told(hub: Hub, trained: Path, tmp_path: Path) -> 
     assert "give a local folder of the model instead" in done.stderr
 
 
-def test_without_the_library_it_is_told_how(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_it_is_reported_how(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     given = ("--checkpoint_dir=/x", "--use_synthetic_data=1")
     with pytest.raises(RequestError, match="pip install huggingface_hub"):

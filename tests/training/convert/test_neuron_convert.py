@@ -140,8 +140,8 @@ def test_without_split_proj_transformers_reads_it(precision: str, tmp_path: Path
     ssm(tmp_path / "in")
     out = call("mamba_ssm", tmp_path / "in", tmp_path / "out", precision=precision)
     read: Any = AutoModelForCausalLM.from_pretrained
-    model, told = read(out, dtype=torch.float32, output_loading_info=True)
-    assert not any(told.values()), told
+    model, shown = read(out, dtype=torch.float32, output_loading_info=True)
+    assert not any(shown.values()), shown
     with torch.no_grad():
         wanted = model(ids()).logits  # (b, l, v)
     torch.testing.assert_close(logits(out), wanted, rtol=0, atol=1e-4)
@@ -220,8 +220,8 @@ def test_the_command_line(words: str, message: str, tmp_path: Path) -> None:
     codestral(tmp_path / "codestral")
     for name in ("SSM", "CODESTRAL", "NONE", "OUT"):
         words = words.replace(f" {name}", f" {tmp_path / name.lower()}")
-    told = refused(*words.split())
-    assert message in told and "\n" not in told
+    shown = refused(*words.split())
+    assert message in shown and "\n" not in shown
     assert not (tmp_path / "out").exists()
 
 
@@ -229,12 +229,12 @@ def test_a_folder_without_its_weights(tmp_path: Path) -> None:
     words = ("-p", "fp16", "-o", tmp_path / "out")
     ssm(tmp_path / "ssm")
     (tmp_path / "ssm" / "pytorch_model.bin").unlink()
-    told = refused("-m", "mamba_ssm", "-i", tmp_path / "ssm", *words)
-    assert "has no weights: neither model.safetensors nor pytorch_model.bin" in told
+    shown = refused("-m", "mamba_ssm", "-i", tmp_path / "ssm", *words)
+    assert "has no weights: neither model.safetensors nor pytorch_model.bin" in shown
     codestral(tmp_path / "codestral")
     (tmp_path / "codestral" / "consolidated.safetensors").unlink()
-    told = refused("-m", "codestral", "-i", tmp_path / "codestral", *words)
-    assert told == f"{tmp_path}/codestral/consolidated.safetensors is not there"
+    shown = refused("-m", "codestral", "-i", tmp_path / "codestral", *words)
+    assert shown == f"{tmp_path}/codestral/consolidated.safetensors is not there"
 
 
 @pytest.mark.parametrize(
@@ -251,8 +251,8 @@ def test_a_folder_without_its_weights(tmp_path: Path) -> None:
 )
 def test_params_that_do_not_fit(settings: dict[str, Any], lines: list[str], tmp_path: Path) -> None:
     codestral(tmp_path / "in", settings)
-    told = refused("-m", "codestral", "-p", "fp32", "-i", tmp_path / "in", "-o", tmp_path / "out")
-    assert all(line in told for line in lines), told
+    shown = refused("-m", "codestral", "-p", "fp32", "-i", tmp_path / "in", "-o", tmp_path / "out")
+    assert all(line in shown for line in lines), shown
 
 
 def test_a_mamba_1_model_is_refused(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_the_layout_of_the_system_there_and_back(sizes: Mamba2Config, tmp_path: 
         assert_equal(load_file(tmp_path / name / "model.safetensors"), split(held, sizes))
 
 
-def test_a_layout_with_a_part_missing_is_told(tmp_path: Path) -> None:
+def test_a_layout_with_a_part_missing_is_reported(tmp_path: Path) -> None:
     ssm(tmp_path / "in")
     out = call("mamba_ssm", tmp_path / "in", tmp_path / "out", "-s")
     held = load_file(out / "model.safetensors")

@@ -91,8 +91,8 @@ def test_a_config_beside_the_files_says_the_sizes(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps(formats.write_neuron(sizes)))
     assert Source.open("neuron-tp", folder).sizes == sizes
     assert "n_groups 3 is no multiple of the 2 ranks" in refused(folder, "--n-groups=3")
-    told = refused_whole(folder, "--n-groups=2")
-    assert "conv1d.weight has shape (160, 1, 4), wanted (128, 1, 4)" in told
+    shown = refused_whole(folder, "--n-groups=2")
+    assert "conv1d.weight has shape (160, 1, 4), wanted (128, 1, 4)" in shown
 
 
 def refused_whole(folder: Path, *words: str) -> str:
@@ -168,11 +168,11 @@ def test_files_that_do_not_go_together(
 def test_what_only_the_user_knows_is_asked_for(tmp_path: Path) -> None:
     folder = tmp_path / "exp_step_8"
     save(folder, SIZES, 2)
-    told = refused(folder, "--n-groups=4")
-    assert "the mean of each of its 4 groups or of all channels: give --norm-across-groups" in told
+    shown = refused(folder, "--n-groups=4")
+    assert "the mean of each of its 4 groups or of all channels: give --norm-across-groups" in shown
     torch.save({"cli_args": {"rmsnorm_across_groups": True}}, folder / "user_content.pt")
-    told = refused(folder, "--n-groups=4")
-    assert "each of 2 ranks took the mean of its own 2 groups, which no whole model does" in told
+    shown = refused(folder, "--n-groups=4")
+    assert "each of 2 ranks took the mean of its own 2 groups, which no whole model does" in shown
     assert "must be a whole number from 1 on, not '0'" in refused(folder, "--n-groups=0")
     assert "must be True or False, not 'some'" in refused(folder, "--norm-across-groups=some")
     assert "n_groups: 64 do not divide the 64 channels of B and C" in refused(

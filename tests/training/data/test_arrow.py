@@ -60,7 +60,7 @@ def test_longer_rows_give_the_samples_of_a_set_with_shorter_ones(
         assert torch.equal(long[index].targets, short[index].targets)
 
 
-def test_a_length_that_does_not_divide_the_rows_is_told(tmp_path: Path) -> None:
+def test_a_length_that_does_not_divide_the_rows_is_reported(tmp_path: Path) -> None:
     path = str(save(tmp_path / "set", counted(4, 16)))
     for length in (6, 32):
         with pytest.raises(RequestError, match=rf"rows of 16 tokens.* seq_length {length}; use 16"):
@@ -130,25 +130,25 @@ def test_a_dict_of_splits(tmp_path: Path) -> None:
 
 
 def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
-    def told(path: Path, match: str) -> None:
+    def shown(path: Path, match: str) -> None:
         with pytest.raises(RequestError, match=match) as raised:
             Arrow(str(path), 4)
         assert "\n" not in str(raised.value)
 
-    told(tmp_path / "none", "is not there")
+    shown(tmp_path / "none", "is not there")
     (tmp_path / "empty").mkdir()
-    told(tmp_path / "empty", r"has no state\.json")
+    shown(tmp_path / "empty", r"has no state\.json")
     path = save(tmp_path / "set", counted(400, 4))
     half = tmp_path / "half"
     shutil.copytree(path, half)
     part = max(half.glob("*.arrow"))
     part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
-    told(half, "broken or half-written")
+    shown(half, "broken or half-written")
     part.unlink()
-    told(half, "broken or half-written")
+    shown(half, "broken or half-written")
     shutil.copytree(path, half, dirs_exist_ok=True)
     (half / "state.json").write_text("{")
-    told(half, "broken or half-written")
+    shown(half, "broken or half-written")
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_what_is_evaluated_on_is_read_alike(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings_", "told"),
+    ("settings_", "shown"),
     [
         ({"dataset_path": "text:/x", "document_end": 0}, "only a set on disk or lines uses it"),
         (
@@ -233,10 +233,10 @@ def test_what_is_evaluated_on_is_read_alike(tmp_path: Path) -> None:
         ({"dataset_path": "/x", "document_end": -2}, "document_end: must be at least -1, not -2"),
     ],
 )
-def test_bad_input(settings_: dict[str, Any], told: str) -> None:
+def test_bad_input(settings_: dict[str, Any], shown: str) -> None:
     with pytest.raises(RequestError) as caught:
         config(DataConfig(**settings_))
-    assert told in str(caught.value)
+    assert shown in str(caught.value)
 
 
 def test_rows_of_one_document_each_carry_nothing_to_the_device(tmp_path: Path) -> None:

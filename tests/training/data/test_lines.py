@@ -86,7 +86,7 @@ def test_a_pattern_says_which_files(folder: Path, pattern: str, count: int) -> N
     assert (folder / ".lines").is_dir()
 
 
-def test_a_pattern_that_means_no_file_is_told(folder: Path) -> None:
+def test_a_pattern_that_means_no_file_is_reported(folder: Path) -> None:
     with pytest.raises(RequestError, match=r"has no d\*\.json files; there are \*\.json: write /"):
         Lines(folder / "d*.json", 4, seed=0)
 
@@ -165,12 +165,12 @@ def test_several_processes_make_one_cache(tmp_path: Path) -> None:
     processes = [context.Process(target=work) for _ in range(3)]
     for process in processes:
         process.start()
-    told = [queue.get(timeout=300) for _ in processes]
+    shown = [queue.get(timeout=300) for _ in processes]
     for process in processes:
         process.join()
-    made = sorted(name for made, *_ in told for name in made)
+    made = sorted(name for made, *_ in shown for name in made)
     assert made == [f"{number}.json" for number in range(6)], "each is converted once"
-    assert told[0][1:] == told[1][1:] == told[2][1:]
+    assert shown[0][1:] == shown[1][1:] == shown[2][1:]
     assert len([path for path in cache.iterdir() if not path.name.startswith(".")]) == 6
     assert not list(cache.glob(".*.partial"))
 
@@ -249,13 +249,13 @@ def test_a_killed_conversion_goes_on(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz"])
-def test_bad_lines_are_told_by_file_and_number(
+def test_bad_lines_are_reported_by_file_and_number(
     tmp_path: Path, name: str, bad: str, match: str
 ) -> None:
     save(tmp_path / name, line([1, 2]), "", bad, line([3]))
-    with pytest.raises(RequestError, match=rf"{name}: line 3: .*{match}") as told:
+    with pytest.raises(RequestError, match=rf"{name}: line 3: .*{match}") as shown:
         Lines(tmp_path, 4, seed=0)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(shown.value)
     assert not [path for path in (tmp_path / ".lines").iterdir() if path.suffix != ".lock"]
 
 

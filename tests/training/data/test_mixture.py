@@ -161,7 +161,7 @@ def test_a_reader_goes_through_it_in_order_and_skips() -> None:
     assert [(tag, number) for tag, number in rows] == drawn(mixture, 4, 5)
 
 
-def test_weights_that_rounding_changes_much_are_told() -> None:
+def test_weights_that_rounding_changes_much_are_reported() -> None:
     assert mixed((5, 0.25), (5, 0.75)).notes == []
     mixture = mixed((5, 1e-9), (5, 1.0))
     assert mixture.notes == [
@@ -217,10 +217,10 @@ def test_sources_that_do_not_fit_together_are_refused() -> None:
         Source(name="a", samples=Numbered(0, 9), weight=1),
         Source(name="a", samples=Numbered(1, 9, length=3), weight=1),
     ]
-    with pytest.raises(RequestError, match="2 faults") as told:
+    with pytest.raises(RequestError, match="2 faults") as shown:
         Mixture(sources, seed=0)
-    assert "different seq_lengths, [2, 3]" in str(told.value)
-    assert "a is given 2 times; add up its weights" in str(told.value)
+    assert "different seq_lengths, [2, 3]" in str(shown.value)
+    assert "a is given 2 times; add up its weights" in str(shown.value)
 
 
 def test_samples_beyond_the_end() -> None:

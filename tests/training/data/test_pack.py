@@ -62,14 +62,14 @@ def test_packed_text_is_trained_on_as_its_tokens_are(tmp_path: Path) -> None:
     """Every step by its command line: pack, the configuration, two steps on what it names."""
     given = source(tmp_path, ["", *TEXTS])
     flags = (given, f"--tokenizer={tmp_path}/tokenizer.json", "--num_proc=1")
-    told = ""
+    shown = ""
     for split in ("train", "validation"):
         program = ("-m", "training.data.pack")
         asked = (*flags, f"--split={split}", f"--save_path={tmp_path}/{split}.npy")
         done = run(0, *asked, program=program)
         assert done.returncode == 0, done.stderr
-        told = told or done.stdout
-    assert "from 200 texts\n" in told and f"--dataset_path=packed:{tmp_path}/train.npy" in told
+        shown = shown or done.stdout
+    assert "from 200 texts\n" in shown and f"--dataset_path=packed:{tmp_path}/train.npy" in shown
     assert not list(tmp_path.glob(".*")), "nothing is left of the work"
 
     tokenize([*flags, "--seq_len=1", f"--save_path={tmp_path}/set"])
@@ -83,7 +83,7 @@ def test_packed_text_is_trained_on_as_its_tokens_are(tmp_path: Path) -> None:
     )
     assert (np.diff(positions)[positions[1:] > 0] == 1).all()
 
-    create = shlex.split(told.partition("with Composer: python3 ")[2])
+    create = shlex.split(shown.partition("with Composer: python3 ")[2])
     held_out = f"--eval_paths={tmp_path}/validation.npy"
     argv = [sys.executable, *create, held_out, f"--output={tmp_path}/config.yaml", "--seq_len=16"]
     subprocess.run(argv, cwd=ROOT, check=True, capture_output=True)
@@ -119,9 +119,9 @@ def test_long_documents_are_cut_where_positions_end(
     given = source(tmp_path, ["7 " * 20_000, "8"])
     flags = [given, f"--tokenizer={tmp_path}/tokenizer.json", "--num_proc=1"]
     pack([*flags, f"--save_path={tmp_path}/a", "--layout=17/13"])
-    told = capsys.readouterr().out
-    assert "20,003 tokens" in told and "from 2 texts, which are 4 documents" in told
-    assert f"--dataset_path=packed-17/13:{tmp_path}/a" in told
+    shown = capsys.readouterr().out
+    assert "20,003 tokens" in shown and "from 2 texts, which are 4 documents" in shown
+    assert f"--dataset_path=packed-17/13:{tmp_path}/a" in shown
     found = np.fromfile(tmp_path / "a", "<i4")
     places = np.flatnonzero((found >> 17 & 0x1FFF) == 0)
     assert places.tolist() == [0, 8192, 16384, 20_001]
@@ -139,7 +139,7 @@ def test_it_is_there_as_a_whole_or_not_at_all(
     whole = target.read_bytes()
     with pytest.raises(RequestError, match=r"^--save_path: .*a\.npy is there already"):
         pack([*flags, f"--save_path={target}"])
-    # As a run leaves it that was killed after the file had its name, and before its size was told.
+    # As a run leaves it that was killed after the file had its name, before its size was.
     (tmp_path / "a.npy.size").unlink()
     (tmp_path / ".a.npy.tokenizing").mkdir()
     (tmp_path / ".a.npy.tokenizing" / "placed").touch()

@@ -155,9 +155,9 @@ def test_files_that_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="odd: has 42 bytes, which is no multiple of 4"):
         Packed(f"{tmp_path}/odd", 4)
     path = save(tmp_path / "a", row(10))
-    for told in ("11", "", "many"):
-        (tmp_path / "a.size").write_text(told)
-        with pytest.raises(RequestError, match=f"has 10 tokens, and .*a.size says '{told}'"):
+    for shown in ("11", "", "many"):
+        (tmp_path / "a.size").write_text(shown)
+        with pytest.raises(RequestError, match=f"has 10 tokens, and .*a.size says '{shown}'"):
             Packed(path, 4)
 
 
@@ -167,27 +167,29 @@ def test_data_without_any_loss_bit_is_refused(tmp_path: Path) -> None:
         Packed(f"{tmp_path}/plain", 4)
 
 
-def test_ids_beyond_the_vocabulary_are_told_by_file_and_place(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_reported_by_file_and_place(tmp_path: Path) -> None:
     tokens = row(30)
     tokens[17] = (400, 17, 1)
     samples = Packed(save(tmp_path / "a", tokens), 4, vocab_size=400)
     assert samples.vocab_size == 400
     samples[2]
-    with pytest.raises(TrainingError, match=r"a: token 17: the id 400 is not below .* 400") as told:
+    with pytest.raises(
+        TrainingError, match=r"a: token 17: the id 400 is not below .* 400"
+    ) as shown:
         samples[3]
-    assert told.value.local and told.value.exit_code == 1
+    assert shown.value.local and shown.value.exit_code == 1
     assert Packed(f"{tmp_path}/a", 4, vocab_size=401)[3].inputs[2] == 400
     assert Packed(f"{tmp_path}/a", 4).vocab_size == 1 << 16
     assert Packed(f"{tmp_path}/a", 4, layout=WIDE).vocab_size == 1 << 17
 
 
-def test_words_with_bit_31_are_told(tmp_path: Path) -> None:
+def test_words_with_bit_31_are_reported(tmp_path: Path) -> None:
     np.array([1 << 30, 1 << 30, -2, 3], "<i4").tofile(tmp_path / "a")
     with pytest.raises(TrainingError, match=r"token 2: bit 31 is set \(word 0xfffffffe\)"):
         Packed(f"{tmp_path}/a", 3)[0]
 
 
-def test_a_file_that_shrinks_or_goes_is_told(tmp_path: Path) -> None:
+def test_a_file_that_shrinks_or_goes_is_reported(tmp_path: Path) -> None:
     path = Path(save(tmp_path / "a", row(30)))
     samples = Packed(str(path), 4)
     samples[5]
@@ -289,9 +291,9 @@ def test_a_size_of_an_older_file_never_stands_beside_a_new_one(
 
 
 def test_messages_are_one_line(tmp_path: Path) -> None:
-    with pytest.raises(RequestError) as told:
+    with pytest.raises(RequestError) as shown:
         Packed(f"{tmp_path}/none", 4)
-    assert not re.search("\n", str(told.value))
+    assert not re.search("\n", str(shown.value))
 
 
 def test_synthetic_tokens_are_a_function_of_seed_and_number() -> None:

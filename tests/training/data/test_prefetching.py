@@ -85,7 +85,7 @@ def test_a_worker_that_is_killed_ends_the_run_with_one_error(tmp_path: Path) -> 
                 one.next_batch()
 
 
-def test_more_workers_than_sequences_are_told_and_none_ahead_is_refused(tmp_path: Path) -> None:
+def test_more_workers_than_sequences_are_reported_and_none_ahead_is_refused(tmp_path: Path) -> None:
     reopen = of(write_text(tmp_path), batch=1)
     with ahead(reopen(), reopen, 4, 2) as one:
         assert one.notes == [

@@ -68,8 +68,8 @@ def test_each_rank_opens_what_it_reads(tmp_path: Path, ranks: int) -> None:
     done = run(ranks, str(tmp_path), *paths, program=READER)
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
-        told = json.loads((tmp_path / f"opened-{rank}.json").read_text())
-        for kind, one in zip(KINDS, told, strict=True):
+        shown = json.loads((tmp_path / f"opened-{rank}.json").read_text())
+        for kind, one in zip(KINDS, shown, strict=True):
             case = f"rank {rank}, {kind}: {one}"
             assert one["equal"] and one["same"], case
             assert len(one["at_start"]) >= FILES if rank == 0 else not one["at_start"], case

@@ -66,7 +66,7 @@ def test_a_run_reads_it(tmp_path: Path, kind: object) -> None:
     assert again == pytest.approx(alone, abs=1e-5)
 
 
-def test_what_is_no_source_is_told_with_those_that_are(tmp_path: Path) -> None:
+def test_what_is_no_source_is_reported_with_those_that_are(tmp_path: Path) -> None:
     given = (f"--save_ckpt_path={tmp_path}/run", "--num_steps=2")
     for path, says in (
         ("packed:", "is not a known source; use text:GLOB, packed:GLOB"),
@@ -135,5 +135,5 @@ def test_bytes_for_a_model_of_a_tokenizers_vocabulary_are_a_warning(tmp_path: Pa
         yaml.write_text(json.dumps(sections))
         done = run(0, "--config", str(yaml), program=("-m", "training"))
         assert done.returncode == 0, done.stderr
-        told = f"WARNING: {data} is read as bytes, 256 of the 50,280 ids" in done.stdout
-        assert told == warned, done.stdout
+        shown = f"WARNING: {data} is read as bytes, 256 of the 50,280 ids" in done.stdout
+        assert shown == warned, done.stdout

@@ -68,10 +68,10 @@ def rows(feeds: list[DataFeed], steps: int) -> list[list[list[int]]]:
 
 def state_of(feeds: list[DataFeed]) -> dict[str, Any]:
     """What a checkpoint of all ranks holds, read from its file again."""
-    told: list[Any] = []
+    shown: list[Any] = []
     for one in feeds:
-        one.state(lambda mine: told.append(mine) or [mine])  # type: ignore[func-returns-value]
-    state: dict[str, Any] = json.loads(json.dumps(feeds[0].state(lambda mine: told)))
+        one.state(lambda mine: shown.append(mine) or [mine])  # type: ignore[func-returns-value]
+    state: dict[str, Any] = json.loads(json.dumps(feeds[0].state(lambda mine: shown)))
     return state
 
 
@@ -212,7 +212,7 @@ def test_a_server_that_is_gone_ends_the_run_after_so_many_tries(
             rows([one], 1)
 
 
-def test_what_is_wrong_with_texts_is_told_with_its_file(tmp_path: Path) -> None:
+def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> None:
     for name, content, message in (
         ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),
         ("other", '{"body": "a"}\n', "other.jsonl.*: there is no column 'text'; there are: body"),

@@ -113,7 +113,7 @@ def test_data_that_is_not_there(tmp_path: Path) -> None:
         open_text(f"{tmp_path}/short", batch_size=4)
 
 
-def test_a_file_that_shrinks_is_told(pattern: str, tmp_path: Path) -> None:
+def test_a_file_that_shrinks_is_reported(pattern: str, tmp_path: Path) -> None:
     data = open_text(pattern)
     (tmp_path / "a.txt").write_bytes(b"")
     with pytest.raises(TrainingError, match=r"a\.txt: became shorter"):

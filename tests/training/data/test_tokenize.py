@@ -272,7 +272,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path
 
 
 @pytest.mark.processes
-def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Path) -> None:
+def test_a_worker_that_is_killed_as_it_begins_is_reported(place: Path, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
     flags = (f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set", "--seq_len=512")
@@ -285,9 +285,9 @@ def test_a_worker_that_is_killed_as_it_begins_is_told(place: Path, tmp_path: Pat
 
     assert wait_for(workers, process)
     os.kill(workers()[0], signal.SIGKILL)
-    _, told = process.communicate(timeout=300)
+    _, shown = process.communicate(timeout=300)
     assert process.returncode == 1
-    assert told.count("\n") == 1 and "a process of --num_proc was killed" in told, told
+    assert shown.count("\n") == 1 and "a process of --num_proc was killed" in shown, shown
 
 
 def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
@@ -329,7 +329,7 @@ def test_a_longer_row_than_the_tokenizer_states_is_a_warning(
     assert {len(row) for row in rows(made)} == {4096}
 
 
-def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
+def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"body": "x", "n": 1}')
     (tmp_path / "b.txt").write_text("")
     (tmp_path / "c.txt").write_text("short")
@@ -338,37 +338,37 @@ def test_wrong_requests_are_told_in_a_line(place: Path, tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     there, new = f"--save_path={tmp_path}/there", f"--save_path={tmp_path}/set"
 
-    def told(match: str, *flags: str) -> None:
+    def shown(match: str, *flags: str) -> None:
         with pytest.raises(RequestError, match=match) as raised:
             tokenize([f"--tokenizer={place}/bpe", "--num_proc=1", *flags])
         assert "\n" not in str(raised.value)
 
     a, b = f"--dataset={tmp_path}/a.jsonl", f"--dataset={tmp_path}/b.txt"
-    told("--dataset: no file matches", f"--dataset={tmp_path}/none", new)
-    told("of several kinds", f"--dataset={tmp_path}/*", new)
-    told("no file that is known by its ending", f"--dataset={tmp_path}/d.xyz", new)
-    told("no file that is known by its ending", f"--dataset={tmp_path}/there", new)
-    told("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
-    told("no column 'text'; there are: body, n", a, new)
-    told("'n' of .* holds int64, not text", a, new, "--text_column=n")
-    told("has no text", b, new)
-    told("--seq_len: 4,096 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
-    told("is there already", a, there)
-    told("has no configuration 'en'", a, new, "--dataset_config=en")
-    told(r"^--split: .*no split 'test'; there are: train \(1 file\)", a, new, "--split=test")
-    told("--num_proc: must be at least 1, not '0'", a, new, "--num_proc=0")
-    told("--seq_len: must be at least 1", a, new, "--seq_len=0")
-    told("none/tokenizer.json is not there", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json")
-    told("cannot be read", a, new, f"--tokenizer={tmp_path}/d.xyz")
-    told("bytes states no end-of-text", a, new, "--tokenizer=bytes", "--append_eos")
-    told("did you mean --dryrun", a, new, "--dry_run")
-    told("--save_path: must be given", a)
+    shown("--dataset: no file matches", f"--dataset={tmp_path}/none", new)
+    shown("of several kinds", f"--dataset={tmp_path}/*", new)
+    shown("no file that is known by its ending", f"--dataset={tmp_path}/d.xyz", new)
+    shown("no file that is known by its ending", f"--dataset={tmp_path}/there", new)
+    shown("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
+    shown("no column 'text'; there are: body, n", a, new)
+    shown("'n' of .* holds int64, not text", a, new, "--text_column=n")
+    shown("has no text", b, new)
+    shown("--seq_len: 4,096 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
+    shown("is there already", a, there)
+    shown("has no configuration 'en'", a, new, "--dataset_config=en")
+    shown(r"^--split: .*no split 'test'; there are: train \(1 file\)", a, new, "--split=test")
+    shown("--num_proc: must be at least 1, not '0'", a, new, "--num_proc=0")
+    shown("--seq_len: must be at least 1", a, new, "--seq_len=0")
+    shown("none/tokenizer.json is not there", a, new, f"--tokenizer={tmp_path}/none/tokenizer.json")
+    shown("cannot be read", a, new, f"--tokenizer={tmp_path}/d.xyz")
+    shown("bytes states no end-of-text", a, new, "--tokenizer=bytes", "--append_eos")
+    shown("did you mean --dryrun", a, new, "--dry_run")
+    shown("--save_path: must be given", a)
     assert not (tmp_path / "set").exists()
     assert not list(tmp_path.glob(".*")), "nothing is left behind"
 
 
 @pytest.mark.processes
-def test_what_is_not_on_this_machine_is_told_in_a_line(place: Path, tmp_path: Path) -> None:
+def test_what_is_not_on_this_machine_is_reported_in_a_line(place: Path, tmp_path: Path) -> None:
     for flag, name in (("dataset", "no-such-set"), ("tokenizer", "no/such-tokenizer")):
         base = (f"--dataset={tmp_path}", f"--save_path={tmp_path}/set", "--seq_len=512")
         wrong = run(place, *base, f"--{flag}={name}")

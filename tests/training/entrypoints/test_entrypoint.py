@@ -1,4 +1,4 @@
-"""What the entry points share: how a failure is told, and what it makes of the exit code."""
+"""What the entry points share: how a failure is reported, and what it makes of the exit code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def fail(said: str) -> int:
 def test_a_rank_that_lost_another_says_so_in_a_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What happened is told by the one that failed."""
+    """What happened is reported by the one that failed."""
     monkeypatch.setenv("RANK", "3")
     assert exit_code(lambda: fail(SAID)) == 1
     assert capsys.readouterr().err == (

@@ -220,7 +220,7 @@ def test_tokens_come_out_as_whole_characters_and_words(kind: str, tmp_path: Path
     assert len(vocabulary._ids) < 12
 
 
-def test_bytes_that_never_become_a_character_are_told(tmp_path: Path) -> None:
+def test_bytes_that_never_become_a_character_are_reported(tmp_path: Path) -> None:
     vocabulary = Tokens(tokenizer(tmp_path, "byte level"))
     wrong = vocabulary.encode("😀")[0]
     vocabulary.encode("a")

@@ -213,7 +213,9 @@ def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
     assert "eos_token_id must be token ids, not 'end'" in capsys.readouterr().err
 
 
-def test_prompts_that_cannot_be_taken_are_told_by_their_lines(tmp_path: Path, capsys: Any) -> None:
+def test_prompts_that_cannot_be_taken_are_reported_by_their_lines(
+    tmp_path: Path, capsys: Any
+) -> None:
     folder = folder_of(
         models.LlamaConfig(
             d_model=32, n_layer=1, vocab_size=256, n_head=4, n_kv_head=2, d_ff=48, context=20
@@ -224,10 +226,10 @@ def test_prompts_that_cannot_be_taken_are_told_by_their_lines(tmp_path: Path, ca
     words = [str(folder), f"--prompts={file}", "--max-new-tokens=5"]
     file.write_text("short\n\nfar too long for it\n")
     assert run_command(entry.write_text, words) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert told[0] == "error: 2 faults" and len(told) == 3
-    assert f"--prompts: {file}: line 2: is empty" in told[1]
-    assert f"--prompts: {file}: line 3: its 19 tokens and --max-new-tokens=5 are more" in told[2]
+    shown = capsys.readouterr().err.splitlines()
+    assert shown[0] == "error: 2 faults" and len(shown) == 3
+    assert f"--prompts: {file}: line 2: is empty" in shown[1]
+    assert f"--prompts: {file}: line 3: its 19 tokens and --max-new-tokens=5 are more" in shown[2]
     file.write_text("")
     assert run_command(entry.write_text, words) == 2
     assert f"--prompts: {file} is empty; write one prompt a line" in capsys.readouterr().err

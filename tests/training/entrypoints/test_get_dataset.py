@@ -31,7 +31,7 @@ def test_command_launcher_and_configuration_name_one_path(launcher: str) -> None
     assert path in (ROOT / "docs" / "training" / "data.md").read_text()
 
 
-def test_rows_are_of_a_length_that_every_entry_point_reads_unless_told_otherwise() -> None:
+def test_rows_are_of_a_length_that_every_entry_point_reads_unless_reported_otherwise() -> None:
     def default(flags: Any, name: str) -> int:
         return next(int(flag.default) for flag in flags if flag.name == name)
 

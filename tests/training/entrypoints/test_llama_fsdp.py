@@ -104,7 +104,7 @@ def test_what_a_dataset_is(dataset: str, source: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (("--model_type=llama",), "--model_type: must be one of llama_v2, llama_v3"),
         (("--sharding_strategy=fsdp",), "--sharding_strategy: must be one of full, hybrid, none"),
@@ -121,10 +121,10 @@ def test_what_a_dataset_is(dataset: str, source: str) -> None:
         ((" #", "7b:", "32"), "'7b:' is not a flag; write --name=value"),
     ],
 )
-def test_bad_input(flags: tuple[str, ...], told: str) -> None:
+def test_bad_input(flags: tuple[str, ...], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, *flags))
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
 def test_plain_files_have_no_part_to_evaluate_on(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "read", "told"),
+    ("files", "read", "shown"),
     [
         (["a.json"], "*.json", "zipped_data: 0, as {} has *.json files and no *.json.gz"),
         (["a.json.gz"], "*.json.gz", ""),
@@ -179,7 +179,7 @@ def test_data(flags: tuple[str, ...], train: str, test: str) -> None:
     ],
 )
 def test_what_is_not_said_of_zipped_data_is_seen(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: list[str], read: str, told: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, files: list[str], read: str, shown: str
 ) -> None:
     """A flag counts more; both kinds in a folder may be the same data twice."""
     for name in files:
@@ -188,7 +188,7 @@ def test_what_is_not_said_of_zipped_data_is_seen(
     with caplog.at_level("INFO", "training"):
         assert configure(given).data.dataset_path == f"lines:{tmp_path}/{read}"
     notes = [line for line in caplog.messages if line.startswith("zipped_data")]
-    assert notes == ([told.format(tmp_path)] if told else [])
+    assert notes == ([shown.format(tmp_path)] if shown else [])
     data = configure((*given, "--zipped_data=1")).data
     assert data.dataset_path == f"lines:{tmp_path}/*.json.gz"
 
@@ -201,15 +201,15 @@ def test_the_folders_that_sagemaker_names(monkeypatch: pytest.MonkeyPatch) -> No
     )
     monkeypatch.setenv("SM_CHANNEL_TRAIN", "/opt/train")
     monkeypatch.setenv("SM_CHANNEL_TEST", "/opt/test")
-    told = [
+    shown = [
         subprocess.run(
             [sys.executable, "-c", code, *flags], cwd=ROOT, capture_output=True, check=True
         ).stdout.decode()
         for flags in ((), ("--validation_freq=5",))
     ]
-    assert told == [
+    assert shown == [
         "lines:/opt/train/*.json.gz \n",
-        told[0].strip() + " lines:/opt/test/*.json.gz\n",
+        shown[0].strip() + " lines:/opt/test/*.json.gz\n",
     ]
 
 
@@ -234,7 +234,7 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (("--model_type=gpt2",), "--model_type: must be one of llama_v2, llama_v3, mistral"),
         (("--sharding_strategy=zero3",), "--sharding_strategy: must be one of hybrid_shard"),
@@ -278,10 +278,10 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-def test_bad_input(flags: tuple[str, ...], told: str) -> None:
+def test_bad_input(flags: tuple[str, ...], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, *flags))
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
 def test_data_must_be_given() -> None:
@@ -329,15 +329,15 @@ def test_a_pretrained_models_config_gives_the_sizes(tmp_path: Path) -> None:
         with pytest.raises(RequestError) as error:
             configure((*LEAST, *flags, "--hidden_width=32", "--rotary_pct=.5", "--model_size=7b"))
         assert str(error.value).startswith("3 faults")
-        for told in (
+        for shown in (
             "--hidden_width: the pretrained model has 64, not 32; leave it out",
             "--rotary_pct: the pretrained model is llama, which has none, not 0.5",
             "--model_size: the pretrained model has sizes of its own",
         ):
-            assert told in str(error.value)
+            assert shown in str(error.value)
 
 
-def test_float8_is_told_to_be_off_where_it_cannot_be() -> None:
+def test_float8_is_reported_to_be_off_where_it_cannot_be() -> None:
     wanted = ParallelConfig(fp8=True)
     bf16, fp32 = torch.bfloat16, torch.float32
     shared = ParallelConfig(fp8=True, tensor_parallel=2)
@@ -349,8 +349,8 @@ def test_float8_is_told_to_be_off_where_it_cannot_be() -> None:
         ((shared, bf16, (9, 0), True), "2 ranks share each layer"),
         ((old, bf16, (9, 0), True), "this is FSDP1"),
     ]
-    for arguments, told in cases:
-        assert float8.obstacle(*arguments).startswith(told)
+    for arguments, shown in cases:
+        assert float8.obstacle(*arguments).startswith(shown)
     assert float8.fits(torch.nn.Linear(32, 48), "") and not float8.fits(torch.nn.Linear(32, 50), "")
 
 

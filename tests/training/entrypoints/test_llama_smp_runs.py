@@ -27,7 +27,7 @@ SYNTHETIC = ("--use_synthetic_data", "1", "--dataset_type", "hf")
 
 
 def train(save: Path, ranks: int, *flags: str, program: Any = ENTRY_POINT) -> str:
-    """Train to the end; what was told."""
+    """Train to the end; what was reported."""
     done = run(ranks, *MODEL, f"--checkpoint_dir={save}", *flags, program=program)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -102,11 +102,11 @@ def test_zipped_data_and_plain_data_are_the_same(tmp_path: Path) -> None:
         (tmp_path / "plain" / file.stem).write_bytes(gzip.decompress(file.read_bytes()))
     found = []
     for name, flags in (("packed", ("--zipped_data", "1")), ("plain", ())):
-        told = train(
+        shown = train(
             *(tmp_path / f"{name}-save", 0, f"--training_dir={tmp_path}/{name}", *flags),
             "--max_steps=3",
         )
-        assert ("zipped_data: 0" in told) == (name == "plain")
+        assert ("zipped_data: 0" in shown) == (name == "plain")
         found.append(losses(tmp_path / f"{name}-save"))
     assert found[0] == found[1] and len(found[0]) == 3
 
@@ -135,15 +135,15 @@ def test_it_tells_what_the_system_tells(trained: Any) -> None:
 
 
 def test_the_final_model_is_transformers_own(trained: Any, data: tuple[str, ...]) -> None:
-    """Its loss on the held-out lines is the one that the run told last."""
+    """Its loss on the held-out lines is the one that the run reported last."""
     from transformers import AutoModelForCausalLM
 
     folder, _, again = trained
     assert f"wrote {folder}/model: the model of step_6_ckp" in again
     assert (folder / "first").read_bytes() != (folder / "model/model.safetensors").read_bytes()
     model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    told = [json.loads(one) for one in (folder / "save/metrics.jsonl").read_text().splitlines()]
-    last = [one for one in told if one["kind"] == "evaluation"][-1]
+    shown = [json.loads(one) for one in (folder / "save/metrics.jsonl").read_text().splitlines()]
+    last = [one for one in shown if one["kind"] == "evaluation"][-1]
     assert last["tokens"] == 16 * 32
     from training.data.lines import Lines
 
@@ -160,8 +160,8 @@ def test_the_final_model_is_transformers_own(trained: Any, data: tuple[str, ...]
 def test_a_finished_run_that_is_started_again_ends_well(trained: Any, data: Any) -> None:
     folder = trained[0]
     flags = (*data, "--save_final_model=1", "--train_batch_size=4", "--max_steps=6")
-    told = train(folder / "save", 0, *flags, f"--model_dir={folder}/model")
-    assert "done: 6 steps" in told and "the model of step_6_ckp" in told
+    shown = train(folder / "save", 0, *flags, f"--model_dir={folder}/model")
+    assert "done: 6 steps" in shown and "the model of step_6_ckp" in shown
     flags = (*MODEL, f"--checkpoint_dir={folder}/save", *flags, f"--model_dir={folder}/save")
     done = run(0, *flags, program=ENTRY_POINT)
     assert done.returncode == 2
@@ -192,9 +192,9 @@ def test_finetuning_begins_with_the_pretrained_model(
     assert found["name"][0] < losses(trained[0] / "save")[0] - 0.2
     flags = (*data, "--finetune=1", *by_name, "--max_steps=3", "--train_batch_size=4")
     checkpoint = tmp_path / "name" / "checkpoints" / "step_2_ckp"
-    told = train(tmp_path / "more", 0, *flags, f"--resume_from_checkpoint={checkpoint}")
-    assert "init_weights: not read, for there is a checkpoint to go on from" in told
-    assert f"resumed from {checkpoint} at step 2" in told
+    shown = train(tmp_path / "more", 0, *flags, f"--resume_from_checkpoint={checkpoint}")
+    assert "init_weights: not read, for there is a checkpoint to go on from" in shown
+    assert f"resumed from {checkpoint} at step 2" in shown
     assert [line["step"] for line in steps(tmp_path / "more")] == [3]
 
 
@@ -206,25 +206,25 @@ def test_no_loss_depends_on_how_it_is_spread(tmp_path: Path) -> None:
     shared = (*flags, "--train_batch_size=2", "--tensor_parallel_degree=2", "--shard_degree=1")
     away = ("--offload_activations=1", "--activation_loading_horizon=1")
     program = ("-m", "tests.training.support.offloaded")
-    told = train(tmp_path / "shared", 4, *shared, *away, program=program)
-    copies = [tuple(map(int, one)) for one in re.findall(r"(\d+) sent, (\d+) fetched", told)]
+    shown = train(tmp_path / "shared", 4, *shared, *away, program=program)
+    copies = [tuple(map(int, one)) for one in re.findall(r"(\d+) sent, (\d+) fetched", shown)]
     assert copies == [(6, 6)] * 4, "of each rank, two blocks' inputs in each of three steps"
     zero2 = "--sharding_strategy=_hybrid_shard_zero2"
-    told = train(tmp_path / "copies", 4, *flags, "--train_batch_size=1", zero2, "--shard_degree=2")
+    shown = train(tmp_path / "copies", 4, *flags, "--train_batch_size=1", zero2, "--shard_degree=2")
     expected = losses(tmp_path / "alone")
     assert losses(tmp_path / "shared") == pytest.approx(expected, abs=1e-5)
     assert losses(tmp_path / "copies") == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("flag", "told"),
+    ("flag", "shown"),
     [
         ("--shard_degree=3", "shard_degree: 1 ranks cannot be cut into groups of 3"),
         ("--clean_cache=1", "clean_cache: needs a GPU"),
         ("--profile_nsys=1", "profile_nsys: needs a GPU"),
     ],
 )
-def test_what_this_rank_cannot_have(tmp_path: Path, flag: str, told: str) -> None:
+def test_what_this_rank_cannot_have(tmp_path: Path, flag: str, shown: str) -> None:
     given = (*MODEL, *SYNTHETIC, flag, "--max_steps=1", f"--checkpoint_dir={tmp_path}")
     done = run(0, *given, program=ENTRY_POINT)
-    assert done.returncode == 2 and done.stderr.startswith(f"error: {told}")
+    assert done.returncode == 2 and done.stderr.startswith(f"error: {shown}")

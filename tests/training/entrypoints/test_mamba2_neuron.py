@@ -157,7 +157,7 @@ def test_a_pass_that_only_compiles(
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "shown"),
     [
         ({"--tp": "3"}, "tp: 3 ranks cannot share 8 heads"),
         ({"--tp": "8"}, "tp: 8 ranks cannot share 4 groups (n_groups) evenly"),
@@ -176,10 +176,10 @@ def test_a_pass_that_only_compiles(
         ({"--use_mix_precision": "True"}, "--use_mix_precision: write --dtype bfloat16"),
     ],
 )
-def test_what_cannot_be(tokenized: Path, tmp_path: Path, changes: Any, told: str) -> None:
+def test_what_cannot_be(tokenized: Path, tmp_path: Path, changes: Any, shown: str) -> None:
     with pytest.raises(RequestError) as error:
         configure(asked(tokenized, tmp_path, **{"--tp": "1", **changes}))
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
 @pytest.mark.processes
@@ -191,8 +191,8 @@ def test_groups_as_tp_is_the_known_program(tokenized: Path) -> None:
 
 def test_nothing_that_is_set_is_changed(tmp_path: Path) -> None:
     environ: dict[str, str] = {}
-    told = environment.prepare(environ, tmp_path)
-    assert environ[environment.CACHE] == str(tmp_path) and len(told) == 5
+    shown = environment.prepare(environ, tmp_path)
+    assert environ[environment.CACHE] == str(tmp_path) and len(shown) == 5
     assert "--distribution-strategy=llm-training" in environ[environment.COMPILER]
     mine = {environment.COMPILER: "-O1 --cache_dir=/fsx/cache"}
     environment.prepare(mine, tmp_path)

@@ -50,7 +50,7 @@ def test_several_bad_nodes_are_found(bad: set[int]) -> None:
     assert all(any(node in pair and sound & set(pair) for pair in pairs) for node in bad)
 
 
-def test_what_cannot_be_told() -> None:
+def test_what_cannot_be_reported() -> None:
     two = isolate([0, 1], {(0, 1): False})
     assert (two.odd, two.apart) == (frozenset(), (frozenset({0}), frozenset({1})))
     link = isolate([0, 1, 2], {(0, 1): True, (1, 2): False, (0, 2): True})
@@ -172,7 +172,7 @@ def test_many_nodes() -> None:
 
 @pytest.mark.processes
 def test_strangers_and_other_versions() -> None:
-    """What is no node's is not heard; a report in other words is told, and its node sent home."""
+    """What is no node's is not heard; one in other words is reported, and its node sent home."""
     given = read_settings({"PREFLIGHT_SECONDS": "30"})
     job = Job(id="many", nodes=2)
     coordinator = Coordinator(job, given, NodeNames(job, {}), time.time, "nonce", 0)
@@ -199,5 +199,5 @@ def test_strangers_and_other_versions() -> None:
     own.join(30)
     thread.join(30)
     assert end["do"] == "end" and end["bad"] == ["node 1"]
-    told = "node 1: versions: its report cannot be read: it runs another version of training/"
-    assert asked[-1]["wrong"] == [told]
+    shown = "node 1: versions: its report cannot be read: it runs another version of training/"
+    assert asked[-1]["wrong"] == [shown]

@@ -84,7 +84,7 @@ def test_processes_run_and_end(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "told"),
+    ("what", "code", "shown"),
     [
         (("85", "85"), 85, r"\d .*: saved and stopped, as SIGTERM asked"),
         (("2", "2"), 2, r"\d .*: wrong request"),
@@ -93,14 +93,16 @@ def test_processes_run_and_end(launch: Launch) -> None:
     ],
 )
 def test_exit_code_is_that_of_the_processes(
-    launch: Launch, what: tuple[str, str], code: int, told: str
+    launch: Launch, what: tuple[str, str], code: int, shown: str
 ) -> None:
     got, _, err = launch.entry(*what)
     assert got == code
-    assert re.search(f"training.launch: rank {told}", err)
+    assert re.search(f"training.launch: rank {shown}", err)
 
 
-def test_the_cause_of_a_failure_is_told_again_at_the_end(launch: Launch, tmp_path: Path) -> None:
+def test_the_cause_of_a_failure_is_reported_again_at_the_end(
+    launch: Launch, tmp_path: Path
+) -> None:
     """First of all ranks, with its own words; those that it took along have a line each."""
     (tmp_path / "failing.py").write_text(FAILING)
     code, _, err = launch.run("--module", "failing", "--nproc", "2", "--")
@@ -124,8 +126,8 @@ def test_the_cause_of_a_failure_may_be_the_last_to_end(
     words = ("--module", "failing", "--nproc", "2", "--")
     got, _, err = launch.run(*words, RESTARTS=restarts)
     assert got == code, err
-    told = re.findall(r"^training.launch: rank (\d) .* exit code (\d)(.*)$", err, re.MULTILINE)
-    assert told[0][:2] == ("1", str(code)) and told[0][2].endswith(": the loss is gone"), err
+    shown = re.findall(r"^training.launch: rank (\d) .* exit code (\d)(.*)$", err, re.MULTILINE)
+    assert shown[0][:2] == ("1", str(code)) and shown[0][2].endswith(": the loss is gone"), err
     assert err.count("restart in place:") == (restarts == "1" and code == 1)
 
 

@@ -28,8 +28,8 @@ def node(root: Path, what: Instance, versions: dict[str, str]) -> None:
 
 
 def network(root: Path, **environment: str) -> dict[str, str]:
-    told = instance_trees.printed(root, 192, {**SLURM, **NCCL, **environment})
-    return dict(NETWORK.findall(told))
+    shown = instance_trees.printed(root, 192, {**SLURM, **NCCL, **environment})
+    return dict(NETWORK.findall(shown))
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_an_instance_that_the_plugin_does_not_know(
     """Both versions and what to do, once, and no word from the first version on that knows it."""
     root = tmp_path / "root"
     node(root, TYPES[type], {"plugin": plugin})
-    told = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
-    warned = [line for line in told.splitlines() if "WARNING" in line]
+    shown = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
+    warned = [line for line in shown.splitlines() if "WARNING" in line]
     assert len(warned) == 1
     assert plugin.removesuffix("-aws") in warned[0] and first in warned[0] and type in warned[0]
     assert "fix: " in warned[0]
     shutil.rmtree(root / "opt")
     instance_trees.software(root, **(CURRENT | {"plugin": first}))
-    told = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
-    assert "WARNING" not in told
+    shown = instance_trees.printed(root, 192, {**SLURM, **NCCL}) + capsys.readouterr().err
+    assert "WARNING" not in shown
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_no_warning_of_the_plugin(
 ) -> None:
     node(tmp_path / "root", TYPES[type], {"plugin": plugin})
     environment = {**SLURM, **NCCL, "SLURM_STEP_NUM_NODES": nodes}
-    told = instance_trees.printed(tmp_path / "root", 192, environment)
-    assert "WARNING" not in told + capsys.readouterr().err
+    shown = instance_trees.printed(tmp_path / "root", 192, environment)
+    assert "WARNING" not in shown + capsys.readouterr().err
 
 
 FI_INFO = """\

@@ -94,7 +94,7 @@ def test_first_node_that_never_comes(launch: Launch, rendezvous: str) -> None:
 
 
 def test_a_port_that_somebody_has(launch: Launch) -> None:
-    """Told at once, by whom: the others would wait for a quarter of an hour."""
+    """Reported at once, by whom: the others would wait for a quarter of an hour."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = str(other.getsockname()[1])
         here = SLURM | {"SLURM_NODEID": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -104,7 +104,7 @@ def test_a_port_that_somebody_has(launch: Launch) -> None:
 
 
 def test_first_node_that_ends_early(launch: Launch) -> None:
-    """Not told as if the nodes had never met."""
+    """Not reported as if the nodes had never met."""
     here = SLURM | {"MASTER_ADDR": "127.0.0.1"}
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -118,7 +118,7 @@ def test_first_node_that_ends_early(launch: Launch) -> None:
     assert "error: node 0 has ended" in err and "Traceback" not in err
 
 
-def test_first_node_that_ends_is_told_though_the_own_process_fails_too(
+def test_first_node_that_ends_is_reported_though_the_own_process_fails_too(
     launch: Launch, tmp_path: Path
 ) -> None:
     """Whatever torchrun looks at first: here at its processes, as it looks seldom."""

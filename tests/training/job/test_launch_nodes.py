@@ -30,7 +30,7 @@ class Machine:
 
     root: Path
 
-    def told(self, cores: int = 192, /, **environment: str) -> str:
+    def shown(self, cores: int = 192, /, **environment: str) -> str:
         return instance_trees.printed(self.root, cores, environment)
 
 
@@ -46,9 +46,9 @@ def p5(tmp_path: Path) -> Machine:
     return Machine(tmp_path / "p5")
 
 
-def line(told: str, name: str) -> str:
+def line(shown: str, name: str) -> str:
     """Give the rest of the block's line of a name; empty if there is none."""
-    found = re.search(rf"^  {name} +(.*)$", told, re.MULTILINE)
+    found = re.search(rf"^  {name} +(.*)$", shown, re.MULTILINE)
     return re.sub(" +", " ", found[1]) if found else ""
 
 
@@ -79,17 +79,17 @@ def test_by_command_line() -> None:
 
 def test_a_plain_machine(machine: Machine) -> None:
     instance_trees.dmi(machine.root, "Dell Inc.", "PowerEdge XE9680")
-    told = machine.told(4)
-    assert line(told, "instance") == "none of EC2's its firmware is not EC2's"
-    assert line(told, "NPROC_PER_NODE") == "1 no GPU"
-    assert not re.search("EFA|FI_|NCCL_|NEURON_|NUMA_|WARNING", told)
+    shown = machine.shown(4)
+    assert line(shown, "instance") == "none of EC2's its firmware is not EC2's"
+    assert line(shown, "NPROC_PER_NODE") == "1 no GPU"
+    assert not re.search("EFA|FI_|NCCL_|NEURON_|NUMA_|WARNING", shown)
 
 
 def test_gpus_of_a_plain_machine(machine: Machine) -> None:
     for number in range(4):
         instance_trees.gpu(machine.root, number, 0)
-    told = machine.told()
-    assert line(told, "NPROC_PER_NODE") == "4 4 GPUs" and "WARNING" not in told
+    shown = machine.shown()
+    assert line(shown, "NPROC_PER_NODE") == "4 4 GPUs" and "WARNING" not in shown
 
 
 def test_a_type_of_the_future(machine: Machine) -> None:
@@ -97,18 +97,20 @@ def test_a_type_of_the_future(machine: Machine) -> None:
     for number in range(16):
         instance_trees.gpu(machine.root, number, 0)
         instance_trees.card(machine.root, number)
-    told = machine.told(**SLURM)
-    assert line(told, "instance").endswith("(DMI); not in the table: what is seen counts")
-    assert line(told, "EFA") == "16 cards as seen"
-    assert line(told, "NPROC_PER_NODE") == "16 16 GPUs"
-    assert line(told, "FI_EFA_USE_HUGE_PAGE").startswith("0 ") and "WARNING" not in told
+    shown = machine.shown(**SLURM)
+    assert line(shown, "instance").endswith("(DMI); not in the table: what is seen counts")
+    assert line(shown, "EFA") == "16 cards as seen"
+    assert line(shown, "NPROC_PER_NODE") == "16 16 GPUs"
+    assert line(shown, "FI_EFA_USE_HUGE_PAGE").startswith("0 ") and "WARNING" not in shown
 
 
 def test_neuron_of_the_future(machine: Machine) -> None:
     instance_trees.dmi(machine.root, "Amazon EC2", "trn9.48xlarge")
     for number in range(2):
         instance_trees.chip(machine.root, number, 0, 8)
-    assert line(machine.told(), "NPROC_PER_NODE") == "8 2 x Neuron, 4 cores each of 2 physical ones"
+    assert (
+        line(machine.shown(), "NPROC_PER_NODE") == "8 2 x Neuron, 4 cores each of 2 physical ones"
+    )
 
 
 # What is not as the table says.
@@ -116,11 +118,11 @@ def test_neuron_of_the_future(machine: Machine) -> None:
 
 def test_a_gpu_that_has_fallen_off(p5: Machine) -> None:
     (p5.root / "dev/nvidia5").unlink()
-    told = p5.told(**SLURM)
-    assert "WARNING: node 0: of the 8 x H100 of a p5.48xlarge /dev shows 7: that many" in told
-    assert line(told, "NPROC_PER_NODE").startswith("7 ")
+    shown = p5.shown(**SLURM)
+    assert "WARNING: node 0: of the 8 x H100 of a p5.48xlarge /dev shows 7: that many" in shown
+    assert line(shown, "NPROC_PER_NODE").startswith("7 ")
     # CUDA's numbers are not known then.
-    assert line(told, "NUMA_BIND").startswith("0 ")
+    assert line(shown, "NUMA_BIND").startswith("0 ")
 
 
 @pytest.mark.parametrize(
@@ -129,30 +131,30 @@ def test_a_gpu_that_has_fallen_off(p5: Machine) -> None:
 def test_fewer_on_purpose(p5: Machine, chosen: dict[str, str]) -> None:
     for number in range(2, 8):
         (p5.root / f"dev/nvidia{number}").unlink()
-    told = p5.told(**chosen)
-    assert line(told, "NPROC_PER_NODE").startswith("2 ") and "WARNING" not in told
+    shown = p5.shown(**chosen)
+    assert line(shown, "NPROC_PER_NODE").startswith("2 ") and "WARNING" not in shown
 
 
 def test_more_named_than_there_are(p5: Machine) -> None:
     (p5.root / "dev/nvidia5").unlink()
-    told = p5.told(CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
-    assert "WARNING: node 0: CUDA_VISIBLE_DEVICES names 8 GPUs, and /dev shows 7" in told
+    shown = p5.shown(CUDA_VISIBLE_DEVICES="0,1,2,3,4,5,6,7")
+    assert "WARNING: node 0: CUDA_VISIBLE_DEVICES names 8 GPUs, and /dev shows 7" in shown
 
 
 def test_network_cards_that_are_missing(p5: Machine) -> None:
     for number in range(3):
         (p5.root / f"sys/class/infiniband/rdmap{number}s0/device/vendor").write_text("0x15b3\n")
-    told = p5.told()
-    assert line(told, "EFA").startswith("29 cards ")
-    assert "WARNING: node 0: of the 32 EFA cards of a p5.48xlarge 29 show" in told
+    shown = p5.shown()
+    assert line(shown, "EFA").startswith("29 cards ")
+    assert "WARNING: node 0: of the 32 EFA cards of a p5.48xlarge 29 show" in shown
 
 
 def test_no_driver_of_network_cards(machine: Machine) -> None:
     instance_trees.dmi(machine.root, "Amazon EC2", "g6.8xlarge")
     instance_trees.gpu(machine.root, 0, 0)
-    told = machine.told()
-    assert line(told, "EFA").startswith("1 card ")
-    assert "/sys/class/infiniband is not there: 1 EFA card of a g6.8xlarge is taken for" in told
+    shown = machine.shown()
+    assert line(shown, "EFA").startswith("1 card ")
+    assert "/sys/class/infiniband is not there: 1 EFA card of a g6.8xlarge is taken for" in shown
 
 
 def test_cards_are_known_by_their_driver(machine: Machine) -> None:
@@ -161,13 +163,13 @@ def test_cards_are_known_by_their_driver(machine: Machine) -> None:
     driver.mkdir(parents=True)
     device.mkdir(parents=True)
     (device / "driver").symlink_to(driver)
-    assert line(machine.told(), "EFA") == "1 card as seen"
+    assert line(machine.shown(), "EFA") == "1 card as seen"
 
 
 def test_warnings_come_from_every_node(p5: Machine) -> None:
     (p5.root / "dev/nvidia5").unlink()
-    told = p5.told(**{**SLURM, "SLURM_NODEID": "1"})
-    assert "WARNING: node 1: of the 8 x H100" in told
+    shown = p5.shown(**{**SLURM, "SLURM_NODEID": "1"})
+    assert "WARNING: node 1: of the 8 x H100" in shown
 
 
 # Where its processes run.
@@ -175,8 +177,8 @@ def test_warnings_come_from_every_node(p5: Machine) -> None:
 
 def test_named_gpus_take_their_own_cores(p5: Machine) -> None:
     """GPUs 6 and 1, of the second NUMA node and the first."""
-    by_number = line(p5.told(CUDA_VISIBLE_DEVICES="6,1"), "NUMA_BIND")
-    by_name = line(p5.told(CUDA_VISIBLE_DEVICES="GPU-6a,GPU-1a6b"), "NUMA_BIND")
+    by_number = line(p5.shown(CUDA_VISIBLE_DEVICES="6,1"), "NUMA_BIND")
+    by_name = line(p5.shown(CUDA_VISIBLE_DEVICES="GPU-6a,GPU-1a6b"), "NUMA_BIND")
     assert by_number == by_name
     assert by_number.endswith(": 48-95,144-191 0-47,96-143")
 
@@ -186,31 +188,31 @@ def test_gpus_without_their_drivers_files(machine: Machine) -> None:
     instance_trees.processors(machine.root, 8, 2)
     for number, numa in enumerate((1, 0)):
         instance_trees.gpu(machine.root, number, numa, driver=False)
-    assert line(machine.told(8), "NUMA_BIND").endswith(": 2-3,6-7 0-1,4-5")
+    assert line(machine.shown(8), "NUMA_BIND").endswith(": 2-3,6-7 0-1,4-5")
 
 
 def test_only_cores_that_the_task_has(p5: Machine) -> None:
-    told = line(p5.told(60), "NUMA_BIND")
-    assert told.startswith("1 ") and told.endswith("48-50 51-53 54-56 57-59")
+    shown = line(p5.shown(60), "NUMA_BIND")
+    assert shown.startswith("1 ") and shown.endswith("48-50 51-53 54-56 57-59")
 
 
 @pytest.mark.parametrize(
-    ("environment", "told"),
+    ("environment", "shown"),
     [
         ({"NUMA_BIND": "0"}, "0 from the environment"),
         ({"NPROC_PER_NODE": "9"}, "0 it is not known"),
         ({"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, "0 it is not known"),
     ],
 )
-def test_cores_are_left_alone(p5: Machine, environment: dict[str, str], told: str) -> None:
-    block = p5.told(**environment)
-    assert line(block, "NUMA_BIND").startswith(told) and " training.job.rank " not in block
+def test_cores_are_left_alone(p5: Machine, environment: dict[str, str], shown: str) -> None:
+    block = p5.shown(**environment)
+    assert line(block, "NUMA_BIND").startswith(shown) and " training.job.rank " not in block
 
 
 def test_fewer_processes_than_gpus(p5: Machine) -> None:
     """The first ones, each with all cores of its NUMA node that are its own."""
-    told = line(p5.told(NPROC_PER_NODE="2"), "NUMA_BIND")
-    assert told.endswith(": 0-23,96-119 24-47,120-143")
+    shown = line(p5.shown(NPROC_PER_NODE="2"), "NUMA_BIND")
+    assert shown.endswith(": 0-23,96-119 24-47,120-143")
 
 
 LS = """\
@@ -230,9 +232,9 @@ def test_neuron_ls_tells_where_chips_are(machine: Machine) -> None:
     programs = machine.root / "bin"
     instance_trees.write(programs / "neuron-ls", LS)
     (programs / "neuron-ls").chmod(0o755)
-    told = machine.told(8, PATH=f"{programs}:/usr/bin:/bin")
-    assert line(told, "NUMA_BIND").endswith(": 2,6 3,7 0,4 1,5")
-    assert line(machine.told(8), "NUMA_BIND").startswith("0 it is not known")
+    shown = machine.shown(8, PATH=f"{programs}:/usr/bin:/bin")
+    assert line(shown, "NUMA_BIND").endswith(": 2,6 3,7 0,4 1,5")
+    assert line(machine.shown(8), "NUMA_BIND").startswith("0 it is not known")
 
 
 # Cores of Neuron.
@@ -248,10 +250,10 @@ def test_neuron_ls_tells_where_chips_are(machine: Machine) -> None:
 )
 def test_cores_of_trn2(tmp_path: Path, environment: dict[str, str], processes: str) -> None:
     instance_trees.instance(tmp_path / "trn2", TRN2)
-    told = instance_trees.printed(tmp_path / "trn2", 192, environment)
-    assert line(told, "NPROC_PER_NODE").startswith(f"{processes} ")
+    shown = instance_trees.printed(tmp_path / "trn2", 192, environment)
+    assert line(shown, "NPROC_PER_NODE").startswith(f"{processes} ")
     chosen = "NEURON_RT_VISIBLE_CORES" in environment
-    assert line(told, "NEURON_RT_NUM_CORES") == ("" if chosen else f"{processes} a core a process")
+    assert line(shown, "NEURON_RT_NUM_CORES") == ("" if chosen else f"{processes} a core a process")
 
 
 @pytest.mark.parametrize(
@@ -267,8 +269,8 @@ def test_a_compile_cache_of_ones_own(
     tmp_path: Path, words: tuple[str, ...], environment: dict[str, str]
 ) -> None:
     instance_trees.instance(tmp_path / "trn1", TRN1)
-    told = instance_trees.printed(tmp_path / "trn1", 128, SLURM | environment, ["--", *words])
-    assert line(told, "NEURON_COMPILE_CACHE_URL") == ""
+    shown = instance_trees.printed(tmp_path / "trn1", 128, SLURM | environment, ["--", *words])
+    assert line(shown, "NEURON_COMPILE_CACHE_URL") == ""
 
 
 # Locked memory.
@@ -277,17 +279,17 @@ def test_a_compile_cache_of_ones_own(
 def test_memory_that_cannot_be_locked(p5: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     few = (Limit("memlock", 65536, 8 * 2**20), Limit("nofile", 1024, 4096))
     monkeypatch.setattr(instance_trees, "LIMITS", few)
-    told = p5.told()
-    assert "WARNING: node 0: memlock: 8192 KiB can be locked in memory, and EFA needs" in told
-    assert line(told, "limits").endswith("memlock 8192 KiB, nofile 4096; memlock, nofile raised")
+    shown = p5.shown()
+    assert "WARNING: node 0: memlock: 8192 KiB can be locked in memory, and EFA needs" in shown
+    assert line(shown, "limits").endswith("memlock 8192 KiB, nofile 4096; memlock, nofile raised")
 
 
 def test_memory_need_not_be_locked_without_efa(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(instance_trees, "LIMITS", (Limit("memlock", 65536, 65536),))
-    told = machine.told()
-    assert "limits" not in told and "WARNING" not in told
+    shown = machine.shown()
+    assert "limits" not in shown and "WARNING" not in shown
 
 
 # Wrong requests.

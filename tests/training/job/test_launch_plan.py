@@ -127,7 +127,7 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be"),
@@ -147,8 +147,8 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_refused(change: dict[str, str], told: str) -> None:
-    with pytest.raises(RequestError, match=told):
+def test_what_cannot_be_is_refused(change: dict[str, str], shown: str) -> None:
+    with pytest.raises(RequestError, match=shown):
         plan(SLURM | change, CPU)
 
 

@@ -20,7 +20,7 @@ def nodes(root: Path, tmp_path: Path) -> Nodes:
     return Nodes(root, tmp_path)
 
 
-def told(ended: Ended, host: str) -> str:
+def shown(ended: Ended, host: str) -> str:
     """What the lines about a host say."""
     return "\n".join(re.findall(rf"^  {host}: (.*)", ended.err, re.MULTILINE))
 
@@ -55,14 +55,14 @@ def test_each_bad_node_is_named(nodes: Nodes) -> None:
     first = ends[0]
     assert [end.code for end in ends] == [87, 87, 87, 87, 1], first.err
     assert re.fullmatch(
-        r"clock: (89\.[5-9]|90\.[0-4]) s ahead of the others", told(first, "host-1")
+        r"clock: (89\.[5-9]|90\.[0-4]) s ahead of the others", shown(first, "host-1")
     )
-    assert re.match(r"versions: python is 3\.9\.1, not 3\.\d+", told(first, "host-2"))
+    assert re.match(r"versions: python is 3\.9\.1, not 3\.\d+", shown(first, "host-2"))
     assert re.search(
-        r"inside: process 0: 1 of \d+ elements of the sum are wrong", told(first, "host-3")
+        r"inside: process 0: 1 of \d+ elements of the sum are wrong", shown(first, "host-3")
     )
-    assert told(first, "host-4") == "node: it came, and has ended during its own checks"
-    assert told(first, "host-0") == ""
+    assert shown(first, "host-4") == "node: it came, and has ended during its own checks"
+    assert shown(first, "host-0") == ""
     for check in ("node", "clock", "versions", "inside"):
         assert re.search(rf"^  {check} +BAD ", first.out, re.MULTILINE), first.out
     assert nodes.bad_nodes.read_text() == "host-1\nhost-2\nhost-3\nhost-4\n"
@@ -80,7 +80,7 @@ def test_a_node_that_is_wrong_only_with_others(nodes: Nodes) -> None:
     assert (first.code, second.code, third.code) == (87, 87, 87)
     assert re.match(
         r"across: its all-reduce with host-0, host-2 fails: 1 of \d+ elements",
-        told(first, "host-1"),
+        shown(first, "host-1"),
     ), first.err
     assert nodes.bad_nodes.read_text() == "host-1\n"
     assert "bad nodes: host-1; host-0 tells what is wrong" in third.err
@@ -98,9 +98,9 @@ def test_the_shared_folder(nodes: Nodes, tmp_path: Path) -> None:
     ends = nodes.run([Node(wrap=wraps[0]), Node(), Node(), Node(wrap=wraps[1])])
     first = ends[0]
     assert [end.code for end in ends] == [87, 87, 87, 87], first.err
-    assert "Read-only file system" in told(first, "host-0")
-    assert told(first, "host-3").startswith("folder: what it writes to CHECKPOINTS is not seen")
-    assert told(first, "host-1") == told(first, "host-2") == ""
+    assert "Read-only file system" in shown(first, "host-0")
+    assert shown(first, "host-3").startswith("folder: what it writes to CHECKPOINTS is not seen")
+    assert shown(first, "host-1") == shown(first, "host-2") == ""
     # Node 0 cannot write them down: another does.
     assert nodes.bad_nodes.read_text() == "host-0\nhost-3\n"
 
@@ -109,7 +109,7 @@ def test_a_node_that_does_not_come(nodes: Nodes) -> None:
     began = time.monotonic()
     (first,) = nodes.run([Node(), None], PREFLIGHT_SECONDS="45")
     assert first.code == 87
-    assert told(first, "host-1") == "node: it has not come within 45 s"
+    assert shown(first, "host-1") == "node: it has not come within 45 s"
     assert nodes.bad_nodes.read_text() == "host-1\n"
     assert time.monotonic() - began < 120
 

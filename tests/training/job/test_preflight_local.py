@@ -69,7 +69,7 @@ def smi(place: Path, document: str) -> dict[str, str]:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"errors": "2"}, "2 memory errors that ECC could not correct (dram_uncorrectable)"),
         ({"pending": "Yes"}, "memory rows wait for a reset to be remapped"),
@@ -77,11 +77,11 @@ def smi(place: Path, document: str) -> dict[str, str]:
         ({"action": "Reset"}, "the driver asks for its recovery: Reset"),
     ],
 )
-def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], told: str) -> None:
+def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], shown: str) -> None:
     environment = smi(tmp_path, gpus({}, change))
     assert check_gpus(environment) == (
         "2 GPUs asked",
-        [f"GPU 1 (GPU-51aaaaaa-0000): {told}"],
+        [f"GPU 1 (GPU-51aaaaaa-0000): {shown}"],
     )
     # One that this job does not use is no matter of it.
     for others in ("0", "GPU-50aaaa"):

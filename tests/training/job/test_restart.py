@@ -213,9 +213,9 @@ def test_a_handful_of_kills(data: str, tmp_path: Path, undisturbed: list[float])
     said = (tmp_path / "said").read_text()
     assert said.count("resumed from") == 5 and said.count("preflight") <= 2
     assert re.search(r"\d\.\d% of the job's time was training", said.splitlines()[-1])
-    told = facts(save)
-    assert 0.0 < told["goodput"] < 1.0 and told["state"] == "done"
-    assert len(told["jobs"][0]["starts"][0]["failures"]) == 5
+    shown = facts(save)
+    assert 0.0 < shown["goodput"] < 1.0 and shown["state"] == "done"
+    assert len(shown["jobs"][0]["starts"][0]["failures"]) == 5
 
 
 def test_a_rank_that_hangs(data: str, tmp_path: Path, undisturbed: list[float]) -> None:

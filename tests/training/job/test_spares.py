@@ -140,8 +140,8 @@ def test_a_spare_takes_the_place_of_a_lost_node(
     assert "node 2, a spare, takes the place of another" in nodes.said(2)
     assert (save / ".job-4242.0" / "lost.n2").exists()
     assert (save / ".job-4242.0" / "ended.0").read_text() == "0\n"
-    told = facts(save)
-    assert told["state"] == "done" and len(told["jobs"][0]["starts"][0]["failures"]) == 1
+    shown = facts(save)
+    assert shown["state"] == "done" and len(shown["jobs"][0]["starts"][0]["failures"]) == 1
 
 
 def test_the_node_of_rank_0_is_lost(data: str, tmp_path: Path, undisturbed: list[float]) -> None:

@@ -70,17 +70,17 @@ def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(
 
 
 def test_the_mean_speed_leaves_the_first_steps_out() -> None:
-    """Reports of 20 steps: those that begin after step 130 count, told every 50 steps or more."""
-    told: list[str] = []
+    """Reports of 20 steps: those that begin after step 130 count, given every 50 steps or more."""
+    shown: list[str] = []
     console = Console()
-    console.say = lambda text, file=None: told.append(text)  # type: ignore[method-assign,assignment]
+    console.say = lambda text, file=None: shown.append(text)  # type: ignore[method-assign,assignment]
     logger = AverageSpeed(50, start=100, console=console)
     speeds = {120: 1.0, 140: 1.0, 160: 10.0, 180: 30.0, 200: 10.0, 220: 10.0}
     for step, speed in speeds.items():
         logger.write(
             [{"kind": "report", "step": step, "samples_per_second": speed, "tflops": speed / 4}]
         )
-    assert told == ["mean of steps 141 to 200: 12.86 samples/s, 3.21 TFLOPS/device"]
+    assert shown == ["mean of steps 141 to 200: 12.86 samples/s, 3.21 TFLOPS/device"]
 
 
 class Sent:
@@ -131,8 +131,8 @@ def test_wandb_goes_on_with_its_run(
     assert json.loads((save / "wandb.json").read_text()) == known
     runs = sorted((save / "wandb").glob(f"offline-run-*-{known['id']}"))
     assert len(runs) == 2, "each start leaves a folder of the same run"
-    told = runs[0].glob("run-*.wandb")
-    assert b"gradient norm" in next(told).read_bytes()
+    shown = runs[0].glob("run-*.wandb")
+    assert b"gradient norm" in next(shown).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ def test_wandb_goes_on_with_its_run(
         ({"use_wandb": True}, "wandb", "wandb"),
     ],
 )
-def test_a_package_that_is_missing_is_told_before_anything_is_done(
+def test_a_package_that_is_missing_is_reported_before_anything_is_done(
     given: dict[str, Any], package: str, hidden: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(sys.modules):

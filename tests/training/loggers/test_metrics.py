@@ -59,12 +59,12 @@ def test_the_line_of_a_large_run_fits() -> None:
         "seconds_per_step": 12.3456,
         "mfu": 0.4123,
     }
-    told = format_report(line, 1000000, 40 * 3600 + 59 * 60)
-    assert told == (
+    shown = format_report(line, 1000000, 40 * 3600 + 59 * 60)
+    assert shown == (
         "step 900000/1000000 | loss 11.1235 | norm 12,346 | 12.3 s/step | 12.3M tokens/s | "
         "MFU 41.2% | 40 h 59 min left"
     )
-    assert len(told) <= 110
+    assert len(shown) <= 110
     assert format_report({**line, "tokens_per_second": 966_123.0}, 1000000, 4e5).endswith(
         "966k tokens/s | MFU 41.2% | 4 d 15 h left"
     )
@@ -74,12 +74,12 @@ def test_time_left_is_by_the_median_of_reports_and_left_out_where_the_end_is_not
     """A start's first report has its compiling in it."""
     base = {"kind": "report", "loss": 1.0, "grad_norm": 1.0, "tokens_per_second": 9.0, "mfu": None}
     for may_end_early in (False, True):
-        told: list[str] = []
+        shown: list[str] = []
         console = Console()
-        console.say = lambda text, file=None: told.append(text)  # type: ignore[method-assign,assignment] # noqa: B023
+        console.say = lambda text, file=None: shown.append(text)  # type: ignore[method-assign,assignment] # noqa: B023
         logger = TextLogger(1000, console, may_end_early=may_end_early)
         for step, seconds in ((100, 9.0), (200, 1.0), (300, 2.0)):
             logger.write([{**base, "step": step, "seconds_per_step": seconds}])
-        ends = [line.partition("tokens/s")[2] for line in told]
+        ends = [line.partition("tokens/s")[2] for line in shown]
         left = [" | 2 h 15 min left", " | 13 min 20 s left", " | 23 min 20 s left"]
         assert ends == (["", "", ""] if may_end_early else left)

@@ -63,9 +63,9 @@ def test_a_library_that_is_missing_is_a_warning(
     hide("wandb", monkeypatch)
     monkeypatch.setenv(variable, value)
     assert opened(tmp_path) == []
-    told = capsys.readouterr().err
-    assert told.startswith("WARNING: Weights & Biases is left out, though WANDB_API_KEY or")
-    assert "pip install wandb, which is missing here" in told and told.count("\n") == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("WARNING: Weights & Biases is left out, though WANDB_API_KEY or")
+    assert "pip install wandb, which is missing here" in shown and shown.count("\n") == 1
 
 
 PROGRAM = """
@@ -103,20 +103,20 @@ def trained(folder: Path, *asked: str, **given: str) -> subprocess.CompletedProc
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "shown"),
     [
         ({"WANDB_API_KEY": "no key"}, "WANDB_API_KEY invalid"),
         ({"WANDB_MODE": "sometimes"}, "Input should be"),
     ],
 )
 def test_what_is_refused_is_a_warning_and_an_error_where_use_wandb_asked(
-    tmp_path: Path, given: dict[str, str], told: str
+    tmp_path: Path, given: dict[str, str], shown: str
 ) -> None:
     pytest.importorskip("wandb")
     done = trained(tmp_path, "use_wandb", **given)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
-    assert told in line and "WANDB_MODE=disabled" in line
+    assert shown in line and "WANDB_MODE=disabled" in line
     refused, end = done.stdout.splitlines()
     assert refused.startswith("refused: use_wandb: ") and end == "trained"
     assert "WANDB_MODE=offline keeps the run here" in refused
@@ -136,8 +136,8 @@ def test_a_server_that_does_not_answer_is_a_warning(tmp_path: Path) -> None:
             WANDB_INIT_TIMEOUT="3",
         )
     assert done.returncode == 0 and "trained" in done.stdout, done.stderr
-    told = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
-    assert len(told) == 1 and "is left out" in told[0], done.stderr
+    shown = [line for line in done.stderr.splitlines() if line.startswith("WARNING")]
+    assert len(shown) == 1 and "is left out" in shown[0], done.stderr
 
 
 @pytest.mark.processes

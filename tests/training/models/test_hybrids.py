@@ -180,7 +180,7 @@ def test_dtype_of_the_stream_under_bfloat16_weights(config: HybridConfig, wide: 
 
 
 @pytest.mark.parametrize(
-    ("config", "changes", "told"),
+    ("config", "changes", "shown"),
     [
         (BAMBA, {"pattern": "M-M"}, "pattern: '-' is no kind of layer of bamba; it has M"),
         (NEMOTRON, {"pattern": "MEM*E"}, "'E' is no kind of layer of nemotron_h"),
@@ -196,14 +196,14 @@ def test_dtype_of_the_stream_under_bfloat16_weights(config: HybridConfig, wide: 
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(
-    config: HybridConfig, changes: dict[str, Any], told: str
+    config: HybridConfig, changes: dict[str, Any], shown: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
         like(config, **changes)
-    assert told in str(caught.value)
+    assert shown in str(caught.value)
 
 
-def test_all_that_does_not_fit_is_told_at_once() -> None:
+def test_all_that_does_not_fit_is_reported_at_once() -> None:
     with pytest.raises(RequestError) as caught:
         like(BAMBA, pattern="M-", n_groups=3, n_kv_head=3)
     assert len(caught.value.faults) == 4

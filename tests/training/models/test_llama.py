@@ -95,7 +95,7 @@ def test_equals_transformers_by_every_way(
 def test_forced_ways_give_the_same_loss(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(attention.CHOICE, "_chosen", {})  # each choice is told once
+    monkeypatch.setattr(attention.CHOICE, "_chosen", {})  # each choice is reported once
     caplog.set_level("INFO", "training.ops")
     tokens = torch.randint(61, (2, 40))
     losses = []

@@ -66,7 +66,7 @@ def hanging(
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     meet = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
     argv = [sys.executable, *(launcher + meet if ranks else []), str(program)]
-    told = {"HOW": how, "WHERE": where, "AT": str(at), "WHO": str(who), **env}
+    shown = {"HOW": how, "WHERE": where, "AT": str(at), "WHO": str(who), **env}
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
             [
@@ -78,7 +78,7 @@ def hanging(
                 "--hang_seconds=3",
                 *flags,
             ],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **told},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **shown},
             text=True,
             stdout=said,
             stderr=said,
@@ -137,8 +137,8 @@ def test_a_rank_that_sits_in_a_block_is_named_and_the_run_ends(tmp_path: Path) -
 
 
 @pytest.mark.processes
-def test_reading_that_hangs_is_told_once_and_so_is_its_end(tmp_path: Path) -> None:
-    """Also where a rank whose steps were longer sees it only when it has been told."""
+def test_reading_that_hangs_is_reported_once_and_so_is_its_end(tmp_path: Path) -> None:
+    """Also where a rank whose steps were longer sees it only when it has been reported."""
     flags, env = ("--num_steps=4",), {"OTHERS": "--hang_seconds=6"}  # the run ends right after
     with hanging(tmp_path, 2, "11", "data", 4, 0, *flags, **env) as process:
         assert process.wait(90) == 0

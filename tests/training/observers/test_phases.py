@@ -61,26 +61,26 @@ def test_an_error_ends_the_parts_that_it_goes_through() -> None:
 
 
 def test_observers_end_in_the_reverse_of_their_order() -> None:
-    told: list[str] = []
+    shown: list[str] = []
 
     class Named(Observer):
         def __init__(self, name: str) -> None:
             self.name = name
 
         def __exit__(self, *error: Any) -> None:
-            told.append(f"{self.name} leaves")
+            shown.append(f"{self.name} leaves")
 
         def begin(self, phase: str) -> None:
-            told.append(f"{self.name} begins {phase}")
+            shown.append(f"{self.name} begins {phase}")
 
         def end(self, phase: str) -> None:
-            told.append(f"{self.name} ends {phase}")
+            shown.append(f"{self.name} ends {phase}")
 
     phases = Phases([Named("a"), Named("b")])
     with phases, phases("save"):
         pass
     begun, ended = ["a begins save", "b begins save"], ["b ends save", "a ends save"]
-    assert told == [*begun, *ended, "b leaves", "a leaves"]
+    assert shown == [*begun, *ended, "b leaves", "a leaves"]
 
 
 def test_marks_count_up_within_a_step_and_know_the_longest() -> None:

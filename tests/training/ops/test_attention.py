@@ -245,7 +245,7 @@ def test_remembering_equals_seeing_all(way: str, window: int, split: tuple[int, 
     assert state["count"] == 12
 
 
-def test_a_text_longer_than_the_state_is_told() -> None:
+def test_a_text_longer_than_the_state_is_reported() -> None:
     q, k, v = heads(5, 5)
     state = start(k, (2, 2, 6), 8, 0)
     attention_from(state, q, k, v)
@@ -258,13 +258,13 @@ def test_on_a_cpu_a_window_is_quicker_without_sdpa(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, window: int, way: str
 ) -> None:
     for choice in (module.CHOICE, module.MASKED):
-        monkeypatch.setattr(choice, "_chosen", {})  # each choice is told once
+        monkeypatch.setattr(choice, "_chosen", {})  # each choice is reported once
     with caplog.at_level("INFO", "training.ops"):
         attention(*heads(4, 4, dtype=torch.float32), window=window)
     assert caplog.messages == [f"attention: {way} on cpu, torch.float32"]
 
 
-def test_what_cannot_run_is_told_when_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_run_is_reported_when_it_is_forced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINING_OPS", "attention=flash")
     with pytest.raises(RequestError, match="attention=flash cannot run: it needs a GPU"):
         attention(*heads(4, 4))

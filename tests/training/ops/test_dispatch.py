@@ -61,7 +61,7 @@ def test_another_can_be_forced(monkeypatch: pytest.MonkeyPatch) -> None:
         ("rms_norm", "'rms_norm' is not OPERATION=WAY"),
     ],
 )
-def test_what_cannot_be_forced_is_told(
+def test_what_cannot_be_forced_is_reported(
     forced: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, forced)

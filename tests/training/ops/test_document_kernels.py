@@ -109,7 +109,7 @@ def by_documents(
     return y
 
 
-def test_kernels_that_know_documents_are_told_by_their_names() -> None:
+def test_kernels_that_know_documents_are_reported_by_their_names() -> None:
     lengths = [[5, 1, 6], [12]]
     seq_idx = numbers(lengths)
     given: dict[str, Tensor | None] = {}

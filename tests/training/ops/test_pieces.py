@@ -27,8 +27,8 @@ def test_each_operation_is_that_of_the_whole_rows(ranks: int) -> None:
     done = run(ranks, program=("-m", "tests.training.support.pieces_spread"), timeout=600)
     assert done.returncode == 0, done.stderr
     names = [name for name, *_ in operations(torch.float32)]
-    told = [line.partition(":")[0] for line in done.stdout.splitlines() if ": " in line]
-    assert told == [
+    shown = [line.partition(":")[0] for line in done.stdout.splitlines() if ": " in line]
+    assert shown == [
         f"{name} {cut} {kind} {dtype}"
         for dtype in (torch.float64, torch.float32)
         for name in names

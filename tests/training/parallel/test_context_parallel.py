@@ -180,7 +180,7 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "told"),
+    ("name", "changes", "shown"),
     [
         ("mamba-tiny", ("seq_length=11", "context_parallel=4"), "pieces of 2 tokens (seq_length"),
         ("llama-tiny", ("seq_length=3", "context_parallel=4"), "each needs 1; make"),
@@ -191,14 +191,14 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
     ],
 )
 def test_what_cannot_be_is_refused(
-    tmp_path: Path, name: str, changes: tuple[str, ...], told: str
+    tmp_path: Path, name: str, changes: tuple[str, ...], shown: str
 ) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(f"model: {{name: {name}}}\n")
     given = ("dataset_path=synthetic:", "save_ckpt_path=/nowhere", *changes)
     with pytest.raises(RequestError) as caught:
         load(file, given)
-    assert "context_parallel: " in str(caught.value) and told in str(caught.value)
+    assert "context_parallel: " in str(caught.value) and shown in str(caught.value)
 
 
 def test_attention_with_dropout_is_refused() -> None:

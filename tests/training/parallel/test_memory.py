@@ -1,4 +1,4 @@
-"""Memory that is traded for: it is saved as told, no loss changes, what cannot be is refused."""
+"""Memory that is traded for: saved as promised, no loss changes, what cannot be is refused."""
 
 from __future__ import annotations
 
@@ -118,7 +118,9 @@ def test_gradients_are_reduced_as_asked(tmp_path: Path, data: str, engine: str) 
 
 
 @pytest.mark.processes
-def test_fsdp1_is_told_whether_to_limit_its_gathers(tmp_path: Path, data: str, alone: Any) -> None:
+def test_fsdp1_is_reported_whether_to_limit_its_gathers(
+    tmp_path: Path, data: str, alone: Any
+) -> None:
     flags = ("--fsdp_engine=fsdp1", "--limit_all_gathers=False")
     losses = train(tmp_path, data, 2, GLOBAL_BATCH // 2, STEPS, *flags)
     assert losses == pytest.approx(alone, abs=1e-5)
@@ -150,7 +152,7 @@ def test_auto_reduces_in_what_the_blocks_compute_in() -> None:
 
 
 def refusals() -> list[tuple[tuple[str, ...], str]]:
-    """Flags, and what is told of them."""
+    """Flags, and what is reported of them."""
     found: list[tuple[tuple[str, ...], str]] = [
         ((SELECTIVE,), "checkpointing_policy: only fsdp_activation_checkpointing=True"),
         (("--selective_checkpointing=2",), "selective_checkpointing: only fsdp_activation_"),

@@ -119,7 +119,7 @@ def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -
 
 
 @pytest.mark.parametrize(
-    ("sizes", "parallel", "run_", "told"),
+    ("sizes", "parallel", "run_", "shown"),
     [
         ({"n_groups": 2}, {"tensor_parallel": 4}, {}, "4 ranks cannot share 2 groups (n_groups)"),
         ({}, {"tensor_parallel": 3}, {}, "3 ranks cannot share 8 heads (d_inner / head_dim)"),
@@ -141,7 +141,7 @@ def test_bfloat16_with_float32_weights(tmp_path: Path, data: str, plain: Path) -
     ],
 )
 def test_what_does_not_fit_is_refused(
-    sizes: dict[str, Any], parallel: dict[str, Any], run_: dict[str, Any], told: str
+    sizes: dict[str, Any], parallel: dict[str, Any], run_: dict[str, Any], shown: str
 ) -> None:
     known = {name: value for name, value in SIZES.items() if name != "family"}
     with pytest.raises(RequestError) as error:
@@ -151,7 +151,7 @@ def test_what_does_not_fit_is_refused(
             run=RunConfig(save_ckpt_path="x", **run_),
             parallel=ParallelConfig(**{"backend": "neuron", **parallel}),
         )
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
 def test_other_families_are_refused() -> None:
@@ -164,7 +164,7 @@ def test_other_families_are_refused() -> None:
         )
 
 
-def test_without_a_device_the_way_out_is_told(tmp_path: Path, data: str) -> None:
+def test_without_a_device_the_way_out_is_reported(tmp_path: Path, data: str) -> None:
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"model": SIZES}))
     settings = (

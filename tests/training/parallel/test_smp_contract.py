@@ -42,7 +42,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def train(folder: Path, *flags: str, program: Any = PROGRAM) -> tuple[str, list[dict[str, Any]]]:
-    """Train on two ranks; what was told, and what rank 1 called."""
+    """Train on two ranks; what was reported, and what rank 1 called."""
     before = (f"{folder}.calls",) if program == PROGRAM else ()
     done = run(2, *before, *MODEL, f"--checkpoint_dir={folder}", *flags, program=program)
     assert done.returncode == 0, done.stderr
@@ -55,10 +55,10 @@ def test_a_run_and_its_resumption(tmp_path: Path, data: str) -> None:
     import transformers  # noqa: F401  (what the library takes its models from)
 
     flags = (data, "--checkpoint_freq=2", "--grad_clip=0.5", "--use_smp_implementation=1")
-    told, calls = train(tmp_path / "run", *flags, "--max_steps=4")
+    shown, calls = train(tmp_path / "run", *flags, "--max_steps=4")
     whole = losses(tmp_path / "run")
-    assert "is not installed" not in told
-    assert "fp8: off, for blocks are recomputed" in told
+    assert "is not installed" not in shown
+    assert "fp8: off, for blocks are recomputed" in shown
     assert calls[0] == {
         "call": "init",
         "config": {
@@ -74,8 +74,8 @@ def test_a_run_and_its_resumption(tmp_path: Path, data: str) -> None:
     }
     assert calls[-1]["max_norm"] == 0.5
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step_4_ckp")
-    told, _ = train(tmp_path / "run", *flags, "--max_steps=4")
-    assert "step_2_ckp at step 2" in told
+    shown, _ = train(tmp_path / "run", *flags, "--max_steps=4")
+    assert "step_2_ckp at step 2" in shown
     assert [line["step"] for line in steps(tmp_path / "run")] == [1, 2, 3, 4]
     assert losses(tmp_path / "run") == whole and whole[-1] < whole[0]
 
@@ -96,20 +96,20 @@ def test_finetuning_gives_the_losses_of_the_native_way(tmp_path: Path, data: str
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         ((), "only the library's own layers have it"),
         (("--use_smp_implementation=1",), "blocks are recomputed"),
         (("--use_smp_implementation=1", "--activation_checkpointing=0"), "this is no GPU"),
     ],
 )
-def test_float8_is_told_to_be_off(flags: tuple[str, ...], told: str) -> None:
+def test_float8_is_reported_to_be_off(flags: tuple[str, ...], shown: str) -> None:
     given = ("--backend=smp", "--use_synthetic_data=1", "--checkpoint_dir=/x", *flags)
-    assert limits.fp8_obstacle(configure(given), torch.device("cpu")).startswith(told)
+    assert limits.fp8_obstacle(configure(given), torch.device("cpu")).startswith(shown)
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (("--cpu_offload=1",), "cpu_offload: backend=smp has none"),
         (("--use_torch_compile=1",), "use_torch_compile: backend=smp has none"),
@@ -122,12 +122,12 @@ def test_float8_is_told_to_be_off(flags: tuple[str, ...], told: str) -> None:
         ),
     ],
 )
-def test_what_the_library_does_not_do(flags: tuple[str, ...], told: str) -> None:
+def test_what_the_library_does_not_do(flags: tuple[str, ...], shown: str) -> None:
     given = ("--backend=smp", "--use_synthetic_data=1", "--checkpoint_dir=/x", *flags)
     four = Group(0, 4, 4, torch.device("cpu"), None)
     with pytest.raises(RequestError) as error:
         limits.check(configure(given), four)
-    assert told in str(error.value)
+    assert shown in str(error.value)
 
 
 def test_what_the_library_is_started_with() -> None:
@@ -149,7 +149,7 @@ def test_what_the_library_is_started_with() -> None:
 
 
 @pytest.mark.processes
-def test_without_the_library_it_is_told(tmp_path: Path) -> None:
+def test_without_the_library_it_is_reported(tmp_path: Path) -> None:
     flags = (*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir={tmp_path}", "--backend=smp")
     with pytest.raises(RequestError, match=r"backend: smp takes the library torch.sagemaker"):
         sagemaker.library()

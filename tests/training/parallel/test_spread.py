@@ -128,19 +128,21 @@ def test_the_published_command_line_scaled_down(tmp_path: Path, data: str) -> No
         (2, ("--sharding_strategy=hsdp", "--shard_group_size=3"), 2, "groups of 3"),
     ],
 )
-def test_what_is_wrong_is_told_once_without_a_traceback(
+def test_what_is_wrong_is_reported_once_without_a_traceback(
     tmp_path: Path, data: str, ranks: int, flags: Any, code: Any, message: str
 ) -> None:
     given = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}", "--num_steps=2", *flags)
     done = run(ranks, *TINY, *given)
-    told = done.stderr.partition("torch.distributed.elastic")[0]
-    assert message in told and told.count("error: ") == 1
+    shown = done.stderr.partition("torch.distributed.elastic")[0]
+    assert message in shown and shown.count("error: ") == 1
     assert not list((tmp_path / "checkpoints").glob("*"))
     if ranks == 0:
         assert done.returncode == code and "Traceback" not in done.stderr
 
 
-def test_an_evaluation_is_told_and_changes_nothing(tmp_path: Path, data: str, alone: Any) -> None:
+def test_an_evaluation_is_reported_and_changes_nothing(
+    tmp_path: Path, data: str, alone: Any
+) -> None:
     found = []
     for ranks in (0, 2):
         save = tmp_path / str(ranks)

@@ -148,7 +148,7 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("flags", "told"),
+    ("flags", "shown"),
     [
         (
             ("--model_name=llama-tiny", "--tensor_parallel=4"),
@@ -183,24 +183,24 @@ def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None
         ),
     ],
 )
-def test_a_degree_that_does_not_fit_the_model_is_refused(flags: Any, told: list[str]) -> None:
+def test_a_degree_that_does_not_fit_the_model_is_refused(flags: Any, shown: list[str]) -> None:
     given = ("--dataset_path=synthetic:", "--save_ckpt_path=/nowhere", *flags)
     with pytest.raises(RequestError) as caught:
         configure(given)
-    assert all(part in str(caught.value) for part in told)
-    assert str(caught.value).count("tensor_parallel: ") == len(told)
+    assert all(part in str(caught.value) for part in shown)
+    assert str(caught.value).count("tensor_parallel: ") == len(shown)
 
 
 def test_ranks_that_are_no_whole_groups_are_refused(tmp_path: Path, data: str) -> None:
     given = (f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}", "--num_steps=2")
     done = run(3, *TINY, *given, "--model_name=llama-tiny", "--tensor_parallel=2")
-    told = done.stderr.partition("torch.distributed.elastic")[0]
-    assert "error: tensor_parallel: 3 ranks cannot be cut into groups of 2" in told
-    assert told.count("error: ") == 1 and not list(tmp_path.iterdir())
+    shown = done.stderr.partition("torch.distributed.elastic")[0]
+    assert "error: tensor_parallel: 3 ranks cannot be cut into groups of 2" in shown
+    assert shown.count("error: ") == 1 and not list(tmp_path.iterdir())
     found = degrees.world_faults(2, 3, has_fsdp2=False)
     assert len(found) == 2 and "this torch does not have" in found[1]
 
 
-def test_groups_that_span_nodes_are_told() -> None:
+def test_groups_that_span_nodes_are_reported() -> None:
     assert degrees.warnings(8, 8) == degrees.warnings(1, 3) == []
     assert "groups of 16 ranks span nodes, which have 8" in degrees.warnings(16, 8)[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.support.reports import evaluation, history, made, report, step, told, write
+from tests.training.support.reports import evaluation, history, made, report, shown, step, write
 from tests.training.support.runs import ROOT, train, write_text
 from training.report.curves import blocks
 
@@ -75,7 +75,7 @@ def test_a_whole_last_line_without_its_end_may_be_half_a_number(tmp_path: Path) 
 def test_a_run_that_was_resumed(tmp_path: Path) -> None:
     """The later lines count, also where the earlier ones were not removed."""
     again = [step(number, loss=0.25) for number in range(21, 31)]
-    run = write(tmp_path / "run", [*history(27), *again, told(30, speed=3000.0)])
+    run = write(tmp_path / "run", [*history(27), *again, shown(30, speed=3000.0)])
     page = made(tmp_path, run)
     row = page.row()
     assert row["steps"] == "30 of 40" and row["best loss (at step)"] == "0.2500 (21)"
@@ -100,7 +100,7 @@ def test_a_run_that_had_no_number_at_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("over", ["steps", "tokens", "time"])
 def test_evaluations_and_the_share_of_the_peak(tmp_path: Path, over: str) -> None:
-    lines = [*history(10), evaluation(10, 1.75), *history(20)[11:], told(20, mfu=0.4)]
+    lines = [*history(10), evaluation(10, 1.75), *history(20)[11:], shown(20, mfu=0.4)]
     page = made(tmp_path, write(tmp_path / "run", [*lines, evaluation(20, 1.5)]), "--over", over)
     assert page.row()["last evaluation"] == "1.5000" and page.notes == []
     assert "evaluation loss" in page.images
@@ -108,7 +108,7 @@ def test_evaluations_and_the_share_of_the_peak(tmp_path: Path, over: str) -> Non
 
 
 def test_what_a_run_undid_is_gone_in_every_kind_of_line(tmp_path: Path) -> None:
-    undone = [told(30, speed=9000.0), evaluation(30, 0.5)]
+    undone = [shown(30, speed=9000.0), evaluation(30, 0.5)]
     run = write(tmp_path / "run", [*history(27), *undone, step(21), step(22)])
     row = made(tmp_path, run).row()
     assert "last evaluation" not in row and row["median tokens/s a device"] == "1,000"

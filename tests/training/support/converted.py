@@ -137,8 +137,8 @@ def saved(model: nn.Module, folder: Path, **options: Any) -> Path:
 def theirs(folder: Path, **options: Any) -> nn.Module:
     """Read by transformers; strict, for it only warns of tensors that are not as it wants."""
     read: Any = AutoModelForCausalLM.from_pretrained
-    model, told = read(folder, attn_implementation="eager", output_loading_info=True, **options)
-    assert not any(told.values()), told
+    model, shown = read(folder, attn_implementation="eager", output_loading_info=True, **options)
+    assert not any(shown.values()), shown
     result: nn.Module = model.eval()
     return result
 

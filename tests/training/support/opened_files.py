@@ -65,7 +65,7 @@ def main() -> None:
     group = process_group.start("cpu")
     touched: list[str] = []
     watch(folder, touched)
-    told = []
+    shown = []
     for path in paths:
         asked = config(path)
         touched.clear()
@@ -78,7 +78,7 @@ def main() -> None:
         data.close()
         alone = open_feed(asked, group.rank, group.world_size)
         expected = [alone.next_rows(range(BATCH)).rows for _ in range(BATCHES)]
-        told.append(
+        shown.append(
             {
                 "path": path,
                 "at_start": at_start,
@@ -91,7 +91,7 @@ def main() -> None:
                 "same": data.feed.fingerprint == alone.fingerprint,
             }
         )
-    Path(folder, f"opened-{group.rank}.json").write_text(json.dumps(told))
+    Path(folder, f"opened-{group.rank}.json").write_text(json.dumps(shown))
     process_group.stop()
 
 

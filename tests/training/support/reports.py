@@ -32,7 +32,7 @@ def step(number: int, **other: Any) -> dict[str, Any]:
     }
 
 
-def told(number: int, speed: float = 1000.0, **other: Any) -> dict[str, Any]:
+def shown(number: int, speed: float = 1000.0, **other: Any) -> dict[str, Any]:
     more = {"tokens_per_second_per_device": speed, "memory_bytes": 3 * 2**29}
     return {**step(number), "kind": "report", **more, **other}
 
@@ -67,7 +67,7 @@ def history(steps: int) -> list[dict[str, Any]]:
     return [
         line
         for number in range(1, steps + 1)
-        for line in ([step(number), told(number)] if number % 10 == 0 else [step(number)])
+        for line in ([step(number), shown(number)] if number % 10 == 0 else [step(number)])
     ]
 
 

@@ -142,7 +142,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ({"model__d_modell": 1}, "model.d_modell: there is no such setting; did you mean d_model?"),
         ({"optimiser__lr": 1}, "optimiser: there is no such section; did you mean optimizer?"),
@@ -183,13 +183,13 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ({"optimizer__beta2": 1.0}, "optimizer.beta2: must be less than 1, is 1.0"),
     ],
 )
-def test_bad_input(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_bad_input(tmp_path: Path, change: dict[str, Any], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         load(tmp_path, **change)
-    assert f"{tmp_path}/config.yaml: {told}" in str(error.value)
+    assert f"{tmp_path}/config.yaml: {shown}" in str(error.value)
 
 
-def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
+def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"^4 faults\n") as error:
         load(tmp_path, model__d_model=0, data__seq=1, optimizer__lr=-1.0, trainer__autoresume=3)
     assert str(error.value).count("config.yaml: ") == 4
@@ -197,14 +197,14 @@ def test_all_faults_are_told_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "shown"),
     [
         ("model: {layers: 3}", "config.yaml: model.layers: there is no such setting"),
         ("", "config.yaml must have sections: model, data, optimizer"),
         (None, "config.yaml cannot be read: No such file or directory; python -m training.create"),
     ],
 )
-def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, told: str) -> None:
+def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, shown: str) -> None:
     if content is not None:
         (tmp_path / "config.yaml").write_text(content)
     code = (
@@ -219,7 +219,7 @@ def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, tol
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and shown in done.stderr and "Traceback" not in done.stderr
 
 
 def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,19 +265,19 @@ def test_data_that_training_refuses_to_evaluate_on_is_refused_as_it_is_written(
     assert not Path("config.yaml").exists()
 
 
-def test_what_fsdp_is_told() -> None:
-    told = fsdp_settings(FsdpSection(), bf16=True, world_size=16, local_world_size=8)
-    assert {name: told[name] for name in SHIPPED["fsdp"] if name != "process_group"} == {
+def test_what_fsdp_is_given() -> None:
+    shown = fsdp_settings(FsdpSection(), bf16=True, world_size=16, local_world_size=8)
+    assert {name: shown[name] for name in SHIPPED["fsdp"] if name != "process_group"} == {
         name: value for name, value in SHIPPED["fsdp"].items() if name != "process_group"
     }
-    assert told["mixed_precision"]["reduce_dtype"] == "fp32" and "process_group" not in told
+    assert shown["mixed_precision"]["reduce_dtype"] == "fp32" and "process_group" not in shown
     hybrid = FsdpSection(sharding_strategy="HYBRID_SHARD")
-    told = fsdp_settings(hybrid, bf16=False, world_size=16, local_world_size=8)
-    assert told["mixed_precision"] == "FULL"
-    assert (told["data_parallel_shard_degree"], told["data_parallel_replicate_degree"]) == (8, 2)
+    shown = fsdp_settings(hybrid, bf16=False, world_size=16, local_world_size=8)
+    assert shown["mixed_precision"] == "FULL"
+    assert (shown["data_parallel_shard_degree"], shown["data_parallel_replicate_degree"]) == (8, 2)
     node = FsdpSection(sharding_strategy="HYBRID_SHARD", process_group="node")
-    told = fsdp_settings(node, bf16=False, world_size=16, local_world_size=8)
-    assert told["process_group"] == "node" and "data_parallel_shard_degree" not in told
+    shown = fsdp_settings(node, bf16=False, world_size=16, local_world_size=8)
+    assert shown["process_group"] == "node" and "data_parallel_shard_degree" not in shown
 
 
 def test_the_folder_of_a_run(tmp_path: Path) -> None:

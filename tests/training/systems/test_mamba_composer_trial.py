@@ -47,7 +47,7 @@ def test_changes_count_more_than_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "shown"),
     [
         ("general", "'general' is no change of a setting; write section.name=value"),
         ("generl.full_name=x", "generl: there is no such section; did you mean general"),
@@ -55,6 +55,6 @@ def test_changes_count_more_than_the_file(tmp_path: Path) -> None:
         ("optimizer.lr=fast", "optimizer.lr: must be"),
     ],
 )
-def test_wrong_changes(change: str, told: str, tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=told.replace(".", r"\.")):
+def test_wrong_changes(change: str, shown: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=shown.replace(".", r"\.")):
         configure([str(tmp_path / "config.yaml"), "--trial", change])

@@ -1,4 +1,4 @@
-"""Losses and gradients that are no numbers: told, traced to where they come from, or left out."""
+"""Losses and gradients that are no numbers: reported, traced to their origin, or left out."""
 
 import json
 import subprocess
@@ -33,9 +33,9 @@ def test_a_trace_names_the_module_the_step_and_the_samples(
     done = run(ranks, *given, EXPLODING, "--trace_nan=True")
     assert done.returncode == 1
     each = 2 * max(1, ranks)
-    told = f"step 2, samples {each} to {2 * each - 1} of the order: "
-    assert told in done.stderr
-    line = done.stderr[done.stderr.index(told) :].splitlines()[0]
+    shown = f"step 2, samples {each} to {2 * each - 1} of the order: "
+    assert shown in done.stderr
+    line = done.stderr[done.stderr.index(shown) :].splitlines()[0]
     assert "backbone." in line and " NaN and " in line
 
 
@@ -63,7 +63,7 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 
 
-def test_a_step_that_is_left_out_is_told_and_the_run_goes_on(
+def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
     given: tuple[str, ...], tmp_path: Path
 ) -> None:
     argv = [sys.executable, "-c", BROKEN_ONCE, *given, "--on_nan=skip", "--report_interval=5"]

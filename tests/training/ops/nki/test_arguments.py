@@ -16,7 +16,7 @@ from training.ops.nki.torch_ops import ssd
 
 
 @pytest.mark.parametrize(
-    ("shape", "told"),
+    ("shape", "shown"),
     [
         ((1, 100, 2, 64, 1, 128), "the length is 100; it must be a multiple of 128"),
         ((1, 128, 2, 64, 1, 64), "the state size is 64; it must be 128"),
@@ -26,14 +26,14 @@ from training.ops.nki.torch_ops import ssd
         ((1, 128, 256, 128, 1, 128), "a group has 32768 channels; it may have 16384"),
     ],
 )
-def test_shapes_that_ssd_cannot_take(shape: tuple[int, ...], told: str) -> None:
+def test_shapes_that_ssd_cannot_take(shape: tuple[int, ...], shown: str) -> None:
     b, length, heads, p, groups, n = shape
     x, B = torch.empty(b, length, heads, p), torch.empty(b, length, groups, n)
-    with pytest.raises(RequestError, match=f"NKI, SSD: {told}"):
+    with pytest.raises(RequestError, match=f"NKI, SSD: {shown}"):
         check_ssd(x, B, B)
 
 
-def test_all_faults_are_told_at_once() -> None:
+def test_all_faults_are_reported_at_once() -> None:
     x, B = torch.empty(1, 100, 2, 64), torch.empty(1, 100, 1, 64, dtype=torch.float64)
     with pytest.raises(RequestError) as caught:
         check_ssd(x, B, B)

@@ -82,8 +82,8 @@ FORBIDDEN: dict[str, tuple[Callable[[], Any], str]] = {
 
 @pytest.mark.parametrize("name", FORBIDDEN)
 def test_what_is_forbidden_raises(name: str) -> None:
-    broken, told = FORBIDDEN[name]
-    with pytest.raises(ViolationError, match=told):
+    broken, shown = FORBIDDEN[name]
+    with pytest.raises(ViolationError, match=shown):
         run(broken)
 
 

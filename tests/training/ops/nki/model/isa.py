@@ -38,7 +38,7 @@ def memset(dst: Tensor, value: float) -> None:
 def nc_matmul(
     dst: Tensor, stationary: Tensor, moving: Tensor, accumulate: bool | None = None
 ) -> None:
-    """Compute dst = stationary.T @ moving, added where dst was written before or as told."""
+    """Compute dst = stationary.T @ moving, added where dst was written before or as reported."""
     _among(dst, "psum")
     _among(stationary, "sbuf")
     _among(moving, "sbuf")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.training.support.reports import history, made, report, saved, step, told, write
+from tests.training.support.reports import history, made, report, saved, shown, step, write
 from training.report.curves import decay, moving_average
 from training.report.history import read
 
@@ -23,7 +23,7 @@ FACTS: dict[str, Any] = {
 @pytest.mark.processes
 def test_the_page_begins_with_what_ran(tmp_path: Path) -> None:
     more = {"seconds_per_step": 0.5, "mfu": 0.4, "data_wait": 0.0125}
-    lines = [*history(19), told(20, **more), saved(10, 4.0, 0.5), saved(20, 6.0, 0.25)]
+    lines = [*history(19), shown(20, **more), saved(10, 4.0, 0.5), saved(20, 6.0, 0.25)]
     page = made(tmp_path, write(tmp_path / "run", lines, world_size=64, facts=FACTS))
     row = page.row()
     assert row["model"] == "mamba-tiny (llama), 6.738 B parameters"
@@ -86,8 +86,8 @@ def test_the_page_says_how_it_smooths(tmp_path: Path) -> None:
 
 def test_training_time_adds_up_over_the_starts_of_a_run(tmp_path: Path) -> None:
     """Steps 11 to 15 were reported by none: the run was stopped and started again after them."""
-    lines = [step(n) for n in range(1, 11)] + [told(10, seconds_per_step=2.0)]
-    lines += [step(n) for n in range(11, 21)] + [told(20, seconds_per_step=1.0), saved(15, 1, 1)]
+    lines = [step(n) for n in range(1, 11)] + [shown(10, seconds_per_step=2.0)]
+    lines += [step(n) for n in range(11, 21)] + [shown(20, seconds_per_step=1.0), saved(15, 1, 1)]
     lines += [step(n) for n in range(21, 24)]
     run = read(write(tmp_path / "run", lines), "run")
     seconds = list(run.steps.columns["training_seconds"])
@@ -98,7 +98,7 @@ def test_training_time_adds_up_over_the_starts_of_a_run(tmp_path: Path) -> None:
 
 
 def test_training_time_of_an_older_run_is_by_its_speed(tmp_path: Path) -> None:
-    lines = [*(step(n) for n in range(1, 11)), told(10, speed=25.0)]
+    lines = [*(step(n) for n in range(1, 11)), shown(10, speed=25.0)]
     run = read(write(tmp_path / "run", lines, world_size=4), "run")
     assert run.steps.columns["training_seconds"][-1] == 10.0
 
