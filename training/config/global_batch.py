@@ -53,9 +53,7 @@ def share_out(config: Config, before: int, now: int) -> Config:
         return config
     sequences = data.batch_size * before * data.gradient_accumulation
     batch, batches = smaller_batches(sequences, now, data.batch_size)
-    changed = replace(
-        data, global_batch=sequences, batch_size=batch, gradient_accumulation=batches
-    )
+    changed = replace(data, global_batch=sequences, batch_size=batch, gradient_accumulation=batches)
     if data.eval_dataset_path:
         changed = replace(
             changed,

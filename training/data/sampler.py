@@ -86,7 +86,8 @@ class Reader:
         if epochs and self._end < skip + self.step_sequences:
             raise RequestError(
                 f"epochs: {epochs} of {len(samples):,} samples are less than the one step of "
-                f"{self.step_sequences:,}" + (f" after the {skip:,} that are left out" if skip else "")
+                f"{self.step_sequences:,}"
+                + (f" after the {skip:,} that are left out" if skip else "")
             )
         order = f"{seed}" if shuffle else "in order"
         self.fingerprint = hashlib.blake2b(
@@ -150,7 +151,7 @@ class Reader:
         return bool(self._end) and self.position + self._left > self._end
 
     def _sample(self, place: int) -> Sample:
-        """Read the sample at a place of the next batch; beyond the step, one that counts nothing."""
+        """Read the sample at a place of the next batch; beyond the step nothing of it counts."""
         if place < self._left:
             return self.samples[self._number(self.position + place)]
         return without_targets(self.samples[self._number(self.position)])

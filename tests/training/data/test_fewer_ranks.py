@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ STEPS = 4
 @pytest.fixture(params=["text", "stream", "epochs"])
 def asked(request: pytest.FixtureRequest, tmp_path: Path) -> Config:
     """Three ranks of two sequences, in two batches: twelve in a step."""
-    more = {}
+    more: dict[str, Any] = {}
     if request.param == "stream":
         path, more = write(tmp_path, 5), {"tokenizer": "bytes"}
     else:
