@@ -69,7 +69,7 @@ def test_a_job_that_may_shrink_outlives_its_nodes_too(shell: Shell) -> None:
     """Down to the first, whose word is waited for though no other will end."""
     meanwhile = """
         touch "$state/lost.node-2" "$state/lost.node-3"
-        until [[ $(wc -l < $CALLED.scontrol) == 2 ]]; do sleep 0.1; done
+        until mapfile -t calls < "$CALLED.scontrol" && ((${#calls[@]} == 2)); do sleep 0.1; done
         sleep 3; echo 0 > "$state/ended.0"
         exec sleep 1000
     """
@@ -77,8 +77,11 @@ def test_a_job_that_may_shrink_outlives_its_nodes_too(shell: Shell) -> None:
     assert code == 0, said
     calls = Path(f"{shell.called}.scontrol").read_text().splitlines()
     assert calls == ["update JobId=7 NodeList=node-1,node-3", "update JobId=7 NodeList=node-1"]
-    words = shell.called.read_text()
-    assert "--no-kill" in words and "--wait=0" in words
+
+
+def test_a_job_that_may_shrink_has_the_step_go_on(shell: Shell) -> None:
+    asked = {"SPARES": "0", "SHRINK": "1", "MEANWHILE": "echo 0 > $state/ended.0"}
+    assert {"-K0", "--no-kill", "--wait=0"} <= set(shell.srun(**THREE | asked))
 
 
 def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:

@@ -130,6 +130,12 @@ def test_what_trains_by_other_means_is_refused(
         "PREFLIGHT": "0",
     }.items():
         monkeypatch.setenv(name, value)
-    flags = ("--backend=gloo", f"--save_ckpt_path={tmp_path}", f"--dataset_path={data}")
+    flags = (
+        "--backend=gloo",
+        "--max_steps=1",
+        "--seq_len=16",
+        f"--checkpoint_dir={tmp_path}",
+        f"--data_dir={data}",
+    )
     assert launch.main(["--module", "training.mamba2_neuron", "--nproc", "1", "--", *flags]) == 2
     assert "SHRINK: training.mamba2_neuron cannot go on with fewer nodes" in capfd.readouterr().err
