@@ -19,7 +19,8 @@ BASE = "launcher"  # the template that the others extend
 # What wins over a variable of the image: what the launcher decides, and settings of the node's
 # part of a job (training.launch).
 WINNERS = (
-    *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES", "REQUEUES", "RESTARTS", "SPARES", "MASTER_*"),
+    *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES"),
+    *("REQUEUES", "RESTARTS", "SPARES", "SHRINK", "MASTER_*"),
     *("INSTANCE_TYPE", "NPROC_PER_NODE", "GPUS_PER_NODE", "NUMA_*", "RENDEZVOUS"),
     *("PREFLIGHT", "PREFLIGHT_*", "REPLAY"),
     *("NSYS", "NSYS_*"),

@@ -22,10 +22,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from training import cli
 from training.checkpoint import memory_folder
 from training.checkpoint.memory_folder import MemoryFolder
+from training.config.config import Config
+from training.config.global_batch import RANKS, why_not_on
 from training.errors import RequestError, TrainingError, writing
 from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache
 from training.job.machine import ulimits
@@ -112,14 +115,14 @@ def _recorded(plan: Plan) -> int:
         raise
     finally:
         job_log.end(plan, os.environ, code)
-        if plan.job.spares and folder is not None:
+        if plan.job.outlives_nodes and folder is not None:
             start_folder.end(folder, plan.job, code)
 
 
-def _check_flags(plan: Plan) -> bool:
+def _check_flags(plan: Plan) -> Any:
     """Let the entry point read its flags before torch is loaded and nodes are waited for.
 
-    Whether its ranks may keep copies of checkpoints in memory.
+    Its configuration. Raises RequestError.
     """
     try:
         module = importlib.import_module(plan.module)
@@ -128,13 +131,27 @@ def _check_flags(plan: Plan) -> bool:
         configure = module.configure
     except (ImportError, AttributeError) as error:
         raise RequestError(f"--module: {plan.module} cannot be started: {error}") from error
-    run = getattr(configure(plan.flags), "run", None)
-    return getattr(run, "checkpoint_in_memory", False) is not False
+    config = configure(plan.flags)
+    if plan.job.shrink:
+        _check_shrink(plan, config)
+    return config
+
+
+def _check_shrink(plan: Plan, config: Any) -> None:
+    """Refuse fewer nodes where the ranks cannot follow; warn where the first loss is too many."""
+    if not isinstance(config, Config) or config.parallel.backend != "fsdp":
+        raise RequestError(
+            f"SHRINK: {plan.module} cannot go on with fewer nodes, as what trains by FSDP can "
+            "(mamba_fsdp, llama_fsdp); fix: no SHRINK, and SPARES=1 for a node in reserve"
+        )
+    nodes = plan.job.training - 1
+    if plan.job.node_rank == 0 and (why := why_not_on(config, nodes * plan.processes)):
+        _tell(f"WARNING: SHRINK: with {nodes} nodes it cannot go on, but is requeued: {why}")
 
 
 def _run(plan: Plan) -> int:
     """Check, then run the processes; their exit code. Raises TrainingError."""
-    keeps_copies = _check_flags(plan)
+    config = _check_flags(plan)
     ulimits.raise_limits(plan.limits)
     if plan.job.node_rank == 0 and plan.job.port:
         require_port(plan.job.port)
@@ -146,11 +163,15 @@ def _run(plan: Plan) -> int:
     preflight.run(plan, os.environ)
     failures = Ledger(plan.job, job_log.folders(plan, os.environ)).failures()
     replay.check(plan, failures, os.environ)
-    return _start(plan, start_folder.find(plan.job, os.environ), keeps_copies)
+    if plan.job.shrink:
+        os.environ[RANKS] = str(plan.job.training * plan.processes)
+    return _start(plan, start_folder.find(plan.job, os.environ), config)
 
 
-def _control(plan: Plan, keeps_copies: bool) -> RestartControl:
+def _control(plan: Plan, config: Any) -> RestartControl:
     """What decides which failures are answered by a restart in place."""
+    run = getattr(config, "run", None)
+    keeps_copies = getattr(run, "checkpoint_in_memory", False) is not False
     requeues = os.environ.get("REQUEUES", "")
     budget = Budget(
         restarts=plan.restarts,
@@ -164,13 +185,19 @@ def _control(plan: Plan, keeps_copies: bool) -> RestartControl:
         wanted=keeps_copies and plan.restarts > 0,
     )
     ledger = Ledger(plan.job, job_log.folders(plan, os.environ))
-    return RestartControl(plan.job, ledger, budget, memory=memory)
+    return RestartControl(
+        plan.job,
+        ledger,
+        budget,
+        memory=memory,
+        why_not_on=lambda nodes: why_not_on(config, nodes * plan.processes),
+    )
 
 
-def _start(plan: Plan, shared: Path | None, keeps_copies: bool) -> int:
+def _start(plan: Plan, shared: Path | None, config: Any) -> int:
     """Run the processes; the folder of compiled kernels that is this job's own goes with it."""
     own = [o.value for o in plan.variables if o.name == "TRITON_CACHE_DIR" and o.why != GIVEN]
-    control = _control(plan, keeps_copies)
+    control = _control(plan, config)
     try:
         for folder in own:
             _tell(triton_cache.begin(Path(folder), os.environ))

@@ -26,7 +26,7 @@ PASSED = (
     Passed(("PMI_*", "PMI2_*", "PMIX_*"), "process managers: how the ranks of MPI find each other"),
     Passed(("MASTER_*", "NODES", "RENDEZVOUS"), "where and how the nodes meet, their names"),
     Passed(
-        ("CHECKPOINTS", "IMAGE", "REQUEUES", "RESTARTS", "SPARES"),
+        ("CHECKPOINTS", "IMAGE", "REQUEUES", "RESTARTS", "SPARES", "SHRINK"),
         "the run, as its launcher started it",
     ),
     Passed(

@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.launcher_shell import Shell
 from training.config.config import Config
+from training.config.global_batch import accumulate
 from training.errors import RequestError
-from training.trainer.run import accumulate
 
 pytestmark = pytest.mark.processes
 

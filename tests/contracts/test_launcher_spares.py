@@ -32,6 +32,17 @@ def with_config(shell: Shell, line: str) -> Shell:
     [
         ({"SPARES": "some"}, "", "SPARES=some is no number of nodes"),
         ({"SPARES": "2"}, "", "of 3 nodes fewer than two would train"),
+        ({"SPARES": "0", "SHRINK": "yes"}, "", "SHRINK=yes is neither 0 nor 1"),
+        (
+            {"SPARES": "0", "SHRINK": "1", "SLURM_JOB_NUM_NODES": "1"},
+            "",
+            "SHRINK=1: one node cannot become fewer",
+        ),
+        (
+            {"SPARES": "0", "SHRINK": "1"},
+            "SlurmdTimeout           = 10 sec",
+            "SHRINK=1: Slurm ends a job 10 s after a node falls silent",
+        ),
         ({}, "SlurmdTimeout           = 10 sec", "Slurm ends a job 10 s after a node falls silent"),
         (
             {},
@@ -54,6 +65,25 @@ def test_the_end_of_one_node_does_not_end_the_step(shell: Shell) -> None:
     assert {"-K0", "--no-kill", "--wait=0"} <= set(words) and "--wait=60" not in words
     assert "--nodes=3" in words
     assert {"--wait=60"} <= set(shell.srun()) and "--no-kill" not in shell.srun()
+
+
+def test_a_job_that_may_shrink_outlives_its_nodes_too(shell: Shell) -> None:
+    """Down to the first, whose word is waited for though no other will end."""
+    meanwhile = """
+        touch "$state/lost.node-2" "$state/lost.node-3"
+        until mapfile -t calls < "$CALLED.scontrol" && ((${#calls[@]} == 2)); do sleep 0.1; done
+        sleep 3; echo 0 > "$state/ended.0"
+        exec sleep 1000
+    """
+    code, said = shell.run(**THREE | {"SPARES": "0", "SHRINK": "1"}, MEANWHILE=meanwhile)
+    assert code == 0, said
+    calls = Path(f"{shell.called}.scontrol").read_text().splitlines()
+    assert calls == ["update JobId=7 NodeList=node-1,node-3", "update JobId=7 NodeList=node-1"]
+
+
+def test_a_job_that_may_shrink_has_the_step_go_on(shell: Shell) -> None:
+    asked = {"SPARES": "0", "SHRINK": "1", "MEANWHILE": "echo 0 > $state/ended.0"}
+    assert {"-K0", "--no-kill", "--wait=0"} <= set(shell.srun(**THREE | asked))
 
 
 def test_a_lost_node_is_taken_out_of_the_job(shell: Shell) -> None:

@@ -243,7 +243,8 @@ def resume(
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
-    for change in _changes(record.settings, changeable_settings(config)):
+    sequences = data.feed.step_sequences
+    for change in _changes(record.settings, changeable_settings(config, sequences)):
         say(f"WARNING: {change}; what was asked for now counts")
     if record.world_size != group.world_size:
         say(f"it was saved by {record.world_size} ranks, now {group.world_size}")
@@ -286,8 +287,8 @@ def model_identity(config: Config) -> dict[str, Any]:
     return identity(config.model.sizes)
 
 
-def changeable_settings(config: Config) -> dict[str, Any]:
-    """Give what a resumption may change, but seldom means to."""
+def changeable_settings(config: Config, sequences: int) -> dict[str, Any]:
+    """Give what a resumption may change, but seldom means to. sequences: of a step."""
     optim = asdict(config.optim)
     rates = optim.pop("schedule")
     return {
@@ -296,7 +297,7 @@ def changeable_settings(config: Config) -> dict[str, Any]:
         **optim,
         "num_steps": config.run.num_steps,
         "seed": config.run.seed,
-        "gradient_accumulation": config.data.gradient_accumulation,
+        "global_batch": sequences,
     }
 
 

@@ -91,6 +91,13 @@ def world_faults(degree: int, ranks: int, has_fsdp2: bool, context: int = 1) -> 
     return found
 
 
+def copy_faults(ranks: int, shared: int) -> list[str]:
+    """List why these ranks cannot be cut into groups that share a copy of the model."""
+    if ranks % shared == 0:
+        return []
+    return [f"shard_group_size: {ranks} ranks cannot be cut into groups of {shared}"]
+
+
 def warnings(degree: int, ranks_of_node: int) -> list[str]:
     """Tell what is possible, and slow."""
     if ranks_of_node % degree == 0:

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from training.ops.loss import IGNORED
+
 
 @dataclass(frozen=True)
 class Sample:
@@ -95,6 +97,11 @@ def stacked(samples: list[Sample]) -> Sample:
     )
 
 
+def without_targets(sample: Sample) -> Sample:
+    """Make a sample of which nothing counts."""
+    return replace(sample, targets=torch.full_like(sample.targets, IGNORED))  # (l,)
+
+
 def batched(samples: list[Sample], documents: bool) -> Sample:
     """Make a batch, (b, l), whose rows say of what documents they are, or do not."""
     rows = stacked(samples)
@@ -160,7 +167,8 @@ class DataFeed(Protocol):
         """Whether it is known where each document begins."""
 
     @property
-    def global_batch(self) -> int: ...
+    def step_sequences(self) -> int:
+        """Sequences of a step, over all ranks; rows of its last batch beyond them are empty."""
 
     @property
     def notes(self) -> Sequence[str]:

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from training.data.base import BatchPart, Gather, Sample, Samples, batched
+from training.data.base import BatchPart, Gather, Sample, Samples, batched, without_targets
 from training.errors import RequestError
 
 ROUNDS = 4
@@ -48,8 +48,10 @@ class Reader:
     The run's first `skip` samples of the order are left out. With `epochs`, reading ends before
     the first step that would need more than so many epochs have.
 
-    Raises RequestError if there are fewer samples than one global batch, or, with `epochs`, than
-    one step takes.
+    step_sequences: of all ranks, where batches have more rows; 0: as many as these.
+
+    Raises RequestError if there are fewer samples than a batch of all ranks takes, or, with
+    `epochs`, than one step does.
     """
 
     documents = False
@@ -63,6 +65,7 @@ class Reader:
         rank: int,
         world_size: int,
         accumulation: int = 1,
+        step_sequences: int = 0,
         shuffle: bool = True,
         skip: int = 0,
         epochs: int = 0,
@@ -71,27 +74,25 @@ class Reader:
         self.samples, self.batch_size, self.shuffle = samples, batch_size, shuffle
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.accumulation = accumulation
+        self.step_sequences = step_sequences or self._at_once * accumulation
         self._end = epochs * len(samples)
         self._begin = self._skip = self.position = skip
-        if len(samples) < self.global_batch:
+        if len(samples) < min(self._at_once, self.step_sequences):
             raise RequestError(
                 f"{setting}: has {samples.described()}, which make {len(samples):,} samples of "
-                f"seq_length {samples.seq_length}; one step needs {self.global_batch:,} "
+                f"seq_length {samples.seq_length}; one step needs {self._at_once:,} "
                 f"(batch_size {batch_size} x {world_size} ranks)"
             )
-        if epochs and self._end < skip + self._step:
+        if epochs and self._end < skip + self.step_sequences:
             raise RequestError(
                 f"epochs: {epochs} of {len(samples):,} samples are less than the one step of "
-                f"{self._step:,}" + (f" after the {skip:,} that are left out" if skip else "")
+                f"{self.step_sequences:,}"
+                + (f" after the {skip:,} that are left out" if skip else "")
             )
         order = f"{seed}" if shuffle else "in order"
         self.fingerprint = hashlib.blake2b(
             f"{samples.fingerprint} {order}".encode(), digest_size=16
         ).hexdigest()
-
-    @property
-    def global_batch(self) -> int:
-        return self.batch_size * self.world_size
 
     @property
     def vocab_size(self) -> int:
@@ -107,8 +108,8 @@ class Reader:
 
     def next_rows(self, rows: range) -> BatchPart:
         """Read these rows of the rank's next batch, and go on to the one after it."""
-        first = self.position + self.rank * self.batch_size
-        read = [self.samples[self._number(first + row)] for row in rows]
+        first = self.rank * self.batch_size
+        read = [self._sample(first + row) for row in rows]
         part = BatchPart(batched(read, self.documents), spent=self._is_spent())
         self.took(part)
         return part
@@ -118,7 +119,7 @@ class Reader:
         return self.next_rows(range(self.batch_size)).rows
 
     def took(self, part: BatchPart) -> None:
-        self.position += self.global_batch
+        self.position += min(self._at_once, self._left)
 
     def rewind(self) -> None:
         self._begin = self.position = self._skip
@@ -136,14 +137,24 @@ class Reader:
         return None
 
     @property
-    def _step(self) -> int:
-        """Samples of one step, of all ranks."""
-        return self.global_batch * self.accumulation
+    def _at_once(self) -> int:
+        """Sequences of a batch of all ranks."""
+        return self.batch_size * self.world_size
+
+    @property
+    def _left(self) -> int:
+        """Sequences of the step that the next batch is part of that are not read yet."""
+        return self.step_sequences - (self.position - self._begin) % self.step_sequences
 
     def _is_spent(self) -> bool:
         """Whether the step that the next batch is part of would go beyond the last epoch."""
-        in_step = (self.position - self._begin) % self._step
-        return bool(self._end) and self.position - in_step + self._step > self._end
+        return bool(self._end) and self.position + self._left > self._end
+
+    def _sample(self, place: int) -> Sample:
+        """Read the sample at a place of the next batch; beyond the step nothing of it counts."""
+        if place < self._left:
+            return self.samples[self._number(self.position + place)]
+        return without_targets(self.samples[self._number(self.position)])
 
     def _number(self, place: int) -> int:
         """Find which sample stands at a place of the order."""

@@ -233,6 +233,7 @@ def feed_of(config: Config, setting: str, source: Source, rank: int, world_size:
             rank=rank,
             world_size=world_size,
             accumulation=data.gradient_accumulation if training else 1,
+            step_sequences=data.global_batch if training else 0,
             # A mixture has an order of its own.
             shuffle=training and not isinstance(source, Mixture),
             skip=data.n_samples_to_skip if training else 0,

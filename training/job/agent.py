@@ -100,7 +100,7 @@ def run(
     ranks = Ranks(leave=leave, examine=_examine, asked=lambda: _Stop.asked, hand_on=_ask_workers)
     if control is not None:
         ranks.control = control
-        if control.job.spares:
+        if control.job.outlives_nodes:
             ranks.presence = Presence(control.job, control.worn)
         replaced: Any = launcher  # where torchrun takes its agent from
         replaced.LocalElasticAgent = functools.partial(InPlaceAgent, ranks=ranks)

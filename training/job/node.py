@@ -39,11 +39,17 @@ class Job:
     address: str = "127.0.0.1"  # of the node of rank 0, as all others reach it
     port: int = 0  # 0: any free one
     spares: int = 0  # of the nodes, that wait for one that trains to be lost
+    shrink: bool = False  # whether it goes on with fewer nodes where no spare is left
 
     @property
     def training(self) -> int:
         """How many nodes train."""
         return self.nodes - self.spares
+
+    @property
+    def outlives_nodes(self) -> bool:
+        """Whether it may go on in the same start when a node is lost."""
+        return self.spares > 0 or self.shrink
 
     @property
     def run_id(self) -> str:

@@ -34,6 +34,7 @@ NUMBERS = ("NPROC_PER_NODE", "GPUS_PER_NODE")
 SHIM = "training.job.rank"
 RESTARTS = "RESTARTS"
 SPARES = "SPARES"
+SHRINK = "SHRINK"
 BIND = "NUMA_BIND"
 
 
@@ -100,6 +101,9 @@ class Plan:
         if self.job.spares:
             why = f"of {self.job.nodes} nodes, that wait until one of the others is lost"
             found.append(Decision(SPARES, str(self.job.spares), why))
+        if self.job.shrink:
+            why = "where no spare is left, fewer nodes go on without a lost one"
+            found.append(Decision(SHRINK, "1", why))
         return tuple(found)
 
     @property
@@ -143,6 +147,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
     if not id:
         _require_all(1, launched)
         _spares(environment, 1)
+        _shrinks(environment, 1)
         return Job(
             id="local",
             address=environment.get("MASTER_ADDR") or Job.address,
@@ -167,6 +172,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
         address=environment.get("MASTER_ADDR") or Job.address,
         port=_whole(environment, "MASTER_PORT", port + (port == fabric.NEURON_PORT)),
         spares=_spares(environment, nodes),
+        shrink=_shrinks(environment, nodes),
     )
 
 
@@ -180,6 +186,17 @@ def _spares(environment: Mapping[str, str], nodes: int) -> int:
             f"--nodes={spares + 2} or more, or fewer {SPARES}"
         )
     return spares
+
+
+def _shrinks(environment: Mapping[str, str], nodes: int) -> bool:
+    """Whether fewer nodes may go on. Raises RequestError where there are none to lose."""
+    shrinks = _switch(environment, SHRINK, "0")
+    if shrinks and nodes < 2:
+        raise RequestError(
+            f"{SHRINK}: {count(nodes, 'node')} cannot become fewer, as the first cannot be lost; "
+            f"fix: --nodes=2 or more, or no {SHRINK}"
+        )
+    return shrinks
 
 
 def _require_all(nodes: int, launched: Sequence[str]) -> None:
@@ -208,10 +225,11 @@ def make_plan(
     processes, why = _processes(usable, environment, nproc)
     _check_ranks(nsys, job, processes)
     rendezvous = choose_rendezvous(job, environment)
-    if job.spares and not rendezvous.restarts_in_place:
+    if job.outlives_nodes and not rendezvous.restarts_in_place:
+        name = SPARES if job.spares else SHRINK
         raise RequestError(
-            f"{SPARES}: a spare joins by the rendezvous c10d, and this is {rendezvous.why}; "
-            f"fix: leave {SPARES} out, or RENDEZVOUS={C10D}"
+            f"{name}: nodes meet again by the rendezvous c10d, and this is {rendezvous.why}; "
+            f"fix: leave {name} out, or RENDEZVOUS={C10D}"
         )
     require_descriptors(job, processes, node.limits)
     cores, binding = _cores(node, usable, environment, processes)
@@ -289,12 +307,10 @@ def _cores(
     node: Node, usable: Usable, environment: Mapping[str, str], processes: int
 ) -> tuple[list[tuple[int, ...]], list[Decision]]:
     """Choose each process's cores, if there is anything to choose."""
-    text = environment.get(BIND) or "1"
-    if text not in ("0", "1"):
-        raise RequestError(f"{BIND}: must be 0 or 1, not {text!r}")
+    binds = _switch(environment, BIND, "1")
     if len(node.domains) < 2 or not usable.count:
         return [], []
-    if text == "0":
+    if not binds:
         return [], [Decision(BIND, "0", GIVEN)]
     found = share_cores(node.domains, usable.places, processes)
     if not found:
@@ -350,6 +366,13 @@ def _whole(environment: Mapping[str, str], name: str, default: int) -> int:
     if not text.isdecimal():
         raise RequestError(f"{name}: must be a whole number, not {text!r}")
     return int(text)
+
+
+def _switch(environment: Mapping[str, str], name: str, default: str) -> bool:
+    text = environment.get(name) or default
+    if text not in ("0", "1"):
+        raise RequestError(f"{name}: must be 0 or 1, not {text!r}")
+    return text == "1"
 
 
 def share_cores(

@@ -5,9 +5,9 @@ end. In it:
 
 started.N  made by node N before anything else: its container has started
 stop       empty until the launcher is asked to stop; node 0 then signals its ranks
-lost.NAME  made by node 0 where the job has spares: the node of that name is lost, and the launcher
+lost.NAME  made by node 0 where the job outlives its nodes: that node is lost, and the launcher
            takes it out of the job before Slurm ends that because of it
-ended.N    the exit code of node N where the job has spares; that of node 0 is the job's
+ended.N    the exit code of node N where the job outlives its nodes; that of node 0 is the job's
 
 Without such a folder (another launcher, a shell) nothing is exchanged, and nothing fails.
 """

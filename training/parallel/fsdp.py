@@ -159,10 +159,8 @@ def mesh_shape(config: ParallelConfig, group: Group) -> tuple[int, int]:
     if config.sharding_strategy == "fsdp":
         return 1, groups
     shared = config.shard_group_size or group.local_world_size
-    if group.world_size % shared:
-        raise RequestError(
-            f"shard_group_size: {group.world_size} ranks cannot be cut into groups of {shared}"
-        )
+    if found := degrees.copy_faults(group.world_size, shared):
+        raise RequestError.of(found)
     if shared % config.tensor_parallel:
         raise RequestError(
             f"shard_group_size: {shared} ranks are no whole tensor groups of "

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from training.checkpoint.memory_choice import open_copies
 from training.checkpoint.mirror import Mirror
 from training.config import degrees, lr_schedule
 from training.config.config import Config
+from training.config.global_batch import RANKS, accumulate, share_out
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
 from training.data.remote import fetch_data
@@ -88,13 +89,16 @@ def set_up(
     say = console.say if group.rank == 0 else _nothing
     backend = find_backend(config.parallel.backend)
     parameters = models.parameters(config.model.sizes)
-    config = accumulate(config, group.data_world_size)
-    _check(config, group, backend, lease, parameters, say)
+    at_start, readers = _readers_at_start(group), group.data_world_size
+    asked = accumulate(config, at_start)
+    _check(share_out(asked, at_start, readers), group, backend, lease, parameters, say)
 
-    config = fetch_data(config, group, say)
+    asked = fetch_data(asked, group, say)
+    config = share_out(asked, at_start, readers)
     data, held_out = _open_data(config, group, say)
-    tokens_per_step = data.feed.global_batch * config.data.gradient_accumulation
-    tokens_per_step *= config.data.seq_length
+    tokens_per_step = data.feed.step_sequences * config.data.seq_length
+    if readers != at_start:
+        say(_described(config, group, data.feed))
     phases.end("data")
     run, optim = config.run, config.optim
     lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, tokens_per_step)
@@ -112,7 +116,7 @@ def set_up(
 
     if group.rank == 0:
         write_resolved(
-            config,
+            asked,
             Path(run.save_ckpt_path),
             group.world_size,
             parameters=parameters,
@@ -140,31 +144,23 @@ def set_up(
     )
 
 
-def accumulate(config: Config, readers: int) -> Config:
-    """Set how many batches make up `global_batch` on so many data-parallel ranks.
+def _readers_at_start(group: Group) -> int:
+    """Count the data-parallel ranks that the job has begun with, whose steps are taken."""
+    ranks = int(os.environ.get(RANKS) or group.world_size)
+    return ranks // (group.tensor_parallel * group.context_parallel)
 
-    Raises RequestError if no whole number does, or if another one was asked for.
-    """
+
+def _described(config: Config, group: Group, feed: DataFeed) -> str:
+    """Say how ranks that are fewer than at the start take its steps."""
     data = config.data
-    at_once = data.batch_size * readers
-    if not data.global_batch:
-        return config
-    batches, rest = divmod(data.global_batch, at_once)
-    if rest:
-        below, above = batches * at_once, (batches + 1) * at_once
-        nearest = f"{below:,} or {above:,}" if below else f"{above:,}"
-        raise RequestError(
-            f"global_batch: {data.global_batch:,} sequences are no multiple of the {at_once:,} of "
-            f"batch_size {data.batch_size} on {readers} data-parallel ranks (all ranks / "
-            f"tensor_parallel {config.parallel.tensor_parallel} / context_parallel "
-            f"{config.parallel.context_parallel}); the nearest is {nearest}"
-        )
-    if data.gradient_accumulation not in (1, batches):
-        raise RequestError(
-            f"gradient_accumulation: {data.gradient_accumulation} batches were asked for, and "
-            f"global_batch {data.global_batch:,} takes {batches} here; leave one of the two out"
-        )
-    return replace(config, data=replace(data, gradient_accumulation=batches))
+    spare = data.batch_size * group.data_world_size * data.gradient_accumulation
+    spare -= feed.step_sequences
+    empty = f", of which {spare:,} are empty" if spare else ""
+    return (
+        f"a step has {feed.step_sequences:,} sequences, as at the start of the job: "
+        f"{data.gradient_accumulation} batches of {data.batch_size} on each of "
+        f"{group.data_world_size} data-parallel ranks{empty}"
+    )
 
 
 def _check(

@@ -58,7 +58,7 @@ class TrainStep:
         self.phase, self.say = phase, say
         self.model, self.optimizer, self.data = model, optimizer, data
         self.accumulation = config.data.gradient_accumulation
-        self.samples = data.feed.global_batch * self.accumulation  # of a step, over all ranks
+        self.samples = data.feed.step_sequences
         self.step = 0  # that is under way
         self.skipped = 0  # steps in a row
         if config.run.trace_nan:

@@ -13,6 +13,7 @@ GOES_IN = (
         "IMAGE",
         "REQUEUES",
         "SPARES",
+        "SHRINK",
         "INSTANCE_TYPE",
         "NPROC_PER_NODE",
         "NUMA_BIND",

@@ -94,6 +94,30 @@ def test_a_lost_node_is_replaced_as_long_as_there_are_spares() -> None:
     assert decide(LOST, [], replace(BUDGET, requeued=3)).step is Step.GIVE_UP
 
 
+def test_fewer_nodes_go_on_where_that_was_asked_for_and_can_be() -> None:
+    """After the spares, and where a node is lost or has failed twice; the first one never."""
+    may = replace(BUDGET, nodes=3, no_fewer="")
+    assert decide(LOST, [], replace(may, spares=1)).step is Step.REPLACE
+    assert decide(LOST, [], may) == Verdict(
+        step=Step.SHRINK, why="a node is lost, no spare is left, and 2 of 3 nodes go on"
+    )
+    second = replace(KILLED, node=1, step=20)
+    assert decide(second, [], may).step is Step.RESTART
+    assert decide(second, [KILLED], may).step is Step.SHRINK
+    assert decide(replace(second, node=0), [KILLED], may).step is Step.RESTART
+    assert decide(replace(second, step=8), [KILLED], may).step is Step.REQUEUE
+
+
+def test_why_fewer_nodes_do_not_go_on() -> None:
+    cannot = replace(BUDGET, nodes=3, no_fewer="tensor_parallel: 2 ranks are too few")
+    assert decide(LOST, [], cannot) == Verdict(
+        step=Step.REQUEUE,
+        why="a node is lost, and no spare is left; with 2 nodes it cannot go on: "
+        "tensor_parallel: 2 ranks are too few",
+    )
+    assert decide(replace(KILLED, node=1, step=9), [KILLED], cannot).step is Step.RESTART
+
+
 def test_a_node_that_fails_twice_is_replaced() -> None:
     """By what its own ranks did first; without a spare they are restarted as before."""
     spared = replace(BUDGET, spares=1)
@@ -125,7 +149,7 @@ def test_a_decision_goes_to_the_other_nodes_and_back() -> None:
 
 def test_the_page_has_every_step(root: Path) -> None:
     page = (root / "docs" / "training" / "cluster.md").read_text()
-    for step in (Step.RESTART, Step.REPLACE, Step.REQUEUE, Step.GIVE_UP):
+    for step in (Step.RESTART, Step.REPLACE, Step.SHRINK, Step.REQUEUE, Step.GIVE_UP):
         assert f"**{step.value}**" in page
     for code in job_log.MEANING:
         assert re.search(rf"[( ]{code}[,)]", page) or code < 2, code

@@ -143,7 +143,13 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ({"SPARES": "1", "SLURM_JOB_ID": ""}, "SPARES: 1 of 1 node would wait"),
         (
             {"SPARES": "1", "SLURM_STEP_NUM_NODES": "300"},
-            "SPARES: a spare joins by the rendezvous c10d, and this is static",
+            "SPARES: nodes meet again by the rendezvous c10d, and this is static",
+        ),
+        ({"SHRINK": "yes"}, "SHRINK: must be 0 or 1, not 'yes'"),
+        ({"SHRINK": "1", "SLURM_JOB_ID": ""}, "SHRINK: 1 node cannot become fewer.* fix: --nodes="),
+        (
+            {"SHRINK": "1", "RENDEZVOUS": "static"},
+            "SHRINK: nodes meet again by .* leave SHRINK out",
         ),
     ],
 )
@@ -163,6 +169,13 @@ def test_spares_are_nodes_that_do_not_train() -> None:
     assert (chosen.job.nodes, chosen.job.training) == (6, 4)
     assert "--nnodes=4" in chosen.torchrun and "--max-restarts=0" in chosen.torchrun
     assert re.search("SPARES +2 +of 6 nodes", chosen.block())
+
+
+def test_a_job_that_may_shrink_needs_no_spare() -> None:
+    chosen = plan(SLURM | {"SHRINK": "1"}, GPUS)
+    assert chosen.job.outlives_nodes and chosen.job.training == 2
+    assert re.search("SHRINK +1 +where no spare is left", chosen.block())
+    assert not plan(SLURM | {"SHRINK": "0"}, GPUS).job.outlives_nodes
 
 
 def test_processes_by_the_name_that_the_systems_have() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.job.restart.roster import DONE, LEFT, SILENCE, Place, Roster
+from training.job.restart.roster import DONE, EMPTY, LEFT, SILENCE, Place, Roster
 
 
 def beats(number: int, *silent: int, nodes: int = 4) -> list[str]:
@@ -56,6 +56,15 @@ def test_a_node_gives_its_place_away() -> None:
     assert roster.left(["1", LEFT, "1"]) == [1]
     roster.places[1] = Place.LEFT
     assert roster.left(["1", LEFT, "1"]) == [] and roster.heard(["2", LEFT, "2"], 99.0) == []
+
+
+def test_a_place_that_nobody_takes() -> None:
+    roster = Roster(3, 3)
+    roster.heard(beats(1, nodes=3), 1.0)
+    assert roster.left(["1", EMPTY, "1"]) == [1] and roster.training == 3
+    roster.places[1] = Place.LEFT
+    roster.shrink()
+    assert roster.training == 2 and roster.heard(["2", EMPTY, "2"], 99.0) == []
 
 
 def test_a_node_that_has_ended_is_not_lost() -> None:

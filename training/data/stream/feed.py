@@ -75,6 +75,9 @@ class Row(NamedTuple):
     ends: Sequence[int]
 
 
+NO_ROW = Row(np.empty(0, np.int64), ())
+
+
 class StreamLane:
     """Lane `number`, from a place on. Raises TrainingError where it has no documents."""
 
@@ -214,7 +217,7 @@ def stream_of(config: Config, setting: str, shards: Shards, rank: int, world_siz
     reading = StreamReading(
         shards=shards,
         encoder=Encoder(tokenizer, append_eos=True),
-        lanes=batch_size * world_size * accumulation,
+        lanes=(data.global_batch if training else 0) or batch_size * world_size * accumulation,
         seq_length=data.seq_length,
         shuffle_buffer=data.shuffle_buffer if training else 1,
         seed=config.run.seed,
@@ -281,7 +284,8 @@ class Stream:
     ) -> None:
         self._reading, self.vocab_size = reading, tokenizer.vocab_size
         self.batch_size, self.accumulation = batch_size, accumulation
-        self._rank, self.global_batch = rank, batch_size * world_size
+        self._rank, self._at_once = rank, batch_size * world_size
+        self.step_sequences = reading.lanes
         self.position, self._first = 0, LanePlace()
         self._places: dict[int, LanePlace] = {}  # of the lanes that were read
         self._open: dict[int, StreamLane] = {}
@@ -303,8 +307,12 @@ class Stream:
         """Read these rows of the rank's next batch, each from its own lane."""
         read = []
         lanes: dict[int, tuple[int, ...]] = {}
+        first = self.position % self.step_sequences + self._rank * self.batch_size
         for row in rows:
-            number = (self.position + self._rank * self.batch_size + row) % self._reading.lanes
+            number = first + row
+            if number >= self.step_sequences:
+                read.append(NO_ROW)
+                continue
             lane = self._open.get(number)
             if lane is None:
                 lane = self._open[number] = StreamLane(
@@ -322,7 +330,9 @@ class Stream:
         return part
 
     def took(self, part: BatchPart) -> None:
-        self.position += self.global_batch
+        self.position += min(
+            self._at_once, self.step_sequences - self.position % self.step_sequences
+        )
         self._places = {
             **self._places,
             **{number: LanePlace(*place) for number, place in part.lanes.items()},
@@ -336,7 +346,7 @@ class Stream:
         mine = {
             number: astuple(place)
             for number, place in self._places.items()
-            if number % self.global_batch // self.batch_size == self._rank
+            if number % self._at_once // self.batch_size == self._rank
         }
         lanes = {number: place for some in gather(mine) for number, place in some.items()}
         return {

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +22,7 @@ from training.job.preflight.settings import NodeNames
 from training.job.restart import escalation
 from training.job.restart.escalation import Budget, Failure, Step, Verdict
 from training.job.restart.ledger import Ledger, Outage, here
+from training.job.restart.presence import Presence
 from training.job.restart.roster import SILENCE
 from training.job.restart.steps import StepReader
 
@@ -59,12 +60,14 @@ class RestartControl:
         budget: Budget,
         environment: MutableMapping[str, str] = os.environ,
         memory: MemoryFolder | None = None,
+        why_not_on: Callable[[int], str] = lambda nodes: "",
     ) -> None:
         """Begin. environment: of the ranks, which learn there where to note their steps.
 
-        memory: where they keep copies of checkpoints from one start to the next.
+        memory: where they keep copies of checkpoints from one start to the next. why_not_on: says
+        why the run cannot go on with so many nodes, fewer than it had; empty where it can.
         """
-        self._memory = memory
+        self._memory, self._why_not_on = memory, why_not_on
         self._job, self._ledger, self._budget = job, ledger, budget
         self._environment = environment
         self._names = NodeNames(job, environment)
@@ -86,7 +89,7 @@ class RestartControl:
     @property
     def decides(self) -> bool:
         """Whether there is anything cheaper than a requeue to decide on."""
-        return self._budget.restarts > 0 or self._job.spares > 0
+        return self._budget.restarts > 0 or self._job.outlives_nodes
 
     @property
     def worn(self) -> list[int]:
@@ -145,13 +148,23 @@ class RestartControl:
         )
 
     def decide(
-        self, failure: Failure, restarted: int, *, asked: bool, obstacle: str = "", spares: int = 0
+        self,
+        failure: Failure,
+        restarted: int,
+        *,
+        asked: bool,
+        obstacle: str = "",
+        presence: Presence | None = None,
     ) -> Decision:
-        """Decide for this node alone. asked: this node was asked to stop; spares: that wait."""
+        """Decide for this node alone. asked: this node was asked to stop."""
         if asked and failure.code not in escalation.FINAL:
             verdict = Verdict(step=Step.STOP, why="the job was asked to stop")
         else:
-            budget = replace(self._budget, restarted=restarted, spares=spares)
+            budget = replace(self._budget, restarted=restarted)
+            if presence:
+                nodes = presence.training
+                fewer = self._why_not_on(nodes - 1) if self._job.shrink else None
+                budget = replace(budget, spares=presence.spares, nodes=nodes, no_fewer=fewer)
             verdict = escalation.decide(failure, self._before, budget, obstacle)
         return Decision(failure, verdict)
 
@@ -176,7 +189,7 @@ class RestartControl:
         known = escalation.worn(self._before)
         self._before.append(decision.failure)
         named = escalation.worn(self._before)
-        if self._job.spares and self._job.node_rank == 0 and named != known:
+        if self._job.outlives_nodes and self._job.node_rank == 0 and named != known:
             self._name_worn(named)
         steps = self._steps.read()
         if steps and steps.first_at:

@@ -6,8 +6,8 @@ own (torch.distributed.elastic). What is decided here is whether: the first node
 publishes what follows in the store of the round, and all that fail obey. One that does not restart
 closes the rendezvous, so no other waits for it.
 
-Where the job has spares, every agent waits to be called by node 0 before it meets the others, so a
-spare is at no rendezvous until it takes a place (training.job.restart.presence).
+Where the job outlives its nodes, every agent waits to be called by node 0 before it meets the
+others, so a spare is at no rendezvous until it takes a place (training.job.restart.presence).
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dyna
 from training.checkpoint.lease import ROUND
 from training.errors import HUNG, SAVED, TrainingError
 from training.job import children
+from training.job.restart import meeting
 from training.job.restart.control import Decision, RestartControl, tell
-from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, Step
+from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, WITHOUT_NODE, Step
 from training.job.restart.presence import Presence
 from training.job.restart.roster import SILENCE
 
@@ -65,7 +66,7 @@ class Ranks:
     examine: Callable[[Mapping[int, Any], Ranks], Found]  # torch's failures of ranks
     leave: Callable[[list[int]], Any]  # end this process, as node 0 cannot be reached
     control: RestartControl | None = None
-    presence: Presence | None = None  # where the job has spares
+    presence: Presence | None = None  # where the job outlives its nodes
     found: Found | None = None  # how the ranks have failed that ran last
     killed: set[int] = field(default_factory=set)  # processes that were ended here, not failed
     ended: dict[int, float] = field(default_factory=dict)  # when they were seen to have ended
@@ -96,6 +97,7 @@ class InPlaceAgent(LocalElasticAgent):
         self._loss: Decision | None = None  # of a node, in this round; on node 0
         self._losing = threading.Lock()  # the two above
         if presence := ranks.presence:
+            meeting.follow(lambda: presence.training)
             handler: Any = self._worker_group.spec.rdzv_handler
             presence.begin(handler._store, self._lost, self._given_up)
 
@@ -113,6 +115,8 @@ class InPlaceAgent(LocalElasticAgent):
         with self._rejoining(worker_group):
             super()._rendezvous(worker_group)
             world, remaining = worker_group.group_world_size, self._remaining_restarts
+            if self._ranks.presence:
+                meeting.close(worker_group.spec.rdzv_handler, world)
             if self._ranks.asked() and self._control.has_started:
                 remaining = NO_START
             if world > 1 and self._control.decides:  # an agent that follows has not counted
@@ -183,23 +187,23 @@ class InPlaceAgent(LocalElasticAgent):
         """Go on without a node, on node 0, though the ranks here may still wait for those there."""
         self._loss = None
         self._control.adopt(loss)
-        if loss.verdict.step is not Step.REPLACE:
+        if loss.verdict.step not in WITHOUT_NODE:
             self._kill(self._pids)
             raise TrainingError(f"{loss.failure.why}: {loss.verdict.why}", local=True)
         self._remaining_restarts += 1  # which torchrun counts, and it is none of these containers
         return RunResult(state=WorkerState.UNHEALTHY)
 
-    def _lost(self, node: int, trained: bool) -> bool:
-        """Decide on a node that gives no sign of life, on node 0; whether a spare is called."""
+    def _lost(self, node: int, trained: bool) -> Step | None:
+        """Decide on a node that gives no sign of life, on node 0; what follows, if it trained."""
         control, presence = self._control, self._ranks.presence
         assert presence is not None
         failure = control.loss(node)
         if not trained:
             tell(f"{failure.why}; it was a spare, and {presence.spares} are left")
-            return False
+            return None
         with self._losing:
             restarted, asked = self._restarted, self._ranks.asked()
-            own = control.decide(failure, restarted, asked=asked, spares=presence.spares)
+            own = control.decide(failure, restarted, asked=asked, presence=presence)
             control.note(own, restarted)
             if not self._running:  # the nodes that are left are meeting already
                 control.adopt(own)
@@ -207,7 +211,7 @@ class InPlaceAgent(LocalElasticAgent):
                 self._loss = own
             else:  # another failure came before, which all follow
                 control.adopt(own)
-        return own.verdict.step is Step.REPLACE
+        return own.verdict.step
 
     def _given_up(self) -> None:
         """End this node, which another one has replaced by now."""
@@ -215,15 +219,15 @@ class InPlaceAgent(LocalElasticAgent):
         tell(f"node 0 and this node have not heard of each other for {SILENCE:.0f} s: it ends")
         os._exit(TrainingError.exit_code)
 
-    def _leave_place(self, presence: Presence) -> None:
-        """Let a spare take the place of this node, which keeps away from the rendezvous."""
+    def _leave_place(self, presence: Presence, step: Step) -> None:
+        """Give up the place of this node, which keeps away from the rendezvous."""
         handler: Any = self._worker_group.spec.rdzv_handler
         handler._stop_heartbeats()
         with suppress(RuntimeError):
             leave = dynamic_rendezvous._RendezvousExitOp()
             handler._op_executor.run(leave, time.monotonic() + STORE)
         handler.shutdown = lambda: True  # which would end it for all
-        presence.leave()
+        presence.leave(step)
 
     def _restart_workers(self, worker_group: Any) -> None:
         with self._losing:
@@ -276,9 +280,9 @@ class InPlaceAgent(LocalElasticAgent):
         failure = control.failure(
             found.rank, found.code, found.why, is_cause=not found.was_taken_along
         )
-        spares, obstacle = presence.spares if presence else 0, STUCK if self._is_stuck else ""
+        obstacle = STUCK if self._is_stuck else ""
         own = control.decide(
-            failure, restarted, asked=ranks.asked(), obstacle=obstacle, spares=spares
+            failure, restarted, asked=ranks.asked(), obstacle=obstacle, presence=presence
         )
         if self._nodes == 1 or not control.decides:
             if not found.was_taken_along or self._nodes == 1:
@@ -301,11 +305,11 @@ class InPlaceAgent(LocalElasticAgent):
             control.note(own, restarted)
         control.adopt(agreed)
         vetoed = self._is_stuck or own.verdict.step in (Step.STOP, Step.FIX)
-        if agreed.verdict.step is not Step.REPLACE or vetoed:
+        if agreed.verdict.step not in WITHOUT_NODE or vetoed:
             return agreed.verdict.step is Step.RESTART and not vetoed
         assert presence is not None
         if agreed.failure.node == control.job.node_rank:
-            self._leave_place(presence)
+            self._leave_place(presence, agreed.verdict.step)
             return False
         self._remaining_restarts += 1  # as in _without_lost_node
         return True

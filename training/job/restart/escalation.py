@@ -1,4 +1,4 @@
-"""What follows a failure: restart in place, a spare node, then requeue, then give up.
+"""What follows a failure: restart in place, a spare node, fewer nodes, requeue, then give up.
 
 docs/training/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one
 of these steps comes out, with the reason in words.
@@ -32,10 +32,15 @@ class Step(str, Enum):
 
     RESTART = "restart in place"
     REPLACE = "spare node"
+    SHRINK = "fewer nodes"
     REQUEUE = "requeue"
     GIVE_UP = "give up"
     FIX = "end: a person has to fix it"
     STOP = "stop"  # no failure: it was asked to, and has saved
+
+
+WITHOUT_NODE = (Step.REPLACE, Step.SHRINK)
+"""The steps by which a job goes on without the node that failed, in the other containers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +77,8 @@ class Budget:
     restarts: int  # in place, of one start of the job: RESTARTS
     restarted: int = 0
     spares: int = 0  # nodes that wait
+    nodes: int = 1  # that train
+    no_fewer: str | None = None  # why one node fewer cannot train; empty: it can; None: not asked
     requeues: int | None = None  # of the job: REQUEUES; None: nobody requeues it
     requeued: int = 0
 
@@ -101,8 +108,13 @@ def decide(
     if failure.node and not repeats and (bad := _why_without(failure, before)):
         if budget.spares:
             return Verdict(step=Step.REPLACE, why=f"{bad}, and a spare takes its place")
+        if budget.no_fewer == "":
+            left = f"{budget.nodes - 1} of {budget.nodes} nodes"
+            return Verdict(step=Step.SHRINK, why=f"{bad}, no spare is left, and {left} go on")
         if failure.is_lost:
             why = f"{bad}, and no spare is left"
+            if budget.no_fewer:
+                why = f"{why}; with {budget.nodes - 1} nodes it cannot go on: {budget.no_fewer}"
     if not why:
         made = f"restart {budget.restarted + 1} of {budget.restarts}"
         return Verdict(step=Step.RESTART, why=f"{made} in these containers")

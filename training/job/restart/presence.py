@@ -1,9 +1,9 @@
-"""Signs of life of all nodes of a job that has spares, in the store of node 0.
+"""Signs of life of all nodes of a job that goes on without one, in the store of node 0.
 
 Each node's agent renews a counter there every second, by a connection and a thread of its own, and
 reads its place. Node 0 watches the counters, not clocks, which differ. It tells its launcher of a
 node that is lost, by a file in the folder of this start (training.job.start_folder), and calls a
-spare. A node that finds itself given up ends at once: another has its place.
+spare, or says that fewer nodes train. A node that finds itself given up ends at once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from training.errors import TrainingError
 from training.job.node import Job
-from training.job.restart.roster import DONE, LEFT, SILENCE, Place, Roster
+from training.job.restart.escalation import Step
+from training.job.restart.roster import DONE, EMPTY, LEFT, SILENCE, Place, Roster
 
 BEAT = 1.0
 """Seconds between two signs of life."""
@@ -28,7 +29,7 @@ FAREWELL = 10.0
 """Seconds that node 0 waits at its end for the spares to see it."""
 ALONE = 30.0
 """Seconds more that a node waits for an answer of node 0 than that takes to give it up."""
-SPARES = "spares"
+SPARES, TRAINING = "spares", "training"
 
 
 class NotNeeded(Exception):  # noqa: N818 - not an error
@@ -45,12 +46,12 @@ class Presence:
         self._place: Place | None = None
         self._has_waited = False
         self._beat = ""  # in the place of the counter
-        self._spares = 0
+        self._spares, self._training = 0, job.training
         self._unanswered = 0.0  # seconds since the store has answered
         self._gone = ""  # why the store cannot be asked
         self._is_over = False
         self._changed = threading.Condition()
-        self._lost: Callable[[int, bool], bool] = lambda node, trained: False
+        self._lost: Callable[[int, bool], Step | None] = lambda node, trained: None
         self._given_up: Callable[[], Any] = lambda: None
         self._thread: threading.Thread | None = None
         self._server: Any = None  # the store, on node 0: it is there until the spares know the end
@@ -65,13 +66,18 @@ class Presence:
         """How many spares waited when that was asked last."""
         return self._spares
 
+    @property
+    def training(self) -> int:
+        """How many nodes are to train, as node 0 has said last."""
+        return self._training
+
     def begin(
-        self, store: Any, lost: Callable[[int, bool], bool], given_up: Callable[[], Any]
+        self, store: Any, lost: Callable[[int, bool], Step | None], given_up: Callable[[], Any]
     ) -> None:
         """Begin to give signs of life.
 
         store: a connection to node 0's, to make another one alike. lost: called on node 0 with a
-        node that is lost, and whether it trained; whether a spare is to be called. given_up: called
+        node that is lost, and whether it trained; what follows, if it trained. given_up: called
         where this node itself is lost to node 0, and does not return.
         """
         self._lost, self._given_up = lost, given_up
@@ -92,17 +98,16 @@ class Presence:
             if self._place is not Place.TRAINS:
                 raise TrainingError(f"node 0 has ended: {self._gone}", local=True)
 
-    def leave(self) -> None:
-        """Give this node's place to a spare."""
-        self._beat = LEFT
+    def leave(self, step: Step) -> None:
+        """Give up this node's place, to a spare or for good."""
+        self._beat = EMPTY if step is Step.SHRINK else LEFT
         if self._thread is not None:
             self._thread.join(STORE)
 
     def end(self) -> None:
         """Tell that this node's program ends; on node 0 that the job does, to its spares."""
         self._is_over = True
-        if self._beat != LEFT:
-            self._beat = DONE
+        self._beat = self._beat or DONE
         if self._thread is not None:
             self._thread.join(FAREWELL + STORE if self._job.node_rank == 0 else FAREWELL)
 
@@ -137,7 +142,7 @@ class Presence:
         agent sees it earlier, and ends by itself.
         """
         before = time.monotonic()
-        while not self._is_over and self._beat != LEFT and self._place is not Place.ENDS:
+        while not self._is_over and not self._beat and self._place is not Place.ENDS:
             time.sleep(BEAT)
             now = time.monotonic()
             # Until the first answer, node 0's own program may be about to begin.
@@ -156,10 +161,11 @@ class Presence:
             number += 1
             beat, self._unanswered = self._beat or str(number), 0.0
             store.set(f"beat/{me}", beat)
-            if beat in (LEFT, DONE):
+            if not beat.isdecimal():
                 return
             place = Place(store.get(f"place/{me}").decode())
             self._spares = int(store.get(SPARES))
+            self._training = int(store.get(TRAINING))
             if place is Place.LOST:
                 self._given_up()
             self._has_waited |= place is Place.WAITS
@@ -186,7 +192,7 @@ class Presence:
             before = now
             for node in self._roster.left(beats):
                 self._roster.places[node] = Place.LEFT
-                self._roster.call()
+                self._go_on(Step.SHRINK if beats[node] == EMPTY else Step.REPLACE)
             for node in lost:
                 self._give_up(store, node)
             self._tell(store, sent)
@@ -203,13 +209,19 @@ class Presence:
         self._roster.places[node] = Place.LOST
         store.set(f"place/{node}", Place.LOST.value)
         self._spares = len(self._roster.waiting())
-        if self._lost(node, trained):
+        self._go_on(self._lost(node, trained))
+
+    def _go_on(self, step: Step | None) -> None:
+        if step is Step.REPLACE:
             self._roster.call()
+        elif step is Step.SHRINK:
+            self._roster.shrink()
 
     def _tell(self, store: Any, sent: dict[int, Place]) -> None:
         """Tell the nodes what is new of their places, and of the spares."""
-        self._spares = len(self._roster.waiting())
+        self._spares, self._training = len(self._roster.waiting()), self._roster.training
         store.set(SPARES, str(self._spares))
+        store.set(TRAINING, str(self._training))
         for node, place in self._roster.places.items():
             if sent.get(node) is not place:
                 sent[node] = place

@@ -13,6 +13,8 @@ SILENCE = 12.0
 """Seconds without a sign of life after which a node is lost."""
 LEFT = "left"
 """In the place of a sign of life: the node has given its place to a spare, and ends."""
+EMPTY = "left empty"
+"""The same, where no spare takes the place."""
 DONE = "done"
 """The same: its program has come to its end, which others may not have yet."""
 
@@ -37,6 +39,7 @@ class Roster:
         Worn nodes train only where there are not enough others.
         """
         order = sorted(range(nodes), key=lambda node: (node > 0 and node in worn, node))
+        self.training = training  # how many are to train
         self.places = dict.fromkeys(range(nodes), Place.WAITS)
         for node in order[:training]:
             self.places[node] = Place.TRAINS
@@ -61,7 +64,7 @@ class Roster:
         """
         lost = []
         for node, beat in enumerate(beats):
-            if node == 0 or self.places[node] is Place.LOST or beat in (LEFT, DONE):
+            if node == 0 or self.places[node] is Place.LOST or beat in (LEFT, EMPTY, DONE):
                 continue
             if beat != self._beats.get(node, ""):
                 self._beats[node], self._silent[node] = beat, 0.0
@@ -72,12 +75,16 @@ class Roster:
         return lost
 
     def left(self, beats: Sequence[str]) -> list[int]:
-        """Give the nodes that have just given their places to spares."""
+        """Give the nodes that have just given up their places."""
         return [
             node
             for node, beat in enumerate(beats)
-            if beat == LEFT and self.places[node] is Place.TRAINS
+            if beat in (LEFT, EMPTY) and self.places[node] is Place.TRAINS
         ]
+
+    def shrink(self) -> None:
+        """Let one node fewer train from now on."""
+        self.training -= 1
 
     def call(self) -> int | None:
         """Let the next spare train; None if there is none."""
