@@ -1,4 +1,4 @@
-"""What follows a failure, as the table of docs/training/cluster.md has it."""
+"""What follows a failure, as the table of docs/training/failures.md has it."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_decision_goes_to_the_other_nodes_and_back() -> None:
 
 
 def test_the_page_has_every_step(root: Path) -> None:
-    page = (root / "docs" / "training" / "cluster.md").read_text()
+    page = (root / "docs" / "training" / "failures.md").read_text()
     for step in (Step.RESTART, Step.REPLACE, Step.SHRINK, Step.REQUEUE, Step.GIVE_UP):
         assert f"**{step.value}**" in page
     for code in job_log.MEANING:

@@ -1,6 +1,6 @@
 """What follows a failure: restart in place, a spare node, fewer nodes, requeue, then give up.
 
-docs/training/cluster.md has the same as a table. Pure: what is known of a failure goes in, and one
+docs/training/failures.md has the same as a table. Pure: what is known of a failure goes in, and one
 of these steps comes out, with the reason in words.
 """
 
