@@ -133,7 +133,7 @@ def test_what_trains_by_other_means_is_refused(
     flags = (
         "--backend=gloo",
         "--max_steps=1",
-        "--seq_len=16",
+        "--seq_len=128",
         f"--checkpoint_dir={tmp_path}",
         f"--data_dir={data}",
     )
