@@ -41,18 +41,21 @@ class Choice:
     most: int = 0
 
 
-def choose(asked: bool | None, takes: int, rooms: Sequence[Room]) -> Choice:
+def choose(
+    asked: bool | None, takes: int, rooms: Sequence[Room], *, refuses: bool = True
+) -> Choice:
     """Decide for all nodes alike.
 
     asked: the setting, None for auto. takes: bytes of a node's part of a checkpoint. rooms: of all
-    ranks. Raises RequestError where copies were asked for and cannot be kept.
+    ranks. refuses: raise RequestError where copies were asked for and cannot be kept, in the place
+    of going without.
     """
     without = next((number for number, one in enumerate(rooms) if not one.folder), None)
     if without is not None:
         one = rooms[without]
         where = "" if one.why_not == NO_AGENT else f" on the node of rank {without}"
         why = f"{one.why_not}{where}"
-        if asked:
+        if asked and refuses:
             raise RequestError(
                 f"{NAME}: {why}; fix: start the run by a launcher or by training.launch with "
                 f"RESTARTS=3, in containers with a tmpfs on /dev/shm, or leave {NAME} at auto"
@@ -66,7 +69,7 @@ def choose(asked: bool | None, takes: int, rooms: Sequence[Room]) -> Choice:
             f"two copies of a node's part of a checkpoint take {size(need)}, more than {word} of "
             f"the {size(free)} that the node of rank {least} has free in {_place(rooms[least])}"
         )
-        if asked:
+        if asked and refuses:
             raise RequestError(
                 f"{NAME}: {short}; fix: give the job more memory (--mem of sbatch, the size of "
                 f"/dev/shm) or more nodes, or leave {NAME} at auto"
@@ -89,7 +92,8 @@ def open_copies(
         return None
     room = _look()
     part = -(-takes * group.local_world_size // group.world_size)
-    choice = choose(asked, part, group.gather(room))
+    # Fewer nodes have less memory, and copies are no reason to end a job that goes on.
+    choice = choose(asked, part, group.gather(room), refuses=not is_restarted())
     setting = "auto" if asked is None else "True"
     say(f"{NAME}={setting}: {'on' if choice.on else 'off'}, as {choice.why}")
     if not choice.on:

@@ -225,6 +225,8 @@ def test_the_choice() -> None:
     assert choose(None, 1, [rooms[0], Room("", NO_TMPFS)]).why.endswith("on the node of rank 1")
     with pytest.raises(RequestError, match="fix: start the run by a launcher"):
         choose(True, 1, [Room("", NO_AGENT)])
+    fewer = choose(True, 11 * GIB, rooms, refuses=False)
+    assert not fewer.on and "more than half of" in fewer.why
 
 
 def test_free_memory_is_what_the_nearest_limit_leaves(tmp_path: Path) -> None:
