@@ -43,7 +43,7 @@ def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
     process = start(tmp_path, code, "a", "b c", OWN="mine")
     out, err = process.communicate("asked", timeout=300)
     assert out == f"['a', 'b c'] mine {tmp_path} __main__ asked\n"
-    assert (err, process.returncode) == ("reported\n", 7)
+    assert (err, process.returncode) == ("shown\n", 7)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_it_ends_as_the_program_does(tmp_path: Path, code: str, ending: int) -> 
     process = start(tmp_path, code)
     _, err = process.communicate(timeout=300)
     assert process.returncode == ending
-    assert ("ValueError: reported" in err) == (ending == 1)
+    assert ("ValueError: shown" in err) == (ending == 1)
 
 
 WAITS = """
