@@ -108,14 +108,34 @@ def restart_once_asked(self, group):  # the request comes when no rank runs
 InPlaceAgent._restart_workers = restart_once_asked
 sys.exit(launch.main(sys.argv[1:]))
 """
+EARLIER_STOP = """\
+import os, sys, time
+from training import launch
+from training.job import agent
+from training.job.restart.elastic import InPlaceAgent
+
+decide = InPlaceAgent._restarts
+
+def decide_once_asked(self, result):  # after the node has decided whose rank was killed
+    if all(one.exitcode == 1 for one in result.failures.values()):
+        time.sleep(3)
+        agent._Stop.asked = True
+    return decide(self, result)
+
+InPlaceAgent._restarts = decide_once_asked
+sys.exit(launch.main(sys.argv[1:]))
+"""
 
 
-def test_one_node_is_asked_to_stop_while_all_start_again(launch: Launch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stop", "first_rank"), [(LATE_STOP, "sleep"), (EARLIER_STOP, "follow")])
+def test_one_node_is_asked_to_stop_while_all_start_again(
+    launch: Launch, tmp_path: Path, stop: str, first_rank: str
+) -> None:
     """No other starts ranks that would wait for those of the one that stops."""
-    (tmp_path / "late_stop.py").write_text(LATE_STOP)
+    (tmp_path / "late_stop.py").write_text(stop)
     here = {**SLURM, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     here |= {"PREFLIGHT": "0", "RESTARTS": "1", "FOLLOW": str(tmp_path / "follow")}
-    words = ("--module", "entry", "--nproc", "1", "--", "sleep", "once-die")
+    words = ("--module", "entry", "--nproc", "1", "--", first_rank, "once-die")
     with launch.start(*words, program="late_stop", **here) as second:
         here["SLURM_NODEID"] = "0"
         with launch.start(*words, program="late_stop", **here) as first:

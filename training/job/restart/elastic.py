@@ -304,7 +304,8 @@ class InPlaceAgent(LocalElasticAgent):
         if text == own.text:
             control.note(own, restarted)
         control.adopt(agreed)
-        vetoed = self._is_stuck or own.verdict.step in (Step.STOP, Step.FIX)
+        # One that was asked to stop says so where the nodes meet, and all of them stop there.
+        vetoed = self._is_stuck or own.verdict.step is Step.FIX
         if agreed.verdict.step not in WITHOUT_NODE or vetoed:
             return agreed.verdict.step is Step.RESTART and not vetoed
         assert presence is not None
