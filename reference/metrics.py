@@ -19,7 +19,7 @@ def text() -> str:
         "Each line of `metrics.jsonl`, in the folder that a run saves to, is a JSON object; `kind` "
         "says which of these. TensorBoard (`tensorboard_dir`) and Weights & Biases (`use_wandb`) "
         "have the same values under the names beside them; "
-        "[watching.md](../training/watching.md) tells how to look at them.",
+        "[watching.md](../training/watching.md) says how to look at them.",
         *(block for kind in RECORDS for block in _kind(kind)),
     )
 

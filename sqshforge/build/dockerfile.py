@@ -71,7 +71,7 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
         raise RequestError(
             f"the template {error.name} does not exist",
             where=str(images),
-            fix=f"docs/images/targets.md tells how a target comes to its images/{name}",
+            fix=f"docs/images/targets.md says how a target gets its images/{name}",
         ) from None
     except jinja2.TemplateError as error:
         line = getattr(error, "lineno", None)

@@ -75,7 +75,7 @@ BOTH = (
     Meaning(
         words=rf"not authorized to perform:? (?P<action>{'|'.join(ACTIONS)})\b",
         what="the AWS role lacks the permission {action} for {host}/{name}",
-        fix="attach docs/images/iam/ecr-pull.json to the role (docs/images/ecr.md tells how)",
+        fix="attach docs/images/iam/ecr-pull.json to the role (docs/images/ecr.md says how)",
     ),
     Meaning(
         words=DENIED,

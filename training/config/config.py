@@ -105,7 +105,7 @@ SMP_ONLY = ("smp_transform", "fp8_amax_history_len", "fp8_amax_compute_algo")
 _UNHEEDED = {
     "fsdp": (*NEURON_ONLY, *SMP_ONLY),
     "neuron": (*FSDP_ONLY, *SMP_ONLY),
-    "smp": (*NEURON_ONLY, "context_parallel"),  # what else it ignores it tells itself
+    "smp": (*NEURON_ONLY, "context_parallel"),  # what else it ignores is in its own flags
 }
 """Backend -> the settings that it has no use for."""
 

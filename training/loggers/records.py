@@ -1,4 +1,4 @@
-"""What a run tells of itself: the records that are the lines of SAVE/metrics.jsonl, by kind.
+"""What a run reports: the records that are the lines of SAVE/metrics.jsonl, by kind.
 
 Programs read them, so none of their fields may go or be renamed. The losses are means over all
 ranks, written with all their digits. A run that resumes from step N first removes the records after
