@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import signal
 import sys
@@ -71,6 +72,9 @@ def main() -> NoReturn:
         place = f"\n  where: {shown(str(error.filename))}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
         code = MissingError.exit_code if error.errno in FULL else 1
+    # As it ends the interpreter would look through all modules for cycles: a seventh of the time
+    # that a short command takes.
+    gc.freeze()
     sys.exit(code)
 
 

@@ -50,6 +50,7 @@ class Stack:
 
     place: Path
     holder: subprocess.Popen[bytes]
+    folders: Sequence[Path]
 
     @property
     def image(self) -> Path:
@@ -60,6 +61,11 @@ class Stack:
     def top(self) -> Path:
         """The folder on top: to be filled before `merge`, and left alone after it."""
         return self.place / "top"
+
+    @property
+    def layers(self) -> Sequence[Path]:
+        """The folders that `merge` merges, the highest first."""
+        return (self.top, *reversed(self.folders))
 
     def merge(self) -> Path:
         """Merge `image` with `top`; the folder where that can be read."""
@@ -105,7 +111,7 @@ def mounted(folders: Sequence[Path], work: Path, programs: Programs) -> Iterator
     argv += ["sh", "-c", SCRIPT, "sqshforge", work.absolute(), *reversed(folders)]
     pipe = subprocess.PIPE
     with programs.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as holder:
-        stack = Stack(Path(f"/proc/{holder.pid}/root{work.absolute()}"), holder)
+        stack = Stack(Path(f"/proc/{holder.pid}/root{work.absolute()}"), holder, folders)
         stack.await_mount()
         yield stack
         stack.close()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import IO
 from sqshforge.errors import WorkError
 from sqshforge.hot import HotList, generalized, walk_order
 from sqshforge.image.enroot import CARRIED, is_left_out
+from sqshforge.image.layer_folders import LayerFolders
 from sqshforge.tar.reader import CHAR, DISK, FIFO, FILE, FOLDER, LINK, PIECE, SYMLINK
 from sqshforge.tar.writer import Output, made
 
@@ -31,6 +32,7 @@ KINDS = {
 }
 DEVICES = (CHAR, DISK)
 FOUND = os.O_NOFOLLOW | os.O_CLOEXEC  # how what a scan has found is opened
+READ = os.O_RDONLY | os.O_NONBLOCK | FOUND  # it may be a pipe meanwhile, which nobody writes to
 SMALL = 64 << 10  # bytes: up to here a copy costs less than one more system call
 NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that cannot
 
@@ -114,17 +116,19 @@ def write(
     *,
     split: bool,
     devices: bool,
+    layers: Sequence[Path] = (),
 ) -> list[bytes]:
     """Write a folder as a tar; gives its files of the list `hot`, which come first.
 
-    `advance` is called with the count of bytes written. Raises `WorkError` for a file that changes
-    meanwhile.
+    `advance` is called with the count of bytes written. `layers` are what the folder is merged of,
+    the highest first, where it is: most files are then read there. Raises `WorkError` for a file
+    that changes meanwhile.
     """
     folder = Folder(os.fsencode(root), split)
     first = folder.hot(hot)
     top = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        writer = _Writer(top, out, Output(out, xattrs=False), advance)
+        writer = _Writer(top, LayerFolders(layers), out, Output(out, xattrs=False), advance)
         writer.files(first)
         others: list[bytes] = []
         writer.files(_rest(folder, set(first), others))
@@ -151,6 +155,7 @@ class _Writer:
     """Writes entries of the folder `top` in the order that they come in."""
 
     top: int
+    layers: LayerFolders
     out: IO[bytes]
     output: Output
     advance: Callable[[int], object]
@@ -161,21 +166,41 @@ class _Writer:
 
     def files(self, paths: Iterable[bytes]) -> None:
         # The kernel looks a path up name by name, so the folder of the last file stays open.
-        above, folder = b"", os.dup(self.top)
+        above, folder, is_layer = b"", os.dup(self.top), False
         try:
             for path in paths:
                 parent, _, name = path.rpartition(b"/")
                 if parent != above:
-                    other = os.open(parent or b".", os.O_PATH | FOUND, dir_fd=self.top)
+                    alone = self.layers.alone(parent)
+                    other = os.open(alone or parent or b".", os.O_PATH | FOUND, dir_fd=self.top)
                     os.close(folder)
-                    above, folder = parent, other
-                file = os.open(name, os.O_RDONLY | FOUND, dir_fd=folder)
+                    above, folder, is_layer = parent, other, alone is not None
+                file = self._from_layer(name, folder) if is_layer else None
+                if file is None:
+                    whole = (path, self.top) if is_layer else (name, folder)
+                    file = os.open(whole[0], READ, dir_fd=whole[1])
                 try:
                     self._file(path, file)
                 finally:
                     os.close(file)
         finally:
             os.close(folder)
+
+    def _from_layer(self, name: bytes, folder: int) -> int | None:
+        """A file, opened in the only layer that has its folder; None where the merge is to be read.
+
+        That is where the file came into the folder from elsewhere, or has several names, which are
+        of one device in the merge alone, or has no blocks: its content may be in another layer.
+        """
+        try:
+            file = os.open(name, READ, dir_fd=folder)
+        except FileNotFoundError:
+            return None
+        found = os.fstat(file)
+        if found.st_nlink == 1 and (found.st_blocks or not found.st_size):
+            return file
+        os.close(file)
+        return None
 
     def others(self, paths: Iterable[bytes], *, devices: bool) -> None:
         """All that is no file; sockets are left out."""
@@ -184,7 +209,7 @@ class _Writer:
             kind = KINDS.get(stat.S_IFMT(found.st_mode))
             if kind is None or (kind in DEVICES and not devices):
                 continue
-            if kind != FOLDER and self._is_link(path, found):
+            if kind != FOLDER and found.st_nlink > 1 and self._is_link(path, found):
                 continue
             target = os.readlink(path, dir_fd=self.top) if kind == SYMLINK else b""
             one = made(path, kind, stat.S_IMODE(found.st_mode), _time(found), target=target)
@@ -194,7 +219,7 @@ class _Writer:
 
     def _file(self, path: bytes, file: int) -> None:
         found = os.fstat(file)
-        if self._is_link(path, found):
+        if found.st_nlink > 1 and self._is_link(path, found):
             return
         size, mode = found.st_size, stat.S_IMODE(found.st_mode)
         if size <= SMALL:
@@ -235,9 +260,7 @@ class _Writer:
             self.gone = 0
 
     def _is_link(self, path: bytes, found: os.stat_result) -> bool:
-        """Write an entry as a link where it has a name already."""
-        if found.st_nlink == 1:
-            return False
+        """Write an entry of several names as a link where it has one already."""
         name = self.named.setdefault((found.st_dev, found.st_ino), path)
         if name == path:
             return False

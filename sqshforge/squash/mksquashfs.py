@@ -7,6 +7,8 @@ part, which takes the time, can so be used again while the training code changes
 from __future__ import annotations
 
 import contextlib
+import os
+import select
 import subprocess
 import tempfile
 import time
@@ -22,6 +24,7 @@ from sqshforge.host.syscalls import begin_writing
 from sqshforge.host.terminal import Tracker
 from sqshforge.hot import NONE, HotList
 from sqshforge.image.address import Stream
+from sqshforge.image.overlay import Stack
 from sqshforge.squash import folder_tar
 from sqshforge.squashfs.superblock import set_duplicates
 
@@ -124,31 +127,34 @@ class Squasher:
         with self._running(argv, epoch, cwd=root, env=ALLOCATION) as process:
             self._follow(process, target)
 
-    def folder_as_tar(
-        self, root: Path, target: Path, epoch: int, hot: HotList, *, split: bool
+    def stack(
+        self, stack: Stack, target: Path, epoch: int, hot: HotList, *, split: bool
     ) -> list[bytes]:
-        """Squash a folder, the files of the list `hot` first, which are given back.
+        """Squash layers, the files of the list `hot` first, which are given back.
 
-        It goes as a tar through a pipe, and so becomes the very bytes that an archive of the same
+        They go as one tar through a pipe, and so become the very bytes that an archive of the same
         image does. By its own -sort, mksquashfs before 4.7 lays the inodes out in another order.
         Where /sqshforge is `split` off it is left out.
         """
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
         first: list[bytes] = []
+        merged = stack.merge()
         with self._running(argv, epoch, stdin=subprocess.PIPE, env=ALLOCATION) as process:
             assert process.stdin is not None
             with contextlib.suppress(BrokenPipeError):  # then it failed, and says why
                 first = folder_tar.write(
                     process.stdin,
-                    root,
+                    merged,
                     hot,
                     self._passed(target),
                     split=split,
                     devices=self.options.devices,
+                    layers=stack.layers,
                 )
                 process.stdin.close()
-                self._follow(process, target)
+            stack.unmerge()
+            self._follow(process, target)
         return first
 
     def tar(
@@ -264,11 +270,14 @@ class Squasher:
         Its own progress bar is hardly drawn where there is no terminal. The kernel by itself would
         begin to write seconds later, and the end would have to wait for all of it.
         """
-        while process.poll() is None:
-            self.tracker.set(_bytes_read(process.pid))
-            _begin_writing(target)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=0.2)
+        # Popen.wait with a timeout sleeps in between, and is up to 50 ms late.
+        ended = os.pidfd_open(process.pid)
+        try:
+            while not select.select([ended], [], [], 0.2)[0]:
+                self.tracker.set(_bytes_read(process.pid))
+                _begin_writing(target)
+        finally:
+            os.close(ended)
 
 
 def _begin_writing(target: Path) -> None:

@@ -44,12 +44,11 @@ def pack_whole(
     files: list[bytes] = []  # the hot ones
     if image.stack is not None:
         enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
-        merged = image.stack.merge()
         if request.options.xattrs:
-            squasher.folder(merged, target, epoch)
+            squasher.folder(image.stack.merge(), target, epoch)
+            image.stack.unmerge()
         else:
-            files = squasher.folder_as_tar(merged, target, epoch, request.hot, split=split)
-        image.stack.unmerge()
+            files = squasher.stack(image.stack, target, epoch, request.hot, split=split)
     else:
         assert not isinstance(image.content, Folder)
         files = squasher.tar(image.content, request.files, target, epoch, request.hot, split=split)

@@ -1,8 +1,14 @@
-"""A tar as mksquashfs reads it: GNU's form, and POSIX records where attributes are wanted."""
+"""A tar as mksquashfs reads it: POSIX's form, and GNU's for what does not fit into that.
+
+Attributes stand in records, where they are wanted. A long name is split over two fields where it
+can be: an entry of its own in front, as GNU tar has it, takes both sides half as long again.
+"""
 
 from __future__ import annotations
 
 import struct
+import zlib
+from functools import lru_cache
 from typing import IO
 
 from sqshforge.tar.reader import (
@@ -18,9 +24,11 @@ from sqshforge.tar.reader import (
     Entry,
 )
 
-_HEADER = struct.Struct("100s8s8s8s12s12s8sc100s8s64s8s8s167s")
-_ROOT, _MAGIC = b"0000000\0", b"ustar  \0"
-_ALIKE = sum(2 * _ROOT + _MAGIC + b" " * 8)  # of every header; blanks for the sum itself
+_NAME, _PREFIX = 100, 155  # the longest that fit
+_HEADER = struct.Struct(f"{_NAME}s8s8s8s12s12s8sc{_NAME}s8s64x8s8s{_PREFIX}s12x")
+_SUM = slice(148, 156)  # where the sum of a header's bytes stands; it counts as blanks itself
+_BEFORE = slice(0, 345)  # all but the prefix
+_ROOT, _MAGIC, _BLANK = b"0000000\0", b"ustar\00000", b" " * 8
 _SIZES = 8**11  # from here on octal digits do not do
 _LATEST = 2**32 - 1  # seconds that a squash file can hold
 OVERLAY = b"trusted.overlay."  # it would be obeyed when the squash file is mounted
@@ -46,24 +54,22 @@ class Output:
             mode |= 0o400
         records = self._records(entry) if self._xattrs and entry.xattrs else []
         if records:
-            records += [(b"path", name)] if len(name) > 100 else []
-            records += [(b"linkpath", target)] if len(target) > 100 else []
+            records += [(b"path", name)] if len(name) > _NAME else []
+            records += [(b"linkpath", target)] if len(target) > _NAME else []
             text = b"".join(_record(key, value) for key, value in records)
             self._extended(EXTENDED, b"././@PaxHeader", text)
         else:
-            if len(target) > 100:
+            if len(target) > _NAME:
                 self._extended(LONG_LINK, b"././@LongLink", target + b"\0")
-            if len(name) > 100:
-                self._extended(LONG_NAME, b"././@LongLink", name + b"\0")
+        prefix, name = (b"", name) if records else self._split(name)
         mtime = min(entry.mtime, _LATEST)
-        self.data(_header(name, kind, mode, entry.size, mtime, target, entry.device))
+        self.data(_header(name, kind, mode, entry.size, mtime, target, entry.device, prefix))
 
     def small(self, name: bytes, mode: int, mtime: int, data: bytes) -> None:
         """A whole file: the same as its header, its data and what fills that up, in less time."""
         size = len(data)
-        if len(name) > 100:
-            self._extended(LONG_NAME, b"././@LongLink", name + b"\0")
-        header = _header(name, FILE, mode | 0o400, size, min(mtime, _LATEST), b"", (0, 0))
+        prefix, name = self._split(name)
+        header = _header(name, FILE, mode | 0o400, size, min(mtime, _LATEST), b"", (0, 0), prefix)
         self.data(b"".join((header, data, ZEROS[: -size % BLOCK])))
 
     def data(self, data: bytes) -> None:
@@ -88,8 +94,18 @@ class Output:
         while rest:  # a raw file takes what it can
             rest = rest[self._out.write(rest) :]
 
+    def _split(self, name: bytes) -> tuple[bytes, bytes]:
+        """The two fields of a name; one that fits into neither way stands in front."""
+        if len(name) <= _NAME:
+            return b"", name
+        cut = name.find(b"/", -_NAME - 1, -1)
+        if 0 < cut <= _PREFIX:
+            return name[:cut], name[cut + 1 :]
+        self._extended(LONG_NAME, b"././@LongLink", name + b"\0")
+        return b"", name
+
     def _extended(self, kind: bytes, name: bytes, data: bytes) -> None:
-        self.data(_header(name, kind, 0, len(data), 0, b"", (0, 0)) + data)
+        self.data(_alike(name, kind, len(data)) + data)
         self.fill(len(data))
 
     def _records(self, entry: Entry) -> list[tuple[bytes, bytes]]:
@@ -107,6 +123,12 @@ def made(
     return Entry(name, kind, mode, mtime, size, 0, target, (0, 0), (), None)
 
 
+@lru_cache(maxsize=256)
+def _alike(name: bytes, kind: bytes, size: int) -> bytes:
+    """The header of a long name or of records, of which few differ."""
+    return _header(name, kind, 0, size, 0, b"", (0, 0))
+
+
 def _header(
     name: bytes,
     kind: bytes,
@@ -115,15 +137,24 @@ def _header(
     mtime: int,
     target: bytes,
     device: tuple[int, int],
+    prefix: bytes = b"",
 ) -> bytes:
-    numbers = b"%07o\0" % mode, b"%011o\0" % mtime, b"%07o\0" % device[0], b"%07o\0" % device[1]
     length = b"%011o\0" % size if size < _SIZES else b"\x80" + size.to_bytes(11, "big")
-    name, target = name[:100], target[:100]
-    total = _ALIKE + sum(b"".join((name, *numbers, length, kind, target)))
-    return _HEADER.pack(
-        *(name, numbers[0], _ROOT, _ROOT, length, numbers[1], b"%06o\0 " % total, kind, target),
-        *(_MAGIC, b"", numbers[2], numbers[3], b""),
+    header = _HEADER.pack(
+        *(name, b"%07o\0" % mode, _ROOT, _ROOT, length, b"%011o\0" % mtime, _BLANK, kind),
+        *(target, _MAGIC, b"%07o\0" % device[0], b"%07o\0" % device[1], prefix),
     )
+    total = _sum(header[_BEFORE]) + _sum(prefix)
+    return b"%b%06o\0 %b" % (header[: _SUM.start], total, header[_SUM.stop :])
+
+
+def _sum(data: bytes) -> int:
+    """The sum of some bytes of a header, in a tenth of the time that Python's own takes.
+
+    It is the lower half of Adler-32: modulo 65,521, to which neither a prefix nor a header without
+    one comes, of which two names of 100 bytes may be anything and the rest is digits.
+    """
+    return zlib.adler32(data, 0) & 0xFFFF
 
 
 def _record(key: bytes, value: bytes) -> bytes:
