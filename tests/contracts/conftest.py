@@ -21,7 +21,7 @@ def project(tmp_path: Path, root: Path, packed_image: Path) -> Path:
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> dict[str, str]:
+def activated(tmp_path: Path) -> dict[str, str]:
     """The environment after `. .venv/bin/activate`, with a home of its own."""
     home = tmp_path / "home"
     home.mkdir()

@@ -48,11 +48,8 @@ def blocks(page: str, language: str | None = None) -> list[Block]:
     return [one for one in found if language in (None, one.language)]
 
 
-def type_in(text: str, folder: Path, environment: Mapping[str, str], logs: str = "*.out") -> str:
-    """Run a block as a script in a folder; what it printed. It fails at its first error.
-
-    logs: which files of the folder say what went wrong, of Slurm's jobs for instance.
-    """
+def type_in(text: str, folder: Path, environment: Mapping[str, str]) -> str:
+    """Run a block as a script in a folder; what it printed. It fails at its first error."""
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
@@ -64,6 +61,6 @@ def type_in(text: str, folder: Path, environment: Mapping[str, str], logs: str =
     )
     said = done.stdout + done.stderr
     if done.returncode != 0:
-        said += "".join(path.read_text() for path in sorted(folder.glob(logs)))
+        said += "".join(path.read_text() for path in sorted(folder.glob("slurm-*.out")))
         raise AssertionError(f"{text}\nexit code {done.returncode}\n{said}")
     return said
