@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import FLAGS
+from tests.support.page_blocks import TYPED, blocks
 from tests.support.site import TIMEOUT, Losses, Site
 from tests.support.slurm import USER
 
@@ -64,10 +65,10 @@ class Person:
         return {path.name for path in found if path.lstat().st_uid == USER}
 
 
-def steps(root: Path, shared: Path) -> list[str]:
+def steps(shared: Path) -> list[str]:
     """The commands of README's section, with another folder in the place of /fsx."""
-    section = (root / "README.md").read_text().partition("\n## On a real cluster\n")[2]
-    return section.split("```")[1].replace("/fsx", str(shared)).strip().splitlines()
+    (block,) = (one for one in blocks("README.md", TYPED) if "unsquashfs" in one.text)
+    return block.text.replace("/fsx", str(shared)).splitlines()
 
 
 @pytest.fixture(params=[ROOT, USER], ids=["root", "user"])
@@ -76,7 +77,7 @@ def person(request: pytest.FixtureRequest, site: Site) -> Iterator[Person]:
     shared = Path(tempfile.mkdtemp(prefix="fsx-"))
     try:
         shared.chmod(0o755)
-        make, copy, *_ = steps(site.root, shared)
+        make, copy, *_ = steps(shared)
         assert make == "make sqsh TARGET=cpu-mamba"  # what `packed_image` has done
         subprocess.run(["bash", "-ec", copy], cwd=site.root, check=True)
         os.chown(shared, request.param, request.param)
@@ -88,7 +89,7 @@ def person(request: pytest.FixtureRequest, site: Site) -> Iterator[Person]:
 
 def test_the_commands_of_readme(person: Person) -> None:
     site = person.site
-    job = person.submits("\n".join(steps(site.root, site.folder)[2:]))
+    job = person.submits("\n".join(steps(site.folder)[2:]))
     said = site.complete(job)
     assert f"{site.image} by sqshforge on n[1-2]\n" in said
     for node in (0, 1):
@@ -103,7 +104,7 @@ def test_the_commands_of_readme(person: Person) -> None:
 
 def submission(site: Site) -> str:
     """README's last command with flags: the run of the other tests."""
-    return f"{steps(site.root, site.folder)[-1]} /dev/stdin {' '.join(map(repr, FLAGS))}"
+    return f"{steps(site.folder)[-1]} /dev/stdin {' '.join(map(repr, FLAGS))}"
 
 
 def test_sigterm_saves_and_the_job_goes_on(person: Person, undisturbed: Losses) -> None:

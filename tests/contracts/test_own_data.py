@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.page_blocks import TYPED, blocks, type_in
 from tests.support.site import Site
 from tests.support.slurm import Cluster, cluster
 
@@ -26,19 +25,14 @@ def slurm() -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def project(tmp_path: Path, root: Path, packed_image: Path) -> Path:
-    """What `make quickstart` leaves, and a folder of texts."""
-    place = tmp_path / "project"
-    (place / "build").mkdir(parents=True)
-    (place / "build" / "cpu-mamba.sqsh").symlink_to(packed_image)
-    (place / "launch").symlink_to(root / "launch")
-    (place / ".venv").symlink_to(Path(sys.prefix))
-    texts = place / "mine" / "texts"
+def texts(project: Path) -> Path:
+    """A folder of the reader's own texts."""
+    texts = project / "mine" / "texts"
     texts.mkdir(parents=True)
     for name, begin, count in (("train", 0, 900), ("validation", 900, 60)):
         lines = (json.dumps({"text": text(number)}) for number in range(begin, begin + count))
         (texts / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    return place
+    return texts
 
 
 def text(number: int) -> str:
@@ -46,24 +40,14 @@ def text(number: int) -> str:
     return " ".join(words[(number + at) % len(words)] for at in range(40)) + "."
 
 
+@pytest.mark.usefixtures("texts")
 def test_from_texts_to_a_trained_model(project: Path, root: Path, slurm: Cluster) -> None:
-    page = (root / "docs" / "start" / "own-data.md").read_text()
-    blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 6
+    typed = blocks("docs/start/own-data.md", TYPED)
+    assert len(typed) == 6
     site = Site(slurm, project / "build" / "cpu-mamba.sqsh", project, root)
-    said = []
-    for block in blocks:
-        done = subprocess.run(
-            ["bash", "-euo", "pipefail", "-c", block],
-            cwd=project,
-            env={**slurm.env, "OMP_NUM_THREADS": "1"},
-            text=True,
-            capture_output=True,
-            timeout=600,
-        )
-        log = "".join(path.read_text() for path in project.glob("slurm-*.out"))
-        assert done.returncode == 0, f"{block}\n{done.stdout}{done.stderr}{log}"
-        said.append(done.stdout + done.stderr)
+    shell = {**slurm.env, "OMP_NUM_THREADS": "1"}
+    said = [type_in(block.text, project, shell) for block in typed]
+    log = "".join(path.read_text() for path in project.glob("slurm-*.out"))
     assert "train.jsonl" in said[1] and "validation.jsonl" in said[1]
     assert "1: training.launch: node 1 of 2" in log
     losses = [loss for _, loss in site.losses("checkpoints/llama_fsdp")]

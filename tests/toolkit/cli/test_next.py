@@ -9,11 +9,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-import click
 import pytest
 
 from sqshforge.cli import main, workflow
@@ -23,7 +22,7 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash import request
 from tests.conftest import ROOT
 from tests.support import tiny_root
-from tests.support.command_line import SCRIPT
+from tests.support.command_line import SCRIPT, parsed
 from tests.support.run_folders import history, noted, write
 
 pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_docker")]
@@ -69,18 +68,9 @@ def require_runs(line: str, cwd: Path) -> None:
         subprocess.run([*words, "--dry-run"], cwd=cwd, check=True, capture_output=True)
     elif "sqshforge" in Path(words[0]).name or words[1:3] == ["-m", "sqshforge"]:
         assert Path(program).samefile(SCRIPT), line
-        require_parses(words[1:])
+        parsed(main.cli, words[1:])
     else:
         assert words[0] in ("tail", "less") or "python" in words[0], line
-
-
-def require_parses(words: Sequence[str]) -> None:
-    command: click.Command = main.cli
-    rest = list(words)
-    while isinstance(command, click.Group):
-        name = rest.pop(0)
-        command = command.commands[name]
-    command.make_context(name, rest)  # raises for an option or argument that is none
 
 
 @pytest.mark.parametrize("cwd", [ROOT, Path("/")])
