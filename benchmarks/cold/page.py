@@ -154,19 +154,23 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     sheets = figure.subplots(1, 3 if timed else 2)
     reader = _readers(counted)[0]
     rows = [row for row in counted if row["reader"] == reader]
-    _bars(sheets[0], rows, [row["bytes"] / 1e6 for row in rows], f"MB read, {reader}")
-    _bars(sheets[1], rows, [float(row["requests"]) for row in rows], f"requests, {reader}")
+    _bars(sheets[0], rows, [row["bytes"] / 1e6 for row in rows], "MB read", reader)
+    _bars(sheets[1], rows, [float(row["requests"]) for row in rows], "requests", reader)
     if timed:
         _lines(sheets[2], [row for row in timed if row["reader"] == reader])
-        sheets[2].set_title(f"s to the first step, {reader}", fontsize="medium")
+        sheets[2].set_title(f"Seconds to the first step ({reader})", fontsize="medium")
+        sheets[2].legend(fontsize="xx-small")
     for axes in sheets:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(fontsize="x-small")
+    handles, names = sheets[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize="small")
     figure.savefig(path, dpi=80, metadata={"Software": None})
 
 
-def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str) -> None:
+def _bars(
+    axes: Axes, rows: Sequence[Row], values: Sequence[float], unit: str, reader: str
+) -> None:
     places = list(dict.fromkeys(_packing(key) for key in _keys(rows)))
     orders = [one for one in ORDERS if any(row["order"] == one for row in rows)]
     for number, order in enumerate(orders):
@@ -178,7 +182,16 @@ def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], title: str) 
         at, heights = zip(*of_order, strict=True)
         axes.bar(at, heights, width=0.25, label=ORDERS[order])
     axes.set_xticks(range(len(places)), places, fontsize="small")
-    axes.set_title(title, fontsize="medium")
+    axes.set_ylabel(unit)
+    saved = [
+        1 - values[one] / values[other]
+        for one, row in enumerate(rows)
+        for other, before in enumerate(rows)
+        if (row["order"], before["order"]) == ("hot", "walk")
+        and _packing(_key(row)) == _packing(_key(before))
+    ]
+    share = f"{min(saved):.0%} to {max(saved):.0%} fewer {unit}" if saved else unit
+    axes.set_title(f"Hot files first: {share} ({reader})", fontsize="medium")
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:

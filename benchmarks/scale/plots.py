@@ -12,6 +12,8 @@ from matplotlib.figure import Figure
 
 from benchmarks.scale import facts, failing, meeting, study
 
+ALL_SERVERS = "mount, all servers"
+
 
 def draw(result: Mapping[str, Any], folder: Path) -> list[Path]:
     """Draw all of them."""
@@ -31,8 +33,18 @@ def _image(result: Mapping[str, Any], path: Path) -> Path:
         (line,) = axes.plot(nodes, [row["formula_s"] for row in rows], label=way)
         simulated = [row["simulated_s"] for row in rows]
         axes.plot(nodes, simulated, "o", color=line.get_color(), markersize=4)
-    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="s until all nodes have the image")
-    axes.set_title("Lines: formulas. Points: simulated", fontsize="medium")
+    axes.set(
+        xscale="log", yscale="log", xlabel="nodes", ylabel="seconds until all nodes have the image"
+    )
+    few, many = (
+        next(one for one in result["image"] if (one["way"], one["nodes"]) == (ALL_SERVERS, nodes))
+        for nodes in (facts.NODES[-2], facts.NODES[-1])
+    )
+    title = (
+        f"{few['nodes']:,} nodes mount an image on all servers in {few['simulated_s']:.0f} s, "
+        f"{many['nodes']:,} in {many['simulated_s']:.0f} s"
+    )
+    axes.set_title(f"{title}\nlines: formulas, points: simulated", fontsize="medium")
     return _save(figure, axes, path)
 
 
@@ -56,10 +68,14 @@ def _saves(result: Mapping[str, Any], path: Path) -> Path:
     axes.set(
         xscale="log",
         yscale="log",
-        xlabel="s of work between saves in the background",
+        xlabel="seconds of work between saves in the background",
         ylabel="share of the time that is lost",
     )
-    axes.set_title("Lines: formula. Points: simulated. Strokes: Daly", fontsize="medium")
+    most = facts.NODES[-1]
+    best = failing.interval(study.job(most, background=True))
+    title = f"{most:,} nodes lose least when they save every {best:.0f} s, fewer nodes less often"
+    key = "lines: formula, points: simulated, strokes: the best by Daly"
+    axes.set_title(f"{title}\n{key}", fontsize="medium")
     return _save(figure, axes, path)
 
 
@@ -84,8 +100,9 @@ def _rendezvous(result: Mapping[str, Any], path: Path) -> Path:
     most = result["most_nodes"]
     axes.axvline(most, color="black", linewidth=1, label=f"{most:,} nodes: the most that can meet")
     axes.axhline(facts.JOIN.value, color="gray", linestyle=":", label="timeout of training.launch")
-    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="s at the first node's store")
-    axes.set_title("Lines: formulas. Points: simulated", fontsize="medium")
+    axes.set(xscale="log", yscale="log", xlabel="nodes", ylabel="seconds at the first node's store")
+    title = f"At most {most:,} nodes can meet, and joining all their ranks by gloo takes far longer"
+    axes.set_title(f"{title}\nlines: formulas, points: simulated", fontsize="medium")
     return _save(figure, axes, path)
 
 

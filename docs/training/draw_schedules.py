@@ -11,16 +11,21 @@ from training.config.lr_schedule import ScheduleConfig, learning_rate
 STEPS = 1000
 # The warm-ups of the Llama systems and of Neuron's are longer here than usual, to be seen.
 SYSTEMS = {
-    "Mamba, FSDP": [ScheduleConfig()],
-    "Llama, FSDP and SMP: warmup 0.1, min_lr 0.05": [
+    "Mamba, FSDP: a quadratic warm-up, then a cosine to a tenth": [ScheduleConfig()],
+    "Llama, FSDP and SMP: a linear warm-up, then any of five\n(warmup 0.1, min_lr 0.05)": [
         ScheduleConfig(name="cosine", warmup=0.1, min_lr=0.05),
         ScheduleConfig(name="linear", warmup=0.1, min_lr=0.05),
         ScheduleConfig(name="exponential", warmup=0.1, min_lr=0.05),
         ScheduleConfig(name="constant", warmup=0.1, min_lr=0.05),
         ScheduleConfig(name="plateau", warmup=0.1, plateau=0.4, min_lr=0.05),
     ],
-    "Mamba, Composer": [ScheduleConfig(name="wsd"), ScheduleConfig(name="cosine-tokens")],
-    "Mamba-2, Neuron: warmup_steps 100": [ScheduleConfig(name="cosine-to-zero", warmup_steps=100)],
+    "Mamba, Composer: level until near the end, or a cosine": [
+        ScheduleConfig(name="wsd"),
+        ScheduleConfig(name="cosine-tokens"),
+    ],
+    "Mamba-2, Neuron: a cosine to zero (warmup_steps 100)": [
+        ScheduleConfig(name="cosine-to-zero", warmup_steps=100)
+    ],
 }
 
 

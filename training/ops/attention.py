@@ -39,6 +39,9 @@ from training.ops.pieces import Piece
 BLOCK = 128
 """Queries, and keys, of one block."""
 
+SHORT = 512
+"""Keys of a row up to which sdpa takes less time for documents on a CPU."""
+
 LEAST = -1e30
 """The running maximum before the first key: finite, so that a row without keys has no NaN."""
 
@@ -68,8 +71,9 @@ def attention(
         return attend(seen, q, k, v, documents)  # (b, l, h, d)
     window = 0 if window >= k.shape[1] else window  # one that holds all keys is none
     whole = mask is None and not window and documents is None and q.shape[1] in (1, k.shape[1])
-    plain = q.is_cuda or whole
-    run = (CHOICE if plain else MASKED)(q)
+    # On a CPU. Of short rows sdpa computes what it hides as well, and is done sooner.
+    few = documents is not None and k.shape[1] <= SHORT and mask is None and not (window or dropout)
+    run = (CHOICE if q.is_cuda or whole or few else MASKED)(q)
     o: Tensor = run(q, k, v, window, mask, dropout, documents)  # (b, l, h, d)
     return o
 
@@ -375,5 +379,5 @@ _TORCH = Implementation(name="torch", run=_Attention.apply)
 CHOICE = Choice("attention", [_FLASH, _SDPA, _TORCH])
 
 MASKED = Choice("attention", [_FLASH, _TORCH, _SDPA])
-"""On a CPU, with a window, padding, documents or keys before the queries: sdpa then computes what
-it hides too, and is slower."""
+"""On a CPU, with a window, padding, documents in longer rows or keys before the queries: sdpa then
+computes what it hides too, and is slower."""

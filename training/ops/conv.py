@@ -3,7 +3,8 @@
 y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], zeros before the start of the document;
 then SiLU where it is asked for. Gu & Dao 2023, section 3.4.
 
-Shapes: b batch, l length, d channels, k taps, r positions that documents begin with, k - 1 each.
+Shapes: b batch, l length, d channels, k taps, n documents that do not begin a row, r positions that
+these begin with, k - 1 each or fewer.
 """
 
 from __future__ import annotations
@@ -56,8 +57,8 @@ def causal_conv1d_step(
 class _Conv(torch.autograd.Function):
     """A sum of k shifted products: nn.Conv1d on (b, d, l) would not keep the channels contiguous.
 
-    Only x is kept; with SiLU, what goes into it is computed again. Where documents begin, what was
-    summed over two of them is computed anew, both ways: that is little, all else stays as it is.
+    Only x is kept; with SiLU, what goes into it is computed again. What was summed over two
+    documents is computed anew, both ways: that is little, and all else stays as it is.
     """
 
     @staticmethod
@@ -71,62 +72,87 @@ class _Conv(torch.autograd.Function):
     ) -> Tensor:
         ctx.silu, ctx.documents = silu, documents
         ctx.save_for_backward(x, weight, bias)
-        y = _summed(x, _padded(x, weight), weight, bias, documents)  # (b, l, d)
+        heads = None if documents is None else _Heads(x, weight, documents)
+        y = _summed(_padded(x, weight), weight, bias, heads)  # (b, l, d)
         return F.silu(y, inplace=True) if silu else y  # (b, l, d)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         x, weight, bias = ctx.saved_tensors
-        taps, length = weight.shape[-1], x.shape[1]
         padded = _padded(x, weight)  # (b, k - 1 + l, d)
+        heads = None if ctx.documents is None else _Heads(x, weight, ctx.documents)
         if ctx.silu:
-            y = _summed(x, padded, weight, bias, ctx.documents)  # (b, l, d)
+            y = _summed(padded, weight, bias, heads)  # (b, l, d)
             gate = torch.sigmoid(y)  # (b, l, d)
             # silu'(y) = s + y s (1 - s)
             dy = dy * gate * (1 + y * (1 - gate))  # (b, l, d)
         wide = torch.promote_types(x.dtype, torch.float32)
         dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
-        heads = None
-        if ctx.documents is not None:
+        if heads is None:
+            dx, dweight = _gradients(dy, padded, weight, wide)  # (b, l, d), (d, k)
+        else:
             dy = dy.contiguous() if ctx.silu else dy.clone(memory_format=torch.contiguous_format)
-            heads = _taken(dy, taps, ctx.documents)  # (r, d)
-        dweight = torch.stack(
-            [(dy * padded[:, j : j + length]).sum((0, 1), dtype=wide) for j in range(taps)], dim=1
-        )  # (d, k)
-        ahead = F.pad(dy, (0, 0, 0, taps - 1))  # (b, l + k - 1, d): nothing comes from beyond
-        dx = ahead[:, :length] * weight[:, 0, taps - 1]  # (b, l, d)
-        for j in range(1, taps):
-            dx.addcmul_(ahead[:, j : j + length], weight[:, 0, taps - 1 - j])  # (b, l, d)
-        if heads is not None:
-            _, sources, own = ctx.documents.heads(taps)  # (r, k) each
-            seen = x.flatten(0, 1)[sources] * own[..., None]  # (r, k, d)
-            dweight += (heads[:, None] * seen).sum(0, dtype=wide).t()  # (d, k)
-            back = heads[:, None] * weight[:, 0].t() * own[..., None]  # (r, k, d)
-            dx.view(-1, dx.shape[2]).index_add_(0, sources.flatten(), back.flatten(0, 1))
+            dheads = heads.taken(dy)  # (n, k - 1, d)
+            dx, dweight = _gradients(dy, padded, weight, wide)  # (b, l, d), (d, k)
+            dseen, dshared = _gradients(dheads, heads.padded, weight, wide)  # (n, k - 1, d), (d, k)
+            heads.add(dx, dseen)
+            dweight += dshared  # (d, k)
         return dx, dweight[:, None].to(weight.dtype), dbias, None, None
 
 
-def _summed(
-    x: Tensor, padded: Tensor, weight: Tensor, bias: Tensor | None, documents: Documents | None
-) -> Tensor:
-    """The convolution of x (b, l, d), which is also there with zeros before it, (b, l, d)."""
+class _Heads:
+    """The first k - 1 positions of each document, as rows of their own: they see nothing before.
+
+    Of a shorter document the rest is of the next one: nothing sees it, and it is not put back.
+    """
+
+    def __init__(self, x: Tensor, weight: Tensor, documents: Documents) -> None:
+        self.steps = weight.shape[-1] - 1
+        found = documents.heads(self.steps)
+        self.sources, self.picked, self.where = found  # (n (k - 1),), (r,), (r,)
+        seen = x.flatten(0, 1).index_select(0, self.sources)  # (n (k - 1), d)
+        self.padded = _padded(seen.unflatten(0, (-1, self.steps)), weight)  # (n, 2 (k - 1), d)
+
+    def put(self, y: Tensor, heads: Tensor) -> None:
+        """Put what was computed of them (n, k - 1, d) in their places of y (b, l, d)."""
+        rows = heads.flatten(0, 1).index_select(0, self.picked)  # (r, d)
+        y.view(-1, y.shape[2]).index_copy_(0, self.where, rows)
+
+    def taken(self, dy: Tensor) -> Tensor:
+        """Take their gradients out of dy (b, l, d), where zeros are left: (n, k - 1, d)."""
+        flat = dy.view(-1, dy.shape[2])  # (b l, d)
+        taken = dy.new_zeros(len(self.sources), dy.shape[2])  # (n (k - 1), d)
+        taken.index_copy_(0, self.picked, flat.index_select(0, self.where))
+        flat.index_fill_(0, self.where, 0)
+        return taken.unflatten(0, (-1, self.steps))  # (n, k - 1, d)
+
+    def add(self, dx: Tensor, dseen: Tensor) -> None:
+        """Add the gradients of what they see (n, k - 1, d) to dx (b, l, d)."""
+        dx.view(-1, dx.shape[2]).index_add_(0, self.sources, dseen.flatten(0, 1))
+
+
+def _summed(padded: Tensor, weight: Tensor, bias: Tensor | None, heads: _Heads | None) -> Tensor:
+    """The convolution of what has zeros before it, (b, k - 1 + l, d) -> (b, l, d)."""
     y = _convolved(padded, weight, bias)  # (b, l, d)
-    if documents is not None:
-        where, sources, own = documents.heads(weight.shape[-1])  # (r,), (r, k) twice
-        seen = x.flatten(0, 1)[sources]  # (r, k, d)
-        anew = (seen * weight[:, 0].t() * own[..., None]).sum(1)  # (r, d)
-        y.view(-1, y.shape[2])[where] = anew if bias is None else anew + bias  # (r, d)
+    if heads is not None:
+        heads.put(y, _convolved(heads.padded, weight, bias))
     return y
 
 
-def _taken(dy: Tensor, taps: int, documents: Documents) -> Tensor:
-    """Take the gradients of where documents begin out of dy (b, l, d): (r, d), and zeros there."""
-    where = documents.heads(taps)[0]  # (r,)
-    flat = dy.view(-1, dy.shape[2])  # (b l, d)
-    heads = flat[where]  # (r, d)
-    flat[where] = 0
-    return heads
+def _gradients(
+    dy: Tensor, padded: Tensor, weight: Tensor, wide: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The gradients of x (b, l, d) and of the weight (d, k), of y's (b, l, d)."""
+    taps, length = weight.shape[-1], dy.shape[1]
+    dweight = torch.stack(
+        [(dy * padded[:, j : j + length]).sum((0, 1), dtype=wide) for j in range(taps)], dim=1
+    )  # (d, k)
+    ahead = F.pad(dy, (0, 0, 0, taps - 1))  # (b, l + k - 1, d): nothing comes from beyond
+    dx = ahead[:, :length] * weight[:, 0, taps - 1]  # (b, l, d)
+    for j in range(1, taps):
+        dx.addcmul_(ahead[:, j : j + length], weight[:, 0, taps - 1 - j])  # (b, l, d)
+    return dx, dweight
 
 
 def _torch(
@@ -134,6 +160,7 @@ def _torch(
 ) -> Tensor:
     if documents is not None and documents.is_fixed:
         return torch_ops.masked_conv1d(x, weight, bias, silu, documents)  # (b, l, d)
+    documents = documents if weight.shape[-1] > 1 else None  # one tap sees nothing before
     y: Tensor = _Conv.apply(x, weight, bias, silu, documents)  # (b, l, d)
     return y
 

@@ -107,13 +107,13 @@ class Documents:
         """Whether a position so many steps before is of the same document, (b, l), bool."""
         return self.positions >= step  # (b, l)
 
-    def heads(self, taps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The positions for which some tap of a convolution lies in the document before.
+    def heads(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The first positions of each document that does not begin a row, so many steps of each.
 
-        Where they are in all rows in a line, (r,); where their taps are, (r, k); and which of
-        these are their document's own, (r, k), bool.
+        All rows are in a line. Where they are, (n steps,), also beyond a shorter document; which of
+        these are a document's own, (r,); and where those are, (r,).
         """
-        return self.once(("heads", taps), lambda: self._find_heads(taps))
+        return self.once(("heads", steps), lambda: self._find_heads(steps))
 
     def seen(self, cut: slice) -> Seen | None:
         """What the steps of a chunk see; None where all of it, and what is before, is one's."""
@@ -126,10 +126,7 @@ class Documents:
 
         (r,) each; None where none does.
         """
-        if not self.is_cut(first - 1, stop):
-            return None
-        part = self.begins[:, first:stop]  # (b, c)
-        return self.once(("begin", first, stop), lambda: part.nonzero(as_tuple=True))
+        return self.once(("begin", first, stop), lambda: self._find_begins(first, stop))
 
     def is_cut(self, first: int, stop: int) -> bool:
         """Whether some row's positions from `first` up to `stop` are not of one document."""
@@ -150,12 +147,20 @@ class Documents:
         made = (one for one in self._made.values() if isinstance(one, Tensor))
         return any(tensor.data_ptr() == one.data_ptr() for one in made)
 
-    def _find_heads(self, taps: int) -> tuple[Tensor, Tensor, Tensor]:
-        is_head = (self.positions < taps - 1) & (self.seq_idx > 0)  # (b, l)
-        where = is_head.flatten().nonzero()[:, 0]  # (r,)
-        back = torch.arange(taps - 1, -1, -1, device=where.device)  # (k,)
-        own = self.positions.flatten()[where, None] >= back  # (r, k)
-        return where, (where[:, None] - back).clamp(min=0), own
+    def _find_heads(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+        begins = self.begins.flatten().nonzero()  # (n, 1)
+        after = torch.arange(steps, device=begins.device)  # (steps,)
+        sources = (begins + after).clamp(max=self.begins.numel() - 1)  # (n, steps)
+        own = self.positions.flatten()[sources] == after  # (n, steps)
+        sources = sources.flatten()  # (n steps,)
+        picked = own.flatten().nonzero()[:, 0]  # (r,)
+        return sources, picked, sources[picked]
+
+    def _find_begins(self, first: int, stop: int) -> tuple[Tensor, Tensor] | None:
+        if not self.is_cut(first - 1, stop):
+            return None
+        rows, steps = self.begins[:, first:stop].nonzero(as_tuple=True)  # (r,) each
+        return rows, steps
 
     def _look(self, cut: slice) -> Seen:
         own = self.seq_idx[:, cut]  # (b, c)
