@@ -168,9 +168,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     figure.savefig(path, dpi=80, metadata={"Software": None})
 
 
-def _bars(
-    axes: Axes, rows: Sequence[Row], values: Sequence[float], unit: str, reader: str
-) -> None:
+def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], unit: str, reader: str) -> None:
     places = list(dict.fromkeys(_packing(key) for key in _keys(rows)))
     orders = [one for one in ORDERS if any(row["order"] == one for row in rows)]
     for number, order in enumerate(orders):
@@ -182,7 +180,7 @@ def _bars(
         at, heights = zip(*of_order, strict=True)
         axes.bar(at, heights, width=0.25, label=ORDERS[order])
     axes.set_xticks(range(len(places)), places, fontsize="small")
-    axes.set_ylabel(unit)
+    axes.set_ylabel(f"{unit} ({reader})")
     saved = [
         1 - values[one] / values[other]
         for one, row in enumerate(rows)
@@ -190,8 +188,9 @@ def _bars(
         if (row["order"], before["order"]) == ("hot", "walk")
         and _packing(_key(row)) == _packing(_key(before))
     ]
-    share = f"{min(saved):.0%} to {max(saved):.0%} fewer {unit}" if saved else unit
-    axes.set_title(f"Hot files first: {share} ({reader})", fontsize="medium")
+    if saved:
+        fewer = f"{min(saved):.0%} to {max(saved):.0%} less"
+        axes.set_title(f"Hot files first: {fewer} ({unit})", fontsize="medium")
 
 
 def _lines(axes: Axes, rows: Sequence[Row]) -> None:
