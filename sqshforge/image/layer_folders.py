@@ -2,7 +2,7 @@
 
 A file that is opened through the kernel's merge costs an inode more, and another open: a third of
 what reading a small file takes. What is merged, and how, is still the kernel's to say: names come
-from it, and where a folder cannot be told to be of one layer, its files are read through the merge.
+from it, and the files of a folder that may be of several layers are read through the merge.
 """
 
 from __future__ import annotations
