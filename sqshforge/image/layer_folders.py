@@ -1,8 +1,8 @@
 """Which folders of merged layers lie in one layer alone, so that their files can be read there.
 
-A file that is opened through the kernel's merge costs an inode more, and another open: a third of
-what reading a small file takes. What is merged, and how, is still the kernel's to say: names come
-from it, and the files of a folder that may be of several layers are read through the merge.
+A file that is opened through the kernel's merge costs an inode more, and another open. What is
+merged, and how, is still the kernel's to say: names come from it, and the files of a folder that
+may be of several layers are read through the merge.
 """
 
 from __future__ import annotations
