@@ -47,10 +47,11 @@ def tree(tmp_path: Path) -> Path:
     return root
 
 
-def written(root: Path, hot: HotList, place: Path, **how: bool) -> tuple[list[bytes], Path]:
-    how = {"split": True, "devices": False, **how}
+def written(
+    root: Path, hot: HotList, place: Path, *, devices: bool = False
+) -> tuple[list[bytes], Path]:
     with place.open("wb") as out:
-        first = folder_tar.write(out, root, hot, lambda _: None, **how)
+        first = folder_tar.write(out, root, hot, lambda _: None, split=True, devices=devices)
     return first, place
 
 
