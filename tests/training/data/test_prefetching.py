@@ -44,7 +44,15 @@ def of(path: str, batch: int = 3) -> partial[DataFeed]:
     return partial(open_feed, config(data), 0, 1)
 
 
-@pytest.mark.parametrize(("workers", "prefetch"), [(0, 0), (0, 2), (1, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("workers", "prefetch"),
+    [
+        (0, 0),
+        (0, 2),
+        pytest.param(1, 1, marks=pytest.mark.processes),
+        pytest.param(2, 2, marks=pytest.mark.processes),
+    ],
+)
 def test_batches_and_checkpoints_are_those_of_reading_in_turn(
     tmp_path: Path, workers: int, prefetch: int
 ) -> None:
@@ -72,6 +80,7 @@ def test_batches_and_checkpoints_are_those_of_reading_in_turn(
                 assert one.state(lambda mine: [mine]) == alone.state(lambda mine: [mine])
 
 
+@pytest.mark.processes
 def test_a_worker_that_is_killed_ends_the_run_with_one_error(tmp_path: Path) -> None:
     reopen = of(write_text(tmp_path))
     before = set(descendants(os.getpid()))
