@@ -15,6 +15,8 @@ from pathlib import Path
 
 # A folder that was renamed says so in an attribute: what was below its former name is seen there.
 RENAMED = ("trusted.overlay.redirect", "user.overlay.redirect")
+# So does a file of which a layer above its own changed an owner or a mode, and copied nothing else.
+METADATA = ("trusted.overlay.metacopy", "user.overlay.metacopy")
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,16 @@ def _is_folder(path: bytes) -> bool:
 
 
 def _is_renamed(folder: bytes) -> bool:
+    return any(name in RENAMED for name in _attributes(folder))
+
+
+def is_metadata_alone(file: int) -> bool:
+    """Whether an open file of a layer has its content in another layer."""
+    return any(name in METADATA for name in _attributes(file))
+
+
+def _attributes(place: bytes | int) -> list[str]:
     try:
-        names = os.listxattr(folder, follow_symlinks=False)
+        return os.listxattr(place)
     except OSError:  # a file system without attributes
-        return False
-    return any(name in names for name in RENAMED)
+        return []

@@ -19,7 +19,7 @@ from typing import IO
 from sqshforge.errors import WorkError
 from sqshforge.hot import HotList, generalized, walk_order
 from sqshforge.image.enroot import CARRIED, is_left_out
-from sqshforge.image.layer_folders import LayerFolders
+from sqshforge.image.layer_folders import LayerFolders, is_metadata_alone
 from sqshforge.tar.reader import CHAR, DISK, FIFO, FILE, FOLDER, LINK, PIECE, SYMLINK
 from sqshforge.tar.writer import Output, made
 
@@ -190,14 +190,13 @@ class _Writer:
         """A file, opened in the only layer that has its folder; None where the merge is to be read.
 
         That is where the file came into the folder from elsewhere, or has several names, which are
-        of one device in the merge alone, or has no blocks: its content may be in another layer.
+        of one device in the merge alone, or its content is in another layer.
         """
         try:
             file = os.open(name, READ, dir_fd=folder)
         except FileNotFoundError:
             return None
-        found = os.fstat(file)
-        if found.st_nlink == 1 and (found.st_blocks or not found.st_size):
+        if os.fstat(file).st_nlink == 1 and not is_metadata_alone(file):
             return file
         os.close(file)
         return None

@@ -75,6 +75,28 @@ def layers(work: Path, chosen: random.Random, options: str) -> list[Path]:
     return found
 
 
+@pytest.mark.root
+def test_a_file_whose_content_is_in_another_layer_is_read_in_the_merge(tmp_path: Path) -> None:
+    """A copy of a file's metadata alone has blocks, too, where its attributes take one."""
+    merged, layer = tmp_path / "merged", tmp_path / "layer"
+    for root, text in ((merged, "whole"), (layer, "empty")):
+        (root / "a").mkdir(parents=True)
+        (root / "a" / "file").write_text(text)
+    with (tmp_path / "a.tar").open("w+b") as out:
+        for expected in (b"empty", b"whole"):
+            folder_tar.write(
+                *(out, merged, HotList(), lambda _: None),
+                split=False,
+                devices=False,
+                layers=[layer],
+            )
+            out.seek(0)
+            assert expected in out.read()
+            out.seek(0)
+            out.truncate()
+            os.setxattr(layer / "a" / "file", "trusted.overlay.metacopy", b"")
+
+
 @pytest.mark.processes
 @pytest.mark.root
 @pytest.mark.parametrize("options", ["redirect_dir=off", "redirect_dir=on"])
