@@ -21,7 +21,7 @@ from training.convert.source import Source, load
 from training.convert.target import write_model
 from training.convert.weights import Held
 from training.errors import RequestError
-from training.generate import generate, picker
+from training.generate.decode import generate, picker
 from training.models import Mamba2Config
 from training.models.language import LanguageModel
 from training.ops.loss import IGNORED

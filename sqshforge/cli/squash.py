@@ -179,7 +179,7 @@ def run(
     from sqshforge.host.programs import Programs
     from sqshforge.run import start
     from sqshforge.run.container import parse_pairs
-    from sqshforge.run.start import Mount
+    from sqshforge.run.mounts import Mount
 
     start.run(
         image,

@@ -9,14 +9,11 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.run import passed
-
-if TYPE_CHECKING:
-    from sqshforge.run.start import Mount
+from sqshforge.run.mounts import Mount
 
 CONFIGURATION = "enroot.conf"
 ASKED = "SQSHFORGE_ENVIRON"  # lines of NAME=VALUE, which the configuration has put into a container

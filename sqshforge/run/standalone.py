@@ -16,7 +16,7 @@ from typing import NoReturn
 from sqshforge.errors import SqshforgeError
 from sqshforge.run import start
 from sqshforge.run.container import parse_pairs
-from sqshforge.run.start import Mount
+from sqshforge.run.mounts import Mount
 
 
 def main(words: Sequence[str]) -> NoReturn:

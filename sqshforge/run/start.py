@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,33 +14,11 @@ from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.run import enroot, warm
 from sqshforge.run.container import Plan
+from sqshforge.run.mounts import Mount
 
 RUNTIMES = ("auto", "enroot", "builtin")  # auto: enroot where it is installed
 MAGIC = b"hsqs"  # the first bytes of every squash file
 SIZE_AT = 40  # where its superblock says how many bytes it has, a 64-bit number
-
-
-@dataclass(frozen=True)
-class Mount:
-    """A host path bound into the container."""
-
-    source: Path
-    target: str
-    read_only: bool = False
-
-    @classmethod
-    def parse(cls, text: str) -> Mount:
-        """Read SRC:DST or SRC:DST:ro|rw; `RequestError` for another form or a missing SRC."""
-        source, _, rest = text.partition(":")
-        target, _, flag = rest.partition(":")
-        if not source or not target.startswith("/") or flag not in ("", "ro", "rw"):
-            raise RequestError(
-                f"{text!r} is not SRC:DST", where="--mount", fix="--mount /data:/data[:ro]"
-            )
-        path = Path(source).expanduser().absolute()
-        if not path.exists():
-            raise RequestError(f"the path to mount does not exist: {path}", where=f"--mount {text}")
-        return cls(path, target, flag == "ro")
 
 
 def run(

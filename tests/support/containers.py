@@ -96,7 +96,7 @@ def argv_by(
 ) -> list[str]:
     """A program that starts a container by our own runtime, and says how the file is mounted."""
     code = (
-        "import sys; from pathlib import Path; from sqshforge.run.start import Mount\n"
+        "import sys; from pathlib import Path; from sqshforge.run.mounts import Mount\n"
         "from sqshforge.run.start import run\n"
         f"run(Path({str(image)!r}), sys.argv[1:], runtime='builtin', fuse={fuse!r},\n"
         f"    mounts=[Mount.parse(one) for one in {list(mounts)!r}],\n"

@@ -11,7 +11,7 @@ import pytest
 from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
-from sqshforge.run.start import Mount
+from sqshforge.run.mounts import Mount
 from tests.support import containers, tiny_root
 
 pytestmark = pytest.mark.processes

@@ -14,13 +14,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.training.support.runs import ROOT, train, write_text
-from training import generate, models
+from training import models
 from training.cli import run_command
 from training.convert import native
 from training.convert.__main__ import convert
 from training.errors import RequestError, TrainingError
+from training.generate import decode
+from training.generate.__main__ import write_text as write
+from training.generate.vocabulary import LONGEST, Bytes, Tokens
 from training.models.language import LanguageModel
-from training.vocabulary import LONGEST, Bytes, Tokens
 
 HEADS: dict[str, Any] = {"d_model": 32, "n_layer": 2, "vocab_size": 256, "n_head": 4, "d_ff": 48}
 HYBRID: dict[str, Any] = {
@@ -69,14 +71,14 @@ def mamba(tmp_path: Path) -> Path:
 
 
 def greedy(size: int = 256) -> Any:
-    return generate.picker(size, 0, 0, 1.0, torch.Generator())
+    return decode.picker(size, 0, 0, 1.0, torch.Generator())
 
 
 def following(
     model: LanguageModel, prompt: list[int], count: int, pick: Any, ends: Any = ()
 ) -> list[int]:
     """The tokens that follow one prompt."""
-    made = generate.generate(model, [prompt], count, [pick], ends)
+    made = decode.generate(model, [prompt], count, [pick], ends)
     return [token for (token,) in made if token is not None]
 
 
@@ -96,7 +98,7 @@ def text_of(*words: Any) -> str:
 def test_greedy_is_the_argmax_of_the_full_forward(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "AT_ONCE", 5)  # the prompt of 13 tokens is read in three pieces
+    monkeypatch.setattr(decode, "AT_ONCE", 5)  # the prompt of 13 tokens is read in three pieces
     model = made(FAMILIES[family])
     prompt = torch.randint(256, (13,), generator=torch.Generator().manual_seed(2)).tolist()
     found = following(model, prompt, 20, greedy())
@@ -124,7 +126,7 @@ LOGITS = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
 
 
 def shares(temperature: float, top_k: int, top_p: float, logits: Tensor = LOGITS) -> list[float]:
-    pick = generate.picker(4, temperature, top_k, top_p, torch.Generator().manual_seed(1))
+    pick = decode.picker(4, temperature, top_k, top_p, torch.Generator().manual_seed(1))
     drawn = [pick(logits) for _ in range(3000)]
     return [drawn.count(token) / len(drawn) for token in range(4)]
 
@@ -152,14 +154,14 @@ def test_drawing(temperature: float, top_k: int, top_p: float, expected: list[fl
 
 def test_rows_of_the_embedding_that_are_no_tokens_are_never_drawn() -> None:
     logits = torch.tensor([0.0, 1.0, 50.0])
-    assert generate.picker(2, 0, 0, 1.0, torch.Generator())(logits) == 1
-    pick = generate.picker(2, 1.0, 0, 1.0, torch.Generator())
+    assert decode.picker(2, 0, 0, 1.0, torch.Generator())(logits) == 1
+    pick = decode.picker(2, 1.0, 0, 1.0, torch.Generator())
     assert {pick(logits) for _ in range(50)} <= {0, 1}
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_model_that_has_gone_wrong(temperature: float) -> None:
-    pick = generate.picker(2, temperature, 0, 1.0, torch.Generator())
+    pick = decode.picker(2, temperature, 0, 1.0, torch.Generator())
     with pytest.raises(TrainingError, match="not finite"):
         pick(torch.tensor([0.0, float("nan")]))
 
@@ -230,7 +232,7 @@ def test_bytes_that_never_become_a_character_are_reported(tmp_path: Path) -> Non
 
 def test_the_seed_decides(mamba: Path, capsys: Any) -> None:
     def text(*words: str) -> str:
-        assert run_command(generate.write_text, [str(mamba), "--prompt=the ", *words]) == 0
+        assert run_command(write, [str(mamba), "--prompt=the ", *words]) == 0
         said: str = capsys.readouterr().out
         return said
 
@@ -243,7 +245,7 @@ def test_the_seed_decides(mamba: Path, capsys: Any) -> None:
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_dtypes(dtype: str, mamba: Path, capsys: Any) -> None:
     words = [str(mamba), "--prompt=the ", "--max-new-tokens=3", f"--dtype={dtype}"]
-    assert run_command(generate.write_text, words) == 0
+    assert run_command(write, words) == 0
     assert capsys.readouterr().out
 
 
@@ -251,15 +253,15 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
     sizes = models.LlamaConfig(**{**HEADS, "vocab_size": 300}, n_kv_head=2, context=64)
     folder = folder_of(sizes, tmp_path / "llama")
     words = [str(folder), "--prompt=the dog", "--max-new-tokens=9", "--temperature=0"]
-    assert run_command(generate.write_text, words) == 2
+    assert run_command(write, words) == 2
     assert "a vocabulary of 300 is not bytes" in capsys.readouterr().err
     path = tokenizer(tmp_path, "byte level")
     texts = set()
     for given in ([f"--tokenizer={path}"], [f"--tokenizer={tmp_path}"]):
-        assert run_command(generate.write_text, [*words, *given]) == 0
+        assert run_command(write, [*words, *given]) == 0
         texts.add(capsys.readouterr().out)
     tokenizer(folder, "byte level")
-    assert run_command(generate.write_text, words) == 0
+    assert run_command(write, words) == 0
     texts.add(capsys.readouterr().out)
     assert len(texts) == 1 and len(texts.pop()) > 3
 
@@ -294,7 +296,7 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
 )
 def test_bad_requests(words: str, message: str, mamba: Path, capsys: Any) -> None:
     given = [word.replace("SRC", str(mamba)) for word in words.split()]
-    assert run_command(generate.write_text, given) == 2
+    assert run_command(write, given) == 2
     said = capsys.readouterr()
     assert message in said.err and len(said.err.splitlines()) == 1 and not said.out
 
@@ -303,13 +305,13 @@ def test_a_prompt_that_the_model_cannot_take(tmp_path: Path, capsys: Any) -> Non
     sizes = models.LlamaConfig(**HEADS, n_kv_head=2, context=20)
     folder = folder_of(sizes, tmp_path / "llama")
     words = [str(folder), f"--prompt={'x' * 11}", "--max-new-tokens=9"]
-    assert run_command(generate.write_text, words) == 0
-    assert run_command(generate.write_text, [*words[:2], "--max-new-tokens=10"]) == 2
+    assert run_command(write, words) == 0
+    assert run_command(write, [*words[:2], "--max-new-tokens=10"]) == 2
     assert "11 tokens and --max-new-tokens=10 are more than the 20" in capsys.readouterr().err
     small = models.MambaConfig(d_model=16, n_layer=1, vocab_size=40)
     folder = folder_of(small, tmp_path / "small")
     tokenizer(folder, "byte level")
-    assert run_command(generate.write_text, [str(folder), "--prompt=the dog"]) == 2
+    assert run_command(write, [str(folder), "--prompt=the dog"]) == 2
     assert "beyond the model's vocabulary of 40" in capsys.readouterr().err
 
 
@@ -340,7 +342,7 @@ def test_a_trained_run_from_the_command_line(tmp_path: Path, capsys: Any) -> Non
     convert(["--from", "ours", str(run), "--to", "state-spaces", str(tmp_path / "out")])
     capsys.readouterr()
     for folder in (run / "checkpoints" / "step_30_ckp", tmp_path / "out"):
-        assert run_command(generate.write_text, [str(folder), *words]) == 0
+        assert run_command(write, [str(folder), *words]) == 0
         assert capsys.readouterr().out == text
 
 

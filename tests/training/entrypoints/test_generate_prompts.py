@@ -20,12 +20,13 @@ from tests.training.entrypoints.test_generate import (
     made,
     tokenizer,
 )
-from training import generate as entry
 from training import models
 from training.cli import run_command
 from training.convert import hf
 from training.convert.source import Source, load
-from training.vocabulary import Tokens
+from training.generate import decode
+from training.generate.__main__ import write_text as write
+from training.generate.vocabulary import Tokens
 
 TINY: dict[str, Any] = {"vocab_size": 256, "hidden_size": 32, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {
@@ -120,7 +121,7 @@ def test_greedy_text_is_transformers_own(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And stops where that does; the prompt is read in pieces where that changes nothing."""
-    monkeypatch.setattr(entry, "AT_ONCE", 5)
+    monkeypatch.setattr(decode, "AT_ONCE", 5)
     model = saved(name, tmp_path / "hf")
     here = load(Source.open("hf", tmp_path / "hf"), torch.device("cpu"), torch.float32)
     for text in ("the quick", "the quick fox jumps over"):
@@ -133,7 +134,7 @@ def test_greedy_text_is_transformers_own(
 
 
 def written(capsys: Any, *words: Any) -> str:
-    assert run_command(entry.write_text, [str(word) for word in words]) == 0
+    assert run_command(write, [str(word) for word in words]) == 0
     said: str = capsys.readouterr().out
     return said
 
@@ -169,7 +170,7 @@ def test_each_text_of_a_batch_ends_by_itself() -> None:
     ends = {max(set(tokens), key=tokens.index) for tokens in free[:2]}  # the last to come first
     stops = [next((at for at, token in enumerate(tokens) if token in ends), 20) for tokens in free]
     assert min(stops) > 0 and len(set(stops)) > 1
-    steps = list(entry.generate(here, prompts, 20, [greedy()] * 3, ends))
+    steps = list(decode.generate(here, prompts, 20, [greedy()] * 3, ends))
     for row, (tokens, stop) in enumerate(zip(free, stops, strict=True)):
         assert [step[row] for step in steps] == (tokens[:stop] + [None] * 20)[: max(stops)]
 
@@ -209,7 +210,7 @@ def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
     by_generation = cut_short(folder, capsys, whole)
     assert len(by_generation) < len(by_config) < len(by_tokenizer)
     stated.write_text(json.dumps({"eos_token_id": "end"}))
-    assert run_command(entry.write_text, [str(folder), *words]) == 2
+    assert run_command(write, [str(folder), *words]) == 2
     assert "eos_token_id must be token ids, not 'end'" in capsys.readouterr().err
 
 
@@ -225,14 +226,14 @@ def test_prompts_that_cannot_be_taken_are_reported_by_their_lines(
     file = tmp_path / "prompts.txt"
     words = [str(folder), f"--prompts={file}", "--max-new-tokens=5"]
     file.write_text("short\n\nfar too long for it\n")
-    assert run_command(entry.write_text, words) == 2
+    assert run_command(write, words) == 2
     shown = capsys.readouterr().err.splitlines()
     assert shown[0] == "error: 2 faults" and len(shown) == 3
     assert f"--prompts: {file}: line 2: is empty" in shown[1]
     assert f"--prompts: {file}: line 3: its 19 tokens and --max-new-tokens=5 are more" in shown[2]
     file.write_text("")
-    assert run_command(entry.write_text, words) == 2
+    assert run_command(write, words) == 2
     assert f"--prompts: {file} is empty; write one prompt a line" in capsys.readouterr().err
     file.write_bytes(b"\xff\xfe")
-    assert run_command(entry.write_text, words) == 2
+    assert run_command(write, words) == 2
     assert f"--prompts: {file} is not UTF-8" in capsys.readouterr().err

@@ -30,7 +30,7 @@ TRAINING = {
     "training.llama_smp": llama_smp,
     "training.mamba2_neuron": mamba2_neuron,
 }
-NEED_TORCH = {"training.smoke_kernels", "training.job.preflight", "training.job.preflight.worker"}
+NEED_TORCH = {"training.smoke.kernels", "training.job.preflight", "training.job.preflight.worker"}
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None\n"
 
 

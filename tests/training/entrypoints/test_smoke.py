@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from tests.training.support.runs import ROOT, write_text
-from training import smoke
 from training.errors import TrainingError
+from training.smoke import checks as smoke
+from training.smoke.__main__ import run_checks
 
 pytestmark = pytest.mark.processes
 
@@ -106,7 +107,7 @@ def test_a_loss_that_does_not_fall_fails(image: Path) -> None:
     text = write_text(image / "text")
     write_recipe(image, text, 0.01)
     said: list[str] = []
-    checks = {c.name: c for c in smoke.run_checks(image / "meta", said.append)}
+    checks = {c.name: c for c in run_checks(image / "meta", said.append)}
     assert not checks["train"].ok and "must be below 1%" in checks["train"].detail
     assert checks["resume"].ok
     count = len(checks)
@@ -135,6 +136,6 @@ def test_a_node_whose_gpu_is_not_seen_fails(
     recipe = json.loads((image / "meta" / "recipe.yaml").read_text())
     recipe |= {"accelerator": "cuda", "smoke": {}}
     (image / "meta" / "recipe.yaml").write_text(json.dumps(recipe))
-    (check,) = (c for c in smoke.run_checks(image / "meta", lambda text: None) if c.name == "GPU")
+    (check,) = (c for c in run_checks(image / "meta", lambda text: None) if c.name == "GPU")
     assert check.ok is (devices == 0)
     assert ("torch sees none" if devices else "not tried: this node has none") in check.detail

@@ -36,7 +36,7 @@ class Mamba2(Mamba):
 def test_blocks_that_learn_pass_and_others_do_not(tmp_path: Path, learns: bool) -> None:
     (tmp_path / "mamba_ssm.py").write_text(MODULE.replace("{learns}", str(learns)))
     done = subprocess.run(
-        [sys.executable, "-m", "training.smoke_kernels", "--device", "cpu"],
+        [sys.executable, "-m", "training.smoke.kernels", "--device", "cpu"],
         env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
         capture_output=True,
         text=True,

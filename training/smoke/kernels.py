@@ -1,6 +1,6 @@
 """Do the compiled kernels train? Mamba-1 and Mamba-2 of mamba-ssm, each a few steps on a device.
 
-    python3 -m training.smoke_kernels [--device cuda]
+    python3 -m training.smoke.kernels [--device cuda]
 
 One block learns one random sequence by heart: its last projection has more parameters than there
 are values, so that it can. Prints first and last loss of each as JSON; exit code 1 where one does
@@ -45,7 +45,7 @@ def train(name: str, device: str) -> tuple[float, float]:
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python3 -m training.smoke_kernels",
+        prog="python3 -m training.smoke.kernels",
         description=__doc__,
         formatter_class=HelpFormatter,
         allow_abbrev=False,

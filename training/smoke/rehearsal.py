@@ -1,21 +1,13 @@
-"""What the smoke test does: a run and its second half once more, and Triton's patch and cache.
-
-The Triton that is imported: is it the patched one, and does its cache do what that is for?
-Processes with equal random seeds and equal (pretended) ids write the same files at the same time,
-as the ranks of a job do that start from one script on several nodes.
-"""
+"""A run of the smoke test, and its second half once more from the checkpoint between them."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
 import json
 import os
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from training.errors import TrainingError
@@ -24,25 +16,6 @@ SIZES = {"seq_length": 128, "batch_size": 8, "learning_rate": 3e-3}
 """What a recipe may leave out: with these, mamba-tiny reaches 40% of its first loss in 80 steps."""
 LAST = 5
 """Steps at the end whose mean loss is compared with the first."""
-
-PROCESSES = 8
-WRITES = 200  # of each process
-WRITER = """
-import json, os, random, sys
-from triton.runtime.cache import FileCacheManager
-random.seed(0)
-os.getpid = lambda: 1
-cache, faults = FileCacheManager("key"), []
-for index in range(int(sys.argv[1])):
-    content = bytes([index % 256]) * 20000
-    try:
-        path = cache.put(content, f"kernel-{index % 20}-{index % 256}")
-        if open(path, "rb").read() != content:
-            faults.append("a file was read that is not whole")
-    except OSError as error:
-        faults.append(type(error).__name__)
-print(json.dumps(faults))
-"""
 
 
 class Rehearsal:
@@ -119,7 +92,7 @@ class Rehearsal:
         ]
         # One process alone, whatever job the smoke test itself runs in.
         alone = {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"}
-        home = str(Path(__file__).parent.parent)
+        home = str(Path(__file__).parents[2])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {name: value for name, value in os.environ.items() if name not in alone}
         done = subprocess.run(
@@ -141,44 +114,3 @@ def _losses(folder: Path) -> list[float]:
     """Read the loss of every step, with all digits."""
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "step"]
-
-
-def check_patch(path: str, wanted: str) -> str:
-    """Compare a file of the Triton that is imported with its sum after the patch.
-
-    `path` is the file's place in Triton's repository. Raises TrainingError.
-    """
-    found = importlib.util.find_spec("triton")
-    if found is None or not found.submodule_search_locations:
-        raise TrainingError("triton is not installed")
-    inside = path.removeprefix("python/").removeprefix("triton/")
-    file = Path(found.submodule_search_locations[0]) / inside
-    total = hashlib.sha256(file.read_bytes()).hexdigest()
-    if total != wanted:
-        raise TrainingError(f"{file} is not the patched file: its sum is {total}")
-    return str(file)
-
-
-def hammer_cache() -> str:
-    """Write to one cache from many processes. Raises TrainingError if one write of theirs fails."""
-    with TemporaryDirectory(prefix="smoke-triton-") as folder:
-        running = [
-            subprocess.Popen(
-                [sys.executable, "-c", WRITER, str(WRITES)],
-                env={"TRITON_CACHE_DIR": folder, "PATH": "/usr/bin:/bin"},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for _ in range(PROCESSES)
-        ]
-        said = [process.communicate(timeout=300) for process in running]
-    for process, (_, err) in zip(running, said, strict=True):
-        if process.returncode:
-            last = err.strip().splitlines()[-1:] or ["it said nothing"]
-            raise TrainingError(f"a writer ended with exit code {process.returncode}: {last[0]}")
-    faults = [fault for out, _ in said for fault in json.loads(out)]
-    total = PROCESSES * WRITES
-    if faults:
-        raise TrainingError(f"{len(faults)} of {total} writes failed: {', '.join(set(faults))}")
-    return f"{total} writes of {PROCESSES} processes alike, none failed"

@@ -1,0 +1,1 @@
+"""Text written by a trained model: `python -m training.generate`."""
