@@ -1,29 +1,35 @@
 """How long a cold start takes to its first training step, and what it reads meanwhile.
 
-usage: python -m benchmarks.start [--latency MS ...] [--reader NAME ...] [--order NAME ...]
-                                  [--block SIZE ...] [--level N] [--counts] [--small] ...
+usage: python -m benchmarks.start [--target NAME ...] [--latency MS ...] [--reader NAME ...]
+                                  [--order NAME ...] [--block SIZE ...] [--level N] [--counts]
+                                  [--small] ...
 
-Starts the training of cpu-mamba's tiny model out of a squash file of which nothing is in memory,
+Starts the training of mamba_fsdp's tiny model out of a squash file of which nothing is in memory,
 from a server with a latency (nbdkit's filter `delay`; nbdfuse makes a file of it), for each
 
+target      cpu-mamba; cuda-mamba where it is named: on a stand-in for NVIDIA's base, which is built
+            first, and without a GPU
 latency     0, 1 and 5 ms a request
 reader      what mounts the file: kernel (as root), squashfuse, squashfuse_ll; those that are here
 order       walk: files in the order of their folders; hot: hot files first (recipes/hot); warm: the
             same, and the start reads the hot range ahead (WARM)
-block       128K, 256K, 1M; at zstd level 3, unless --level says another
+block       128K, 256K, 1M (of cuda-mamba 1M alone); at zstd level 3, unless --level says another
 
 Each of these options can be given several times, and measures a part: `--latency 1 --reader
 kernel`. What is measured replaces the same rows of the result; rows of another image are removed.
 
 Bytes and requests are those of the server until the first step has ended, but for what a machine
 that is short of memory reads again. They hardly depend on what else it does, seconds do: --counts
-keeps none. Writes start.json to benchmarks/results/, and the tables and the picture of
-docs/background/cold-start.md. All of it takes some 20 minutes of a quiet machine.
+keeps none. Beside the seconds of a start that reads ahead are those of reading the hot range alone,
+and of a second start, for which all is in memory. Writes start.json to benchmarks/results/, and the
+tables and the picture of docs/background/cold-start.md. All of a target takes some 20 minutes of a
+quiet machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -35,8 +41,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import hot, options, report
-from benchmarks.cold import page, starting
-from benchmarks.cold.served import busiest, distinct, require, served
+from benchmarks.cold import images, page, starting
+from benchmarks.cold.served import Served, busiest, distinct, require, served
 from benchmarks.cold.starting import READERS, Command, Started
 from benchmarks.options import ROOT
 from sqshforge.errors import SqshforgeError
@@ -51,7 +57,7 @@ from sqshforge.squash import request
 LATENCIES = (0, 1, 5)  # milliseconds
 ORDERS = ("walk", "hot", "warm")
 BLOCKS = ("128K", "256K", "1M")
-AXES = ("level", "block", "order", "reader", "latency_ms")  # what a row is of
+AXES = ("target", "level", "block", "order", "reader", "latency_ms")  # what a row is of
 PAGE = ROOT / "docs" / "background" / "cold-start.md"
 
 
@@ -61,11 +67,25 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         require(programs)
-        with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
-            found = measure(given, Path(folder), programs, reporter)
+        rows: list[dict[str, Any]] = []
+        identities: dict[str, str] = {}
+        for target in given.target:
+            with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
+                identities[target], of_target = measure(
+                    given, target, Path(folder), programs, reporter
+                )
+            rows += of_target
     except SqshforgeError as error:
         print("\n".join(error.lines()), file=sys.stderr)
         return error.exit_code
+    found = {
+        "what": "cold starts of training out of a squash file, until the first step has ended",
+        "how": "python -m benchmarks.start",
+        "images": identities,
+        "rows": rows,
+        "machine": report.machine(len(os.sched_getaffinity(0))),
+        "tools": starting.tools(programs),
+    }
     place = options.folder(given)
     if place is not None:
         found = merged(before(place / "start.json"), found)
@@ -77,37 +97,54 @@ def main() -> int:
 
 def parsed() -> argparse.Namespace:
     parser = options.parser(__doc__)
+    parser.add_argument("--target", action="append", choices=images.TARGETS)
     parser.add_argument("--latency", type=int, action="append", metavar="MS")
     parser.add_argument("--reader", action="append", choices=READERS)
     parser.add_argument("--order", action="append", choices=ORDERS)
     parser.add_argument("--block", action="append", choices=BLOCKS)
     parser.add_argument("--level", type=int, default=3, metavar="N", help="of zstd [default: 3]")
     parser.add_argument("--counts", action="store_true", help="keep no seconds")
-    parser.add_argument("--image", metavar="ADDRESS", help="[default: build/cpu-mamba.sqsh's]")
+    parser.add_argument(
+        "--image", metavar="ADDRESS", help="the target's [default: build/cpu-mamba.sqsh's]"
+    )
     options.add_docs(parser)
     given = parser.parse_args()
+    given.target = given.target or [images.TARGETS[0]]
+    if given.image and len(given.target) > 1:
+        parser.error("--image: is one target's; name one --target")
     given.reader = given.reader or starting.usable()
     given.order = given.order or list(ORDERS)
     given.latency = given.latency or list(LATENCIES[:2] if given.small else LATENCIES)
-    given.block = given.block or list(BLOCKS[:1] if given.small else BLOCKS)
     if min(given.latency) < 0:
         parser.error("--latency: none is below 0")
     return given
 
 
 def measure(
-    given: argparse.Namespace, place: Path, programs: Programs, reporter: Reporter
-) -> dict[str, Any]:
-    """Pack the image in each way, and start each file as asked for."""
-    image = hot.small_image(place) if given.small else given.image or hot.packed_from()
-    files = packed(given, image, place, programs, reporter)
+    given: argparse.Namespace, target: str, place: Path, programs: Programs, reporter: Reporter
+) -> tuple[str, list[dict[str, Any]]]:
+    """Pack an image in each way, and start each file as asked for; what names it, and its rows."""
+    with contextlib.ExitStack() as until_packed:
+        if given.small:
+            address, listed = hot.small_image(place), small_list()
+        else:
+            address = given.image or until_packed.enter_context(
+                images.image(target, programs, reporter)
+            )
+            listed = images.hot_list(target)
+        files = packed(given, target, address, listed, place, programs, reporter)
     command = Command.small(place) if given.small else Command.of(next(iter(files.values())))
     rows = []
-    for block, order, reader, latency in chosen(given):
-        file = files[block, order != "walk"]
+    for block, order, reader, latency in chosen(given, target):
+        file, is_warm = files[block, order != "walk"], order == "warm"
         with served(file, latency, programs) as behind:
-            one = starting.start(behind, reader, command, is_warm=order == "warm")
+            one = starting.start(behind, reader, command, is_warm=is_warm)
+            more = {} if given.counts or not is_warm else in_memory(behind, reader, command)
+        if more:
+            with served(file, latency, programs) as behind:
+                more["range_seconds"] = round(starting.read_range(behind.path), 2)
         row = {
+            "target": target,
             "level": given.level,
             "block": block,
             "order": order,
@@ -115,17 +152,27 @@ def measure(
             "latency_ms": latency,
             "file_bytes": file.stat().st_size,
             **counted(one, counts=given.counts),
+            **more,
         }
         rows.append(row)
         reporter.say(shown(row))
-    return {
-        "what": "cold starts of training out of a squash file, until the first step has ended",
-        "how": "python -m benchmarks.start",
-        "image": identity(files),
-        "rows": rows,
-        "machine": report.machine(len(os.sched_getaffinity(0))),
-        "tools": starting.tools(programs),
-    }
+    return identity(files), rows
+
+
+def in_memory(behind: Served, reader: str, command: Command) -> dict[str, float]:
+    """Seconds of a start of which an earlier one has brought all into memory."""
+    again = starting.start(behind, reader, command, is_warm=True)
+    return {"memory_seconds": round(again.seconds, 2)}
+
+
+def blocks(given: argparse.Namespace, target: str) -> list[str]:
+    """The block sizes that are asked for, or those of a target."""
+    if given.block:
+        asked: list[str] = given.block
+        return asked
+    if given.small:
+        return list(BLOCKS[:1])
+    return list(BLOCKS if target == images.TARGETS[0] else BLOCKS[-1:])
 
 
 def identity(files: dict[tuple[str, bool], Path]) -> str:
@@ -136,11 +183,11 @@ def identity(files: dict[tuple[str, bool], Path]) -> str:
     return of_image.digest or of_image.reference
 
 
-def chosen(given: argparse.Namespace) -> list[tuple[str, str, str, int]]:
+def chosen(given: argparse.Namespace, target: str) -> list[tuple[str, str, str, int]]:
     """The combinations that are asked for, in an order that favours none."""
     every = [
         (block, order, reader, latency)
-        for block in given.block
+        for block in blocks(given, target)
         for order in given.order
         for reader in given.reader
         for latency in given.latency
@@ -149,10 +196,15 @@ def chosen(given: argparse.Namespace) -> list[tuple[str, str, str, int]]:
 
 
 def packed(
-    given: argparse.Namespace, image: str, place: Path, programs: Programs, reporter: Reporter
+    given: argparse.Namespace,
+    target: str,
+    image: str,
+    listed: HotList,
+    place: Path,
+    programs: Programs,
+    reporter: Reporter,
 ) -> dict[tuple[str, bool], Path]:
     """The image packed in each way that is asked for, by block and whether hot files come first."""
-    listed = small_list() if given.small else HotList.read(ROOT / "recipes/hot/cpu-mamba.txt")
 
     def one(block: str, is_hot: bool) -> Path:
         plain = squash.Options.of("shared", hot=listed if is_hot else NONE)
@@ -166,7 +218,7 @@ def packed(
 
     return {
         (block, is_hot): one(block, is_hot)
-        for block in given.block
+        for block in blocks(given, target)
         for is_hot in sorted({order != "walk" for order in given.order})
     }
 
@@ -194,9 +246,9 @@ def counted(one: Started, *, counts: bool) -> dict[str, Any]:
 def shown(row: dict[str, Any]) -> str:
     """A row as a line."""
     took = f", {row['seconds']:.1f} s" if "seconds" in row else ""
+    of = ", ".join(row[axis] for axis in ("target", "reader", "block", "order"))
     return (
-        f"{row['reader']}, {row['block']}, {row['order']}, {row['latency_ms']} ms: "
-        f"{human(row['bytes'])} in {row['requests']} requests{took}"
+        f"{of}, {row['latency_ms']} ms: {human(row['bytes'])} in {row['requests']} requests{took}"
     )
 
 
@@ -207,17 +259,19 @@ def before(path: Path) -> dict[str, Any]:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """A result with what an older one has beside it, if that is of the same image.
+    """A result with what an older one has beside it, of other targets and of the same images.
 
     A row that was counted anew keeps its seconds.
     """
-    if old.get("image") != new["image"]:
-        return new
-    rows = {tuple(row[axis] for axis in AXES): row for row in old["rows"]}
+    known = old.get("images", {})
+    outdated = {target for target, image in new["images"].items() if known.get(target) != image}
+    kept = [row for row in old.get("rows", ()) if row["target"] not in outdated]
+    rows = {tuple(row[axis] for axis in AXES): row for row in kept}
     for row in new["rows"]:
         key = tuple(row[axis] for axis in AXES)
         rows[key] = {**rows.get(key, {}), **row}
-    return {**new, "rows": [rows[key] for key in sorted(rows)]}
+    images_of = {**known, **new["images"]}
+    return {**new, "images": images_of, "rows": [rows[key] for key in sorted(rows)]}
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from benchmarks.pages import seconds, size, table
 from benchmarks.scale import facts, staging, study
 
 Row = Mapping[str, Any]
-Key = tuple[int, str, str]  # zstd's level, block, order
+Key = tuple[str, int, str, str]  # target, zstd's level, block, order
 
 NODES = 1000
 PICTURE = "cold-start.png"
@@ -25,6 +25,11 @@ ORDERS = {
 }
 # At most so much of what folder order takes: in a row, in the table.
 GOALS = {"bytes": ("bytes", 0.5), "requests": ("requests", 0.6), "file_bytes": ("size", 1.01)}
+# Of a start that reads ahead, at a latency: at most so much of the two things that it does, one
+# after the other, and of a start in folder order.
+WARM_LATENCY = 1  # milliseconds
+WARM_GOALS = {"range and start": 1.2, "folder order": 0.5}
+BLOCK = "1M"  # the profile's, of which alone the picture has seconds
 UNMEASURED = ""
 NONE: Mapping[str, Any] = {"rows": []}  # a result that is not there yet
 MISSING = "Not measured yet; `.venv/bin/python -m benchmarks.start` fills this in."
@@ -42,6 +47,7 @@ def tables(result: Mapping[str, Any]) -> dict[str, str]:
         "reads": reads(result),
         "goals": goals(result),
         "seconds": times(result),
+        "reading ahead": reading_ahead(result),
         "nodes": nodes(result),
     }
 
@@ -59,7 +65,7 @@ def reads(result: Mapping[str, Any]) -> str:
         whole = next(cell["file_bytes"] for cell in cells if cell)
         lines.append([*_named(key), size(whole), *map(_read, cells)])
     picture = f"![Bytes, requests and seconds of a cold start]({PICTURE})"
-    return f"{table(['packed', 'order', 'file', *readers], lines)}\n\n{picture}"
+    return f"{table(['image', 'packed', 'order', 'file', *readers], lines)}\n\n{picture}"
 
 
 def goals(result: Mapping[str, Any]) -> str:
@@ -67,15 +73,35 @@ def goals(result: Mapping[str, Any]) -> str:
     found = {(_key(row), row["reader"]): row for row in _cold(result)}
     lines = []
     for (key, reader), row in sorted(found.items(), key=lambda one: (_rank(one[0][0]), one[0][1])):
-        level, block, order = key
-        before = found.get(((level, block, "walk"), reader))
-        if order == "hot" and before is not None:
+        before = found.get(((*key[:-1], "walk"), reader))
+        if key[-1] == "hot" and before is not None:
             cells = [_goal(row[name] / before[name], most) for name, (_, most) in GOALS.items()]
-            lines.append([_packing(key), reader, *cells])
+            lines.append([key[0], _packing(key), reader, *cells])
     if not lines:
         return MISSING
     heads = (f"{label} (goal: {most})" for label, most in GOALS.values())
-    return table(["packed", "reader", *heads], lines)
+    return table(["image", "packed", "reader", *heads], lines)
+
+
+def reading_ahead(result: Mapping[str, Any]) -> str:
+    """What a start that reads ahead takes of what its goals compare it with."""
+    of_latency = [row for row in result["rows"] if row["latency_ms"] == WARM_LATENCY]
+    timed = {(_key(row), row["reader"]): row for row in of_latency if "seconds" in row}
+    lines = []
+    for (key, reader), row in sorted(timed.items(), key=lambda one: (_rank(one[0][0]), one[0][1])):
+        before = timed.get(((*key[:-1], "walk"), reader))
+        if key[-1] != "warm" or before is None or "range_seconds" not in row:
+            continue
+        parts = [row["range_seconds"], row["memory_seconds"]]
+        ratios = zip((sum(parts), before["seconds"]), WARM_GOALS.values(), strict=True)
+        cells = [_goal(row["seconds"] / of, most) for of, most in ratios]
+        took = map(seconds, (row["seconds"], *parts, before["seconds"]))
+        lines.append([key[0], _packing(key), reader, *took, *cells])
+    if not lines:
+        return MISSING
+    head = ["image", "packed", "reader", "read ahead", "the range alone", "all in memory"]
+    heads = (f"of {label} (goal: {most})" for label, most in WARM_GOALS.items())
+    return table([*head, ORDERS["walk"], *heads], lines)
 
 
 def _goal(ratio: float, most: float) -> str:
@@ -96,7 +122,7 @@ def times(result: Mapping[str, Any]) -> str:
             if any(cells):
                 took = [seconds(cell["seconds"]) if cell else UNMEASURED for cell in cells]
                 lines.append([*_named(key), reader, *took])
-    return table(["packed", "order", "reader", *(f"{one} ms" for one in latencies)], lines)
+    return table(["image", "packed", "order", "reader", *(f"{one} ms" for one in latencies)], lines)
 
 
 def nodes(result: Mapping[str, Any]) -> str:
@@ -119,7 +145,7 @@ def nodes(result: Mapping[str, Any]) -> str:
                 _busiest(result, row),
             ]
         )
-    head = ["reader", "packed", "order", "all read", "requests", "asked for", "read after"]
+    head = ["reader", "image", "packed", "order", "all read", "requests", "asked for", "read after"]
     head.append("busiest second")
     if all(line[-1] == UNMEASURED for line in lines):
         head, lines = head[:-1], [line[:-1] for line in lines]
@@ -157,9 +183,8 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     _bars(sheets[0], rows, [row["bytes"] / 1e6 for row in rows], "MB read", reader)
     _bars(sheets[1], rows, [float(row["requests"]) for row in rows], "requests", reader)
     if timed:
-        _lines(sheets[2], [row for row in timed if row["reader"] == reader])
-        sheets[2].set_title(f"Seconds to the first step ({reader})", fontsize="medium")
-        sheets[2].legend(fontsize="xx-small")
+        of_reader = [row for row in timed if row["reader"] == reader]
+        _lines(sheets[2], [row for row in of_reader if row["block"] == BLOCK] or of_reader, reader)
     for axes in sheets:
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
@@ -169,11 +194,11 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
 
 
 def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], unit: str, reader: str) -> None:
-    places = list(dict.fromkeys(_packing(key) for key in _keys(rows)))
+    places = list(dict.fromkeys(_place(key) for key in _keys(rows)))
     orders = [one for one in ORDERS if any(row["order"] == one for row in rows)]
     for number, order in enumerate(orders):
         of_order = [
-            (places.index(_packing(_key(row))) + 0.27 * (number - 1), value)
+            (places.index(_place(_key(row))) + 0.27 * (number - 1), value)
             for row, value in zip(rows, values, strict=True)
             if row["order"] == order
         ]
@@ -186,19 +211,35 @@ def _bars(axes: Axes, rows: Sequence[Row], values: Sequence[float], unit: str, r
         for one, row in enumerate(rows)
         for other, before in enumerate(rows)
         if (row["order"], before["order"]) == ("hot", "walk")
-        and _packing(_key(row)) == _packing(_key(before))
+        and _place(_key(row)) == _place(_key(before))
     ]
     if saved:
-        fewer = f"{min(saved):.0%} to {max(saved):.0%} less"
-        axes.set_title(f"Hot files first: {fewer} ({unit})", fontsize="medium")
+        axes.set_title(f"Hot files first: {_reach(saved)} less ({unit})", fontsize="medium")
 
 
-def _lines(axes: Axes, rows: Sequence[Row]) -> None:
+def _lines(axes: Axes, rows: Sequence[Row], reader: str) -> None:
     for key in _keys(rows):
         of_key = sorted((row["latency_ms"], row["seconds"]) for row in rows if _key(row) == key)
         latencies, took = zip(*of_key, strict=True)
         axes.plot(latencies, took, "o-", markersize=3, label=", ".join(_named(key)))
-    axes.set(xlabel="ms a request", ylim=(0, None))
+    axes.set(xlabel="ms a request", ylabel=f"s to the first step ({reader})", ylim=(0, None))
+    axes.legend(fontsize="xx-small")
+    found = {(_key(row), row["latency_ms"]): row["seconds"] for row in rows}
+    most = max(row["latency_ms"] for row in rows)
+    saved = [
+        1 - took / found[(*key[:-1], "walk"), most]
+        for (key, latency), took in found.items()
+        if (key[-1], latency) == ("warm", most) and ((*key[:-1], "walk"), most) in found
+    ]
+    if saved:
+        less = _reach(saved)
+        axes.set_title(f"Read ahead at {most} ms: {less} less time", fontsize="medium")
+
+
+def _reach(shares: Sequence[float]) -> str:
+    """The smallest and the largest of some shares, in percent; one where they are alike."""
+    ends = dict.fromkeys(f"{share:.0%}" for share in (min(shares), max(shares)))
+    return " to ".join(ends)
 
 
 def _cold(result: Mapping[str, Any]) -> list[Row]:
@@ -207,25 +248,29 @@ def _cold(result: Mapping[str, Any]) -> list[Row]:
 
 
 def _key(row: Row) -> Key:
-    return row["level"], row["block"], row["order"]
+    return row["target"], row["level"], row["block"], row["order"]
 
 
 def _keys(rows: Iterable[Row]) -> list[Key]:
     return sorted({_key(row) for row in rows}, key=_rank)
 
 
-def _rank(key: Key) -> tuple[int, int, int]:
-    level, block, order = key
+def _rank(key: Key) -> tuple[str, int, int, int]:
+    target, level, block, order = key
     kilobytes = int(block[:-1]) * {"K": 1, "M": 1024}[block[-1]]
-    return level, kilobytes, list(ORDERS).index(order)
+    return target, level, kilobytes, list(ORDERS).index(order)
 
 
 def _named(key: Key) -> list[str]:
-    return [_packing(key), ORDERS[key[2]]]
+    return [key[0], _packing(key), ORDERS[key[-1]]]
+
+
+def _place(key: Key) -> str:
+    return f"{key[0]}\n{_packing(key)}"
 
 
 def _packing(key: Key) -> str:
-    return f"zstd {key[0]}, {key[1]}"
+    return f"zstd {key[1]}, {key[2]}"
 
 
 def _readers(rows: Iterable[Row]) -> list[str]:

@@ -19,8 +19,7 @@ from benchmarks.cold.served import Request, Served, read_log
 from benchmarks.options import ROOT
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs, failed
-from sqshforge.run import trace
-from sqshforge.run.warm import VARIABLE
+from sqshforge.run import trace, warm
 from tests.support import containers
 
 # What mounts the file, and whether that is by FUSE.
@@ -78,9 +77,16 @@ def start(behind: Served, reader: str, command: Command, *, is_warm: bool) -> St
     begin = behind.log.stat().st_size
     argv = containers.argv_by(behind.path, *command.inside, fuse=READERS[reader])
     with _mounting_by(reader) as environment:
-        environment[VARIABLE] = str(int(is_warm))
+        environment[warm.VARIABLE] = str(int(is_warm))
         seconds, end = until_first(argv, environment, lambda: behind.log.stat().st_size)
     return Started(seconds, read_log(behind.log.read_bytes()[begin:end].decode()))
+
+
+def read_range(path: Path) -> float:
+    """Seconds of reading a file's hot range from front to back, as a start reads it ahead."""
+    since = time.monotonic()
+    warm.warm(path, goes_on=lambda: True)
+    return time.monotonic() - since
 
 
 def bare(command: Command) -> float:

@@ -84,16 +84,30 @@ def test_what_is_read_again_does_not_count() -> None:
 
 
 def row(**values: Any) -> dict[str, Any]:
-    axes = {"level": 3, "block": "1M", "order": "hot", "reader": "kernel", "latency_ms": 0}
+    axes = {
+        "target": "cpu-mamba",
+        "level": 3,
+        "block": "1M",
+        "order": "hot",
+        "reader": "kernel",
+        "latency_ms": 0,
+    }
     return {**axes, "file_bytes": 9, "bytes": 1, "requests": 1, **values}
 
 
 def test_a_part_that_is_measured_again_replaces_its_rows_and_no_others() -> None:
-    old = {"image": "a", "rows": [row(seconds=2.0), row(block="128K")]}
-    new = {"image": "a", "rows": [row(bytes=5)]}
+    other = row(target="cuda-mamba")
+    old = {
+        "images": {"cpu-mamba": "a", "cuda-mamba": "c"},
+        "rows": [row(seconds=2.0), row(block="128K"), other],
+    }
+    new = {"images": {"cpu-mamba": "a"}, "rows": [row(bytes=5)]}
     found = start.merged(old, new)
-    assert found["rows"] == [row(block="128K"), row(bytes=5, seconds=2.0)]
-    assert start.merged(old, {**new, "image": "b"})["rows"] == [row(bytes=5)]
+    assert found["rows"] == [row(block="128K"), row(bytes=5, seconds=2.0), other]
+    assert found["images"] == old["images"]
+    found = start.merged(old, {**new, "images": {"cpu-mamba": "b"}})
+    assert found["rows"] == [row(bytes=5), other]
+    assert found["images"] == {"cpu-mamba": "b", "cuda-mamba": "c"}
 
 
 def test_the_pages_have_the_tables_of_the_results() -> None:
@@ -117,13 +131,23 @@ def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
         assert form.format(requests=requests, read=read / 1e6, asked=asked, after=after) in said
 
 
+def test_what_a_start_that_reads_ahead_takes_of_its_goals() -> None:
+    warm = row(order="warm", latency_ms=1, seconds=6.0, range_seconds=2.0, memory_seconds=3.0)
+    rows = [warm, row(order="walk", latency_ms=1, seconds=10.0)]
+    text = page.reading_ahead({"rows": rows})
+    assert (
+        "| cpu-mamba | zstd 3, 1M | kernel | 6 s | 2 s | 3 s | 10 s | 1.200, met | 0.600, missed |"
+    ) in text
+    assert page.reading_ahead({"rows": rows[:1]}) == page.MISSING
+
+
 def test_a_result_becomes_tables_and_a_picture(tmp_path: Path) -> None:
     rows = [row(seconds=3.21), row(latency_ms=5, seconds=9.0), row(order="walk", bytes=2)]
     measured = {"rows": rows}
     text = page.times(measured)
     assert "| reader | 0 ms | 5 ms |" in text
-    assert "| zstd 3, 1M | hot files first | kernel | 3.2 s | 9 s |" in text
-    goals = "| zstd 3, 1M | kernel | 0.500, met | 1.000, missed | 1.000, met |"
+    assert "| cpu-mamba | zstd 3, 1M | hot files first | kernel | 3.2 s | 9 s |" in text
+    goals = "| cpu-mamba | zstd 3, 1M | kernel | 0.500, met | 1.000, missed | 1.000, met |"
     assert goals in page.goals(measured)
     (tmp_path / "page.md").write_text(PAGE)
     page.write(tmp_path / "page.md", measured)
