@@ -121,10 +121,11 @@ class Documents:
             return None
         return self.once(("seen", cut.start, cut.stop), lambda: self._look(cut))
 
-    def begin_in(self, first: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """The rows and steps, counted from `first`, of the documents that begin in a chunk.
+    def begin_in(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """The row and the step, counted from `first`, of each document that begins in a chunk.
 
-        (r,) each; None where none does.
+        But for those that begin a row. In the host's memory: they are few, so that a chunk clears
+        its own views of them in less time than one call takes that is given tensors of places.
         """
         return self.once(("begin", first, stop), lambda: self._find_begins(first, stop))
 
@@ -156,11 +157,13 @@ class Documents:
         picked = own.flatten().nonzero()[:, 0]  # (r,)
         return sources, picked, sources[picked]
 
-    def _find_begins(self, first: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        if not self.is_cut(first - 1, stop):
-            return None
-        rows, steps = self.begins[:, first:stop].nonzero(as_tuple=True)  # (r,) each
-        return rows, steps
+    def _find_begins(self, first: int, stop: int) -> list[tuple[int, int]]:
+        return [
+            (number, step - first)
+            for number, row in enumerate(self._rows)
+            for step in range(max(first, 1), stop)
+            if row[step] != row[step - 1]
+        ]
 
     def _look(self, cut: slice) -> Seen:
         own = self.seq_idx[:, cut]  # (b, c)

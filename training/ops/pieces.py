@@ -204,9 +204,9 @@ class Piece(Documents):
             return None
         return self.whole.seen(slice(cut.start + self.start, cut.stop + self.start))
 
-    def begin_in(self, first: int, stop: int) -> tuple[Tensor, Tensor] | None:
+    def begin_in(self, first: int, stop: int) -> list[tuple[int, int]]:
         if self.whole is None:
-            return None
+            return []
         return self.whole.begin_in(first + self.start, stop + self.start)
 
     def continues(self, cut: slice) -> Tensor | None:

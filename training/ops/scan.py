@@ -6,8 +6,7 @@ Gu & Dao 2023, section 3.3.2 and algorithm 2, with what stands around it in a bl
     h[t] = exp(delta[t] A) h[t-1] + delta[t] B[t] x[t]
     y[t] = (C[t] h[t] + D x[t]) * silu(z[t])
 
-Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N),
-r documents that begin inside a row.
+Shapes: b batch, l length, d channels (the paper's E or d_inner), n state size (the paper's N).
 
 How the torch one computes it. The sequence is cut into chunks of c steps, and a chunk into S
 segments of K steps. All segments of a chunk advance together (K vectorised steps); where there
@@ -20,6 +19,7 @@ document begins, the factor is 0: nothing passes, forward or back.
 # ruff: noqa: N803, N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -115,14 +115,14 @@ class _Inputs:
         z = None if self.z is None else self.z[:, at : at + length].to(self.work)  # (b, c, d)
         raw = dt if self.dt_bias is None else dt + self.dt_bias  # (b, c, d)
         stop = at + x.shape[1]
-        begin = None if self.documents is None else self.documents.begin_in(at, stop)
+        begin = () if self.documents is None else self.documents.begin_in(at, stop)
         return _Chunk(x, raw, B, C, z, begin)
 
 
 class _Chunk:
     """A chunk's inputs: x, z, delta before and after softplus (b, c, d), B and C (b, c, n).
 
-    begin: the rows and steps where documents begin, (r,) each, if any do.
+    begin: the row and the step of each document that begins here.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class _Chunk:
         B: Tensor,
         C: Tensor,
         z: Tensor | None,
-        begin: tuple[Tensor, Tensor] | None = None,
+        begin: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.x, self.raw, self.B, self.C, self.z, self.begin = x, raw, B, C, z, begin
         self.delta = softplus(raw)  # (b, c, d)
@@ -248,8 +248,8 @@ def _states(part: _Chunk, A: Tensor, h: Tensor, segment: int) -> tuple[Tensor, T
     A (n, d), h (b, n, d).
     """
     decay = torch.exp_(part.delta[:, :, None, :] * A)  # (b, c, n, d)
-    if part.begin is not None:
-        decay[part.begin] = 0  # (r, n, d)
+    for row, step in part.begin:
+        decay[row, step].zero_()  # (n, d)
     u = part.delta * part.x  # (b, c, d)
     states = part.B[..., None] * u[:, :, None, :]  # (b, c, n, d), so far only the inputs
     d, s = _fold(decay, segment), _fold(states, segment)  # K times (b, S, n, d)

@@ -204,7 +204,8 @@ def test_positions_begin_anew() -> None:
 
 def test_nothing_is_made_for_chunks_without_a_boundary() -> None:
     documents = Documents(numbers([[10, 22], [16, 16]]))
-    assert documents.seen(slice(0, 8)) is None and documents.begin_in(0, 8) is None
+    assert documents.seen(slice(0, 8)) is None and documents.begin_in(0, 8) == []
+    assert documents.begin_in(8, 16) == [(0, 2)] and documents.begin_in(16, 24) == [(1, 0)]
     assert documents.seen(slice(8, 16)) is not None  # a document begins inside
     assert documents.seen(slice(16, 24)) is not None  # and with it
     assert documents.seen(slice(24, 32)) is None
