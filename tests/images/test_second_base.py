@@ -2,13 +2,14 @@
 
 The base, Debian packages, builders and template are real. NVIDIA's archives, EFA's installer, NCCL,
 its plugin and the kernels' source are stand-ins, which look for CUDA's compiler where the real ones
-do. Triton is left out: tests/images/test_triton_stage.py has its stage.
+do. Triton is left out: tests/stages/test_triton.py has its stage.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,7 @@ import pytest
 import yaml
 
 from sqshforge import recipe as recipes
-from tests.images.test_efa_stages import installer, run
-from tests.support import checkouts, engines
+from tests.support import checkouts, engines, vendor_parts
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(2400)]
 
@@ -146,7 +146,9 @@ def recipe(root: Path, folder: Path) -> None:
     data.pop("triton")
     data |= {"target": TARGET, "template": TARGET, "patches": {}, "launchers": [], "smoke": {}}
     data |= {"sources": sources(folder), "disk_gb": 3.0}
-    data["archives"] = {"efa": {"url": installer(folder)}, **archives(folder)}
+    installer = folder / "aws-efa-installer-1.30.0.tar.gz"
+    vendor_parts.efa(installer)
+    data["archives"] = {"efa": {"url": installer.as_uri()}, **archives(folder)}
     yml = next(one for one in data["python"]["packages"] if "pyyaml" in one)
     built = {"package": "causal-conv1d==1.2.0.post1", "source": "causal-conv1d"}
     data["python"] |= {"packages": [yml], "built": [built]}
@@ -156,6 +158,21 @@ def recipe(root: Path, folder: Path) -> None:
         assert template.count(of_triton) == 1
         template = template.replace(of_triton, "")
     (root / "images" / f"{TARGET}.Dockerfile.j2").write_text(template)
+
+
+def run(root: Path, *words: str | Path) -> str:
+    """What a command writes that is run in a folder."""
+    done = subprocess.run(
+        words,
+        cwd=root,
+        env={**os.environ, "ENGINE": "buildah"},
+        capture_output=True,
+        text=True,
+        timeout=1200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @pytest.fixture(scope="module")
