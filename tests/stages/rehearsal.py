@@ -51,6 +51,8 @@ IMAGES = {
     "debian:bookworm-slim": BOOKWORM,
 }
 NEURON = "https://apt.repos.neuron.amazonaws.com"
+# What Neuron's packages need of its own index, without saying which version.
+NEEDS = {"torch-neuronx": ("libneuronxla",)}
 
 
 def bases(root: Path, web: Web, folder: Path) -> None:
@@ -158,8 +160,14 @@ def _bound(locked: Lock, web: Web) -> tuple[LockedIndex, ...]:
     index = Index(web)
     found = []
     for one in locked.python.bound:
-        made = [(package, wheel(package.name, package.version)) for package in one.packages]
+        needs = {package: NEEDS.get(package.name, ()) for package in one.packages}
+        made = [
+            (package, wheel(package.name, package.version, needs=needs[package]))
+            for package in needs
+        ]
         index.add(*(distribution for _, distribution in made))
+        named = {package.name for package in one.packages}
+        index.add(*(wheel(name) for names in needs.values() for name in names if name not in named))
         packages = tuple(d.locked() if package.hashes else package for package, d in made)
         found.append(one.model_copy(update={"packages": packages}))
     for path in [path for path in web.files if "+" in path]:

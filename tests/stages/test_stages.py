@@ -129,6 +129,10 @@ class Made:
             programs.capture(["buildah", "rm", container])
 
 
+def needed_by(pin: str) -> tuple[str, ...]:
+    return rehearsal.NEEDS.get(pin.partition("=")[0], ())
+
+
 @pytest.fixture(scope="module", params=rehearsal.TARGETS)
 def made(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -206,4 +210,6 @@ def test_the_bill_of_materials_names_what_was_compiled_and_installed(made: Made)
         pins += [pin.replace("==", "=") for pin in index.packages]
     for pin in pins:
         name, _, version = pin.partition("=")
-        assert packages[name]["versionInfo"] == version
+        if version:  # else it is there where another one needs it
+            assert packages[name]["versionInfo"] == version
+    assert packages.keys() >= {name for pin in pins for name in needed_by(pin)}
