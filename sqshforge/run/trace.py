@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,9 @@ from sqshforge.squashfs.inode import FILE
 
 RECIPE = b"sqshforge/meta/recipe.yaml"
 MOST = 1 << 20  # bytes of a recipe that we read
+# A file of which a start reads less than this share, and which is larger, is no hot file: those are
+# read ahead whole, and of CUDA's libraries, 2.3 GB, a start without a GPU reads 3 percent.
+LARGE, SHARE = 32 << 20, 0.1
 LAST = 12  # lines of a failed command that its error shows
 # Of libfuse's messages, 2.9 and 3: a file was opened under a number; so much of it was read.
 OPENED = re.compile(rb" +open\[(\d+)\] flags: 0x[0-9a-f]+ /(.*)\n")
@@ -66,6 +69,20 @@ class Trace:
         """Bytes of files' content."""
         return sum(one.size for one in self.reads)
 
+    def hot(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...]:
+        """The files that are worth being read ahead, the first used first; `sizes` are their bytes.
+
+        All but the large ones of which little was read.
+        """
+        read: Counter[bytes] = Counter()
+        for one in self.reads:
+            read[one.path] += one.size
+        return tuple(
+            path
+            for path in self.paths
+            if (size := sizes.get(path, 0)) <= LARGE or read[path] >= SHARE * size
+        )
+
 
 def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Reporter) -> Trace:
     """Run a command in a sqsh by our own runtime and see which files it reads.
@@ -96,6 +113,12 @@ def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Rep
                 where=f"{' '.join(command)}, inside {image}",
             )
         return read_log(log)
+
+
+def sizes(image: Path) -> dict[bytes, int]:
+    """Bytes of each file of a sqsh."""
+    with open_image(image) as opened:
+        return {path: one.size for path, one in opened.entries.items() if one.kind == FILE}
 
 
 def read_log(lines: Iterable[bytes]) -> Trace:

@@ -44,6 +44,13 @@ def test_a_file_counts_from_its_first_read_on() -> None:
     assert found.reads[-1] == (b"etc/a name", 8192, 10)
 
 
+def test_a_large_file_of_which_little_is_read_is_not_hot() -> None:
+    large = trace.LARGE + 1
+    reads = [("small", 1), ("little", large // 20), ("much", large // 5), ("little", large // 40)]
+    found = trace.Trace(tuple(trace.Read(name.encode(), 0, size) for name, size in reads))
+    assert found.hot({b"small": large - 1, b"little": large, b"much": large}) == (b"small", b"much")
+
+
 @pytest.mark.parametrize(
     ("smoke", "wanted"),
     [
