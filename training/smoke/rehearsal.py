@@ -7,15 +7,20 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 from training.errors import TrainingError
 
+METRICS = "metrics.jsonl"
 SIZES = {"seq_length": 128, "batch_size": 8, "learning_rate": 3e-3}
 """What a recipe may leave out: with these, mamba-tiny reaches 40% of its first loss in 80 steps."""
 LAST = 5
 """Steps at the end whose mean loss is compared with the first."""
+TIMEOUT = 600.0
+"""Seconds in which a run that goes on has begun, or made its next step, by an emulator too."""
 
 
 class Rehearsal:
@@ -64,7 +69,12 @@ class Rehearsal:
             raise TrainingError(f"there is no checkpoint of step {half} to resume from")
         shutil.copytree(source, self.again / "checkpoints" / name)
         self._run(self.again)
-        expected, found = _losses(self.whole)[half:], _losses(self.again)
+        whole = _losses(self.whole)
+        if len(whole) != self.steps:
+            raise TrainingError(
+                f"there is nothing to compare with: {len(whole)} of {self.steps} steps were trained"
+            )
+        expected, found = whole[half:], _losses(self.again)
         if expected != found:
             pairs = enumerate(zip(expected, found, strict=False), start=half + 1)
             first = next((step for step, (a, b) in pairs if a != b), half + len(found) + 1)
@@ -95,22 +105,38 @@ class Rehearsal:
         home = str(Path(__file__).parents[2])
         paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
         env = {name: value for name, value in os.environ.items() if name not in alone}
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=900,
-            check=False,
-            env={**env, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-        said = (done.stderr or done.stdout).strip().splitlines()
-        if done.returncode:
+        env["PYTHONPATH"] = os.pathsep.join(paths)
+        with TemporaryFile("w+") as out, TemporaryFile("w+") as err:
+            with subprocess.Popen(command, stdout=out, stderr=err, env=env) as process:
+                code = _wait(process, folder / METRICS)
+            said = (_text(err) or _text(out)).strip().splitlines()
+        if code:
             end = said[-1] if said else "it said nothing"
-            raise TrainingError(f"training ended with exit code {done.returncode}: {end}")
+            raise TrainingError(f"training ended with exit code {code}: {end}")
         return said[-1] if said else ""
+
+
+def _wait(process: subprocess.Popen[bytes], metrics: Path) -> int:
+    """Wait for the end of a run; its exit code. Raises TrainingError where it does not go on."""
+    size, since = -1, time.monotonic()
+    while True:
+        try:
+            return process.wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            now = metrics.stat().st_size if metrics.exists() else 0
+            if now != size:
+                size, since = now, time.monotonic()
+            if time.monotonic() - since > TIMEOUT:
+                process.kill()
+                raise TrainingError(f"training has made no step in {TIMEOUT:.0f} s") from None
+
+
+def _text(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read()
 
 
 def _losses(folder: Path) -> list[float]:
     """Read the loss of every step, with all digits."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    lines = map(json.loads, (folder / METRICS).read_text().splitlines())
     return [line["loss"] for line in lines if line["kind"] == "step"]

@@ -14,6 +14,7 @@ import pytest
 from tests.training.support.runs import ROOT, write_text
 from training.errors import TrainingError
 from training.smoke import checks as smoke
+from training.smoke import rehearsal
 from training.smoke.__main__ import run_checks
 
 pytestmark = pytest.mark.processes
@@ -117,6 +118,32 @@ def test_a_loss_that_does_not_fall_fails(image: Path) -> None:
     percents = [int(one.partition(", ")[2].partition("%")[0]) for one in said]
     assert percents == sorted(percents) and percents[0] == 0 and percents[-1] > 50
     assert said[-1].endswith("] resume")
+
+
+def test_training_that_does_not_go_on_is_ended(
+    image: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nexec sleep 300\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(rehearsal.sys, "executable", str(hanging))
+    monkeypatch.setattr(rehearsal, "TIMEOUT", 0.5)
+    run = rehearsal.Rehearsal(
+        {"model_name": "x", "dataset": "x", "steps": 2, "loss_ratio": 1}, image
+    )
+    with pytest.raises(TrainingError, match="has made no step in"):
+        run.train()
+
+
+def test_a_run_that_was_cut_short_is_compared_with_nothing(image: Path) -> None:
+    run = rehearsal.Rehearsal(
+        {"model_name": "x", "dataset": "x", "steps": 2, "loss_ratio": 1}, image
+    )
+    (run.whole / "checkpoints" / "step_1_ckp").mkdir(parents=True)
+    (run.whole / "metrics.jsonl").write_text('{"kind": "step", "loss": 1.0}\n')
+    run._run = lambda folder: ""  # type: ignore[method-assign]
+    with pytest.raises(TrainingError, match="nothing to compare with: 1 of 2 steps were trained"):
+        run.resume()
 
 
 def test_no_image(tmp_path: Path) -> None:
