@@ -16,6 +16,7 @@ from spdx_tools.spdx.parser.parse_anything import parse_file
 from spdx_tools.spdx.validation.document_validator import validate_full_spdx_document
 
 from sqshforge import recipe
+from sqshforge.build import build
 from tests.support import checkouts, engines, vendor_bases
 from tests.support.page_tables import PageTable
 from tests.support.site import TRIAL_FLAGS, Site
@@ -93,6 +94,11 @@ def made(
     )
     yield request.param, sqsh
     sqsh.unlink()
+    # All of them at once take 50 GB of disk. smp-llama starts from cuda-mamba's.
+    finished = {"cuda-mamba": [], "smp-llama": ["smp-llama", "cuda-mamba"]}
+    for one in finished.get(request.param, [request.param]):
+        image = build.name_of(vendor_bases.name_of(one), root)
+        subprocess.run(["buildah", "rmi", image], check=True, capture_output=True)
 
 
 def test_its_smoke_test_passes(made: tuple[str, Path], root: Path, results: PageTable) -> None:
