@@ -29,7 +29,7 @@ GOALS = {"bytes": ("bytes", 0.5), "requests": ("requests", 0.6), "file_bytes": (
 # after the other, and of a start in folder order.
 WARM_LATENCY = 1  # milliseconds
 WARM_GOALS = {"range and start": 1.2, "folder order": 0.5}
-BLOCK = "1M"  # the profile's, of which alone the picture has seconds
+BLOCK = "1M"  # the profile's
 UNMEASURED = ""
 NONE: Mapping[str, Any] = {"rows": []}  # a result that is not there yet
 MISSING = "Not measured yet; `.venv/bin/python -m benchmarks.start` fills this in."
@@ -84,8 +84,12 @@ def goals(result: Mapping[str, Any]) -> str:
 
 
 def reading_ahead(result: Mapping[str, Any]) -> str:
-    """What a start that reads ahead takes of what its goals compare it with."""
-    of_latency = [row for row in result["rows"] if row["latency_ms"] == WARM_LATENCY]
+    """What a start that reads ahead takes of what its goals compare it with.
+
+    Of files that are packed as the profile says.
+    """
+    of_block = [row for row in result["rows"] if row["block"] == BLOCK]
+    of_latency = [row for row in of_block if row["latency_ms"] == WARM_LATENCY]
     timed = {(_key(row), row["reader"]): row for row in of_latency if "seconds" in row}
     lines = []
     for (key, reader), row in sorted(timed.items(), key=lambda one: (_rank(one[0][0]), one[0][1])):
@@ -109,25 +113,28 @@ def _goal(ratio: float, most: float) -> str:
 
 
 def times(result: Mapping[str, Any]) -> str:
-    """Seconds to the end of the first step, for each reader and latency."""
+    """Seconds to the end of the first step, a column for each reader, a number for each latency."""
     rows = [row for row in result["rows"] if "seconds" in row]
     if not rows:
         return f"{MISSING} It takes a quiet machine."
     latencies = sorted({row["latency_ms"] for row in rows})
-    found = {(_key(row), row["reader"], row["latency_ms"]): row for row in rows}
+    readers = _readers(rows)
+    found = {(_key(row), row["reader"], row["latency_ms"]): row["seconds"] for row in rows}
     lines = []
     for key in _keys(rows):
-        for reader in _readers(rows):
-            cells = [found.get((key, reader, latency)) for latency in latencies]
-            if any(cells):
-                took = [seconds(cell["seconds"]) if cell else UNMEASURED for cell in cells]
-                lines.append([*_named(key), reader, *took])
-    return table(["image", "packed", "order", "reader", *(f"{one} ms" for one in latencies)], lines)
+        cells = [[found.get((key, reader, one)) for one in latencies] for reader in readers]
+        took = (", ".join("-" if one is None else f"{one:.1f}" for one in cell) for cell in cells)
+        lines.append([*_named(key), *took])
+    heads = (f"{reader}: {', '.join(map(str, latencies))} ms" for reader in readers)
+    return table(["image", "packed", "order", *heads], lines)
 
 
 def nodes(result: Mapping[str, Any]) -> str:
-    """What `NODES` nodes ask of the file system, by the model of docs/background/scale.md."""
-    rows = _cold(result)
+    """What `NODES` nodes ask of the file system, by the model of docs/background/scale.md.
+
+    Of files that are packed as the profile says.
+    """
+    rows = [row for row in _cold(result) if row["block"] == BLOCK]
     if not rows:
         return MISSING
     _, servers = study.image_rates(facts.STRIPES.value)
@@ -176,7 +183,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     if not counted:
         return
     timed = [row for row in result["rows"] if "seconds" in row]
-    figure = Figure(figsize=(11 if timed else 7.5, 3.6), layout="constrained")
+    figure = Figure(figsize=(13 if timed else 8.5, 4), layout="constrained")
     sheets = figure.subplots(1, 3 if timed else 2)
     reader = _readers(counted)[0]
     rows = [row for row in counted if row["reader"] == reader]
@@ -266,7 +273,7 @@ def _named(key: Key) -> list[str]:
 
 
 def _place(key: Key) -> str:
-    return f"{key[0]}\n{_packing(key)}"
+    return f"{key[0]}\n{key[2]}"
 
 
 def _packing(key: Key) -> str:
