@@ -68,13 +68,13 @@ class Rehearsal:
         source = self.whole / "checkpoints" / name
         if not source.is_dir():
             raise TrainingError(f"there is no checkpoint of step {half} to resume from")
-        shutil.copytree(source, self.again / "checkpoints" / name)
-        self._run(self.again)
         whole = _losses(self.whole)
         if len(whole) != self.steps:
             raise TrainingError(
                 f"there is nothing to compare with: {len(whole)} of {self.steps} steps were trained"
             )
+        shutil.copytree(source, self.again / "checkpoints" / name)
+        self._run(self.again)
         expected, found = whole[half:], _losses(self.again)
         if expected != found:
             pairs = enumerate(zip(expected, found, strict=False), start=half + 1)
