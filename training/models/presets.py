@@ -6,11 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from training.errors import RequestError
-from training.models.hybrid_sizes import (
-    BambaConfig,
-    GraniteHybridConfig,
-    NemotronHConfig,
-)
+from training.models.hybrid_sizes import BambaConfig, GraniteHybridConfig, NemotronHConfig
 from training.models.sizes import (
     LlamaConfig,
     Mamba2Config,

@@ -44,14 +44,10 @@ class Sizes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MambaConfig(Sizes):
-    """Sizes of a Mamba-1 language model (Gu & Dao 2023, section 3.4 and appendix E.2)."""
+class StateSpaceConfig(Sizes):
+    """Sizes that both Mambas have."""
 
-    family: ClassVar[str] = "mamba"
-
-    vocab_size: int = 50280  # GPT-NeoX's 50277 tokens, padded to a multiple of 8
     tie_embeddings: bool = True
-    d_state: int = 16
     d_conv: int = 4
     expand: int = 2
     bias: bool = False  # of the two outer projections
@@ -60,11 +56,21 @@ class MambaConfig(Sizes):
     dt_min: float = 1e-3
     dt_max: float = 1e-1
     dt_init_floor: float = 1e-4
-    dt_rank: int = 0  # of delta's projection; 0: d_model / 16, rounded up
 
     @property
     def d_inner(self) -> int:
         return self.expand * self.d_model
+
+
+@dataclass(frozen=True, kw_only=True)
+class MambaConfig(StateSpaceConfig):
+    """Sizes of a Mamba-1 language model (Gu & Dao 2023, section 3.4 and appendix E.2)."""
+
+    family: ClassVar[str] = "mamba"
+
+    vocab_size: int = 50280  # GPT-NeoX's 50277 tokens, padded to a multiple of 8
+    d_state: int = 16
+    dt_rank: int = 0  # of delta's projection; 0: d_model / 16, rounded up
 
     @property
     def d_delta(self) -> int:
@@ -76,26 +82,17 @@ class MambaConfig(Sizes):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mamba2Config(Sizes):
+class Mamba2Config(StateSpaceConfig):
     """Sizes of a Mamba-2 language model (Dao & Gu 2024, section 7)."""
 
     family: ClassVar[str] = "mamba2"
 
     vocab_size: int = 50288  # GPT-NeoX's 50277 tokens, padded to a multiple of 16
-    tie_embeddings: bool = True
     d_state: int = 128
-    d_conv: int = 4
-    expand: int = 2
     head_dim: int = 64
     n_groups: int = 1  # heads of one group share B and C
     chunk_size: int = 256
     norm_across_groups: bool = False  # the gated norm's mean square: of all channels, or a group's
-    bias: bool = False  # of the two outer projections
-    conv_bias: bool = True
-    residual_in_fp32: bool = True
-    dt_min: float = 1e-3
-    dt_max: float = 1e-1
-    dt_init_floor: float = 1e-4
     dt_limit_low: float = 0.0  # delta is at least this, after its softplus
     dt_limit_high: float = 0.0  # and at most this; 0: no limit
 
@@ -107,10 +104,6 @@ class Mamba2Config(Sizes):
     @property
     def is_limited(self) -> bool:
         return bool(self.dt_limit_low or self.dt_limit_high)
-
-    @property
-    def d_inner(self) -> int:
-        return self.expand * self.d_model
 
     @property
     def n_head(self) -> int:
