@@ -89,15 +89,14 @@ class _Conv(torch.autograd.Function):
             dy = dy * gate * (1 + y * (1 - gate))  # (b, l, d)
         wide = torch.promote_types(x.dtype, torch.float32)
         dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
-        if heads is None:
-            dx, dweight = _gradients(dy, padded, weight, wide)  # (b, l, d), (d, k)
-        else:
+        if heads is not None:
             dy = dy.contiguous() if ctx.silu else dy.clone(memory_format=torch.contiguous_format)
             dheads = heads.taken(dy)  # (n, k - 1, d)
-            dx, dweight = _gradients(dy, padded, weight, wide)  # (b, l, d), (d, k)
-            dseen, dshared = _gradients(dheads, heads.padded, weight, wide)  # (n, k - 1, d), (d, k)
-            heads.add(dx, dseen)
-            dweight += dshared  # (d, k)
+        dx = _passed_back(dy, weight)  # (b, l, d)
+        dweight = _of_weight(dy, padded, weight, wide)  # (d, k)
+        if heads is not None:
+            heads.add(dx, _passed_back(dheads, weight))
+            dweight += heads.of_weight(dheads, wide)  # (d, k)
         return dx, dweight[:, None].to(weight.dtype), dbias, None, None
 
 
@@ -127,6 +126,11 @@ class _Heads:
         flat.index_fill_(0, self.where, 0)
         return taken.unflatten(0, (-1, self.steps))  # (n, k - 1, d)
 
+    def of_weight(self, dheads: Tensor, wide: torch.dtype) -> Tensor:
+        """The gradient of the weight (d, k): in two calls, as these are few positions."""
+        taps = self.padded.unfold(1, self.steps + 1, 1)[:, : self.steps]  # (n, k - 1, d, k)
+        return (dheads[..., None] * taps).sum((0, 1), dtype=wide)  # (d, k)
+
     def add(self, dx: Tensor, dseen: Tensor) -> None:
         """Add the gradients of what they see (n, k - 1, d) to dx (b, l, d)."""
         dx.view(-1, dx.shape[2]).index_add_(0, self.sources, dseen.flatten(0, 1))
@@ -140,19 +144,22 @@ def _summed(padded: Tensor, weight: Tensor, bias: Tensor | None, heads: _Heads |
     return y
 
 
-def _gradients(
-    dy: Tensor, padded: Tensor, weight: Tensor, wide: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """The gradients of x (b, l, d) and of the weight (d, k), of y's (b, l, d)."""
-    taps, length = weight.shape[-1], dy.shape[1]
-    dweight = torch.stack(
-        [(dy * padded[:, j : j + length]).sum((0, 1), dtype=wide) for j in range(taps)], dim=1
-    )  # (d, k)
-    ahead = F.pad(dy, (0, 0, 0, taps - 1))  # (b, l + k - 1, d): nothing comes from beyond
-    dx = ahead[:, :length] * weight[:, 0, taps - 1]  # (b, l, d)
-    for j in range(1, taps):
-        dx.addcmul_(ahead[:, j : j + length], weight[:, 0, taps - 1 - j])  # (b, l, d)
-    return dx, dweight
+def _of_weight(dy: Tensor, padded: Tensor, weight: Tensor, wide: torch.dtype) -> Tensor:
+    """The gradient of the weight (d, k), of y's (b, l, d)."""
+    length = dy.shape[1]
+    taps = (padded[:, j : j + length] for j in range(weight.shape[-1]))  # (b, l, d) each
+    return torch.stack([(dy * tap).sum((0, 1), dtype=wide) for tap in taps], dim=1)  # (d, k)
+
+
+def _passed_back(dy: Tensor, weight: Tensor) -> Tensor:
+    """The gradient of x (b, l, d), of y's (b, l, d)."""
+    length = dy.shape[1]
+    last, *others = reversed(weight[:, 0].unbind(1))  # (d,) each
+    ahead = F.pad(dy, (0, 0, 0, len(others)))  # (b, l + k - 1, d): nothing comes from beyond
+    dx = ahead[:, :length] * last  # (b, l, d)
+    for j, tap in enumerate(others, 1):
+        dx.addcmul_(ahead[:, j : j + length], tap)  # (b, l, d)
+    return dx
 
 
 def _torch(
@@ -171,11 +178,11 @@ def _padded(x: Tensor, weight: Tensor) -> Tensor:
 
 def _convolved(padded: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(b, k - 1 + l, d) -> (b, l, d)."""
-    taps = weight.shape[-1]
-    length = padded.shape[1] - taps + 1
-    y = padded[:, :length] * weight[:, 0, 0]  # (b, l, d)
-    for j in range(1, taps):
-        y.addcmul_(padded[:, j : j + length], weight[:, 0, j])  # (b, l, d)
+    first, *others = weight[:, 0].unbind(1)  # (d,) each
+    length = padded.shape[1] - len(others)
+    y = padded[:, :length] * first  # (b, l, d)
+    for j, tap in enumerate(others, 1):
+        y.addcmul_(padded[:, j : j + length], tap)  # (b, l, d)
     return y if bias is None else y.add_(bias)  # (b, l, d)
 
 

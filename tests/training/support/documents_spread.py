@@ -4,7 +4,7 @@
 
 Every rank has rows of its own. Their logits, and the means over ranks of the gradients, are held to
 those of the whole model on each document by itself: for each family, engine and way to share it
-that these ranks can have, recomputed or not. Writes a line for each case.
+that these ranks can have and fewer cannot, recomputed or not. Writes a line for each case.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ SHARED = Mamba2Config(
 
 def cases(ranks: int) -> Iterator[tuple[str, Sizes, dict[str, Any]]]:
     for name, sizes in FAMILIES.items():
-        for engine in ENGINES:
+        for engine in ENGINES if ranks <= 2 else ():
             recomputed = {"fsdp_engine": engine, "fsdp_activation_checkpointing": True}
             yield f"{name} {engine}", sizes, {"fsdp_engine": engine}
             yield f"{name} {engine} recomputed", sizes, recomputed
         if ranks > 1 and "fsdp2" in ENGINES and name not in ("mamba", "gpt_neox"):
             yield f"{name} tensor", sizes, {"tensor_parallel": 2}
     for degree in (1, 2, 4):
-        if degree <= ranks:
+        if ranks // 2 <= degree <= ranks:
             yield f"neuron {degree}", SHARED, {"backend": "neuron", "tensor_parallel": degree}
 
 

@@ -23,6 +23,12 @@ from training.trainer.run import set_up
 BALANCED = ("mixtral", "granitemoehybrid")
 STEPS, GLOBAL_BATCH, LENGTH = 3, 8, 24
 SHARDINGS = ("fsdp", "hsdp", "ddp")
+CASES = {
+    1: (("ddp", 1), ("fsdp", 2)),
+    2: (("ddp", 1), ("ddp", 2), ("fsdp", 1), ("fsdp", 2)),
+    4: (("hsdp", 1), ("hsdp", 2), ("fsdp", 1)),
+}
+"""Shardings and accumulations, by the number of ranks: two have no groups of shards."""
 
 
 def case(family: str, engine: str, sharding: str, accumulation: int) -> str:
@@ -50,7 +56,8 @@ def losses(group: Group, data: str, save: Path, *changes: str, family: str) -> l
 def main(data: str, save: Path) -> None:
     group = start("cpu")
     found: dict[str, Any] = {}
-    for family, engine, sharding, accumulation in product(FAMILIES, ENGINES, SHARDINGS, (1, 2)):
+    ways = product(FAMILIES, ENGINES, CASES[group.world_size])
+    for family, engine, (sharding, accumulation) in ways:
         name = case(family, engine, sharding, accumulation)
         found[name] = losses(
             group,
