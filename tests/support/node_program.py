@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import warm
+
 SLURM = {
     "SLURM_JOB_ID": "4242",
     "SLURM_NODEID": "1",
@@ -65,11 +67,12 @@ class Launch:
         self,
         *words: str,
         before: Sequence[str] = (),
+        python: str = sys.executable,
         program: str = "training.launch",
         **env: str,
     ) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*before, sys.executable, "-m", program, *words],
+            [*before, python, "-m", program, *words],
             env={**self.env, **env},
             text=True,
             stdout=subprocess.PIPE,
@@ -77,7 +80,10 @@ class Launch:
         )
 
     def run(self, *words: str, **env: str) -> tuple[int, str, str]:
-        with self.start(*words, **env) as process:
+        """The same to its end, torchrun warm: what it starts is small."""
+        quick = warm.python()
+        own = {**quick, "PYTHON_EXEC": sys.executable, **env}
+        with self.start(*words, python=quick["PYTHON_EXEC"], **own) as process:
             out, err = process.communicate(timeout=300)
         return process.returncode, out, err
 

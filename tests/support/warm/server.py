@@ -125,6 +125,8 @@ def become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
+    own = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [folder for folder in own if folder not in sys.path]
     words = list(request.words)
     through = words[0] == "-u"
     words = words[through:]
