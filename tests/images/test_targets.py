@@ -99,6 +99,8 @@ def made(
     for one in finished.get(request.param, [request.param]):
         image = build.name_of(vendor_bases.name_of(one), root)
         subprocess.run(["buildah", "rmi", image], check=True, capture_output=True)
+        # And those of its other stages, which compile.
+        subprocess.run(["buildah", "rmi", "--prune"], check=True, capture_output=True)
 
 
 def test_its_smoke_test_passes(made: tuple[str, Path], root: Path, results: PageTable) -> None:
