@@ -107,13 +107,9 @@ class Documents:
         """Whether a position so many steps before is of the same document, (b, l), bool."""
         return self.positions >= step  # (b, l)
 
-    def heads(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The first positions of each document that does not begin a row, so many steps of each.
-
-        All rows are in a line. Where they are, (n steps,), also beyond a shorter document; which of
-        these are a document's own, (r,); and where those are, (r,).
-        """
-        return self.once(("heads", steps), lambda: self._find_heads(steps))
+    def at(self, step: int) -> Tensor:
+        """So many steps after the beginning of each document, all rows in a line, (n,), int64."""
+        return self.once(("at", step), lambda: (self.positions.flatten() == step).nonzero()[:, 0])
 
     def seen(self, cut: slice) -> Seen | None:
         """What the steps of a chunk see; None where all of it, and what is before, is one's."""
@@ -147,15 +143,6 @@ class Documents:
         """Whether a tensor is one that was made here, which is every block's alike."""
         made = (one for one in self._made.values() if isinstance(one, Tensor))
         return any(tensor.data_ptr() == one.data_ptr() for one in made)
-
-    def _find_heads(self, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-        begins = self.begins.flatten().nonzero()  # (n, 1)
-        after = torch.arange(steps, device=begins.device)  # (steps,)
-        sources = (begins + after).clamp(max=self.begins.numel() - 1)  # (n, steps)
-        own = self.positions.flatten()[sources] == after  # (n, steps)
-        sources = sources.flatten()  # (n steps,)
-        picked = own.flatten().nonzero()[:, 0]  # (r,)
-        return sources, picked, sources[picked]
 
     def _find_begins(self, first: int, stop: int) -> list[tuple[int, int]]:
         return [
