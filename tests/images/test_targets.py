@@ -98,9 +98,9 @@ def made(
     finished = {"cuda-mamba": [], "smp-llama": ["smp-llama", "cuda-mamba"]}
     for one in finished.get(request.param, [request.param]):
         image = build.name_of(vendor_bases.name_of(one), root)
-        subprocess.run(["buildah", "rmi", image], check=True, capture_output=True)
-        # And those of its other stages, which compile.
-        subprocess.run(["buildah", "rmi", "--prune"], check=True, capture_output=True)
+        # What it is labelled from has a name of its own, the stages that compile have none.
+        for words in ([image, f"{image}-plain"], ["--prune"]):
+            subprocess.run(["buildah", "rmi", *words], check=True, capture_output=True)
 
 
 def test_its_smoke_test_passes(made: tuple[str, Path], root: Path, results: PageTable) -> None:
