@@ -3,7 +3,7 @@
 y[t] = bias + sum over j of weight[j] x[t - (k - 1) + j], zeros before the start of the document;
 then SiLU where it is asked for. Gu & Dao 2023, section 3.4.
 
-Shapes: b batch, l length, d channels, k taps, n documents that are long enough for what is asked.
+Shapes: b batch, l length, d channels, k taps.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ def causal_conv1d_step(
 class _Conv(torch.autograd.Function):
     """A sum of k shifted products: nn.Conv1d on (b, d, l) would not keep the channels contiguous.
 
-    Only x is kept; with SiLU, what goes into it is computed again. The taps come in order, the
-    newest first, and each reaches a step further back. Where that is beyond the beginning of a
-    document, what a position was before is put back (y), or is nothing from then on (dy).
+    Only x is kept; with SiLU, what goes into it is computed again. Each tap reaches a step further
+    back than the next. Where that is beyond the beginning of a document, y is nothing up to then,
+    as the oldest tap comes first, and dy nothing from then on, as it comes last.
     """
 
     @staticmethod
@@ -91,7 +91,7 @@ class _Conv(torch.autograd.Function):
         sums = [met.sum((0, 1), dtype=wide)]  # of (d,)
         for back, tap in enumerate(older, 1):
             if ctx.documents is not None:
-                dy.view(-1, dy.shape[2]).index_fill_(0, ctx.documents.at(back - 1), 0)
+                dy.view(-1, dy.shape[2]).index_fill_(0, ctx.documents.before(back), 0)
             later = dy[:, back:]  # (b, l - back, d)
             _but_last(dx, back).addcmul_(later, tap)
             # In the memory of the first product: new memory takes longer than a product.
@@ -110,17 +110,12 @@ def _convolved(
     x: Tensor, weight: Tensor, bias: Tensor | None, documents: Documents | None = None
 ) -> Tensor:
     """Compute y (b, l, d) of x (b, l, d), before which is nothing."""
-    newest, *older = _taps(weight)
-    y = x * newest if bias is None else torch.addcmul(bias, x, newest)  # (b, l, d)
-    flat, kept = y.view(-1, y.shape[2]), []  # (b l, d)
-    for back, tap in enumerate(older, 1):
-        if documents is not None:
-            begun = documents.at(back - 1)  # (n,)
-            kept.append((begun, flat.index_select(0, begun)))  # (n, d)
+    y = torch.zeros_like(x, memory_format=torch.contiguous_format)  # (b, l, d)
+    for back, tap in reversed(list(enumerate(_taps(weight)))):
         y[:, back:].addcmul_(_but_last(x, back), tap)  # (b, l - back, d)
-    for begun, rows in kept:
-        flat.index_copy_(0, begun, rows)
-    return y
+        if back and documents is not None:
+            y.view(-1, y.shape[2]).index_fill_(0, documents.before(back), 0)
+    return y if bias is None else y.add_(bias)  # (b, l, d)
 
 
 def _but_last(x: Tensor, steps: int) -> Tensor:

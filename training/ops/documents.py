@@ -107,9 +107,11 @@ class Documents:
         """Whether a position so many steps before is of the same document, (b, l), bool."""
         return self.positions >= step  # (b, l)
 
-    def at(self, step: int) -> Tensor:
-        """So many steps after the beginning of each document, all rows in a line, (n,), int64."""
-        return self.once(("at", step), lambda: (self.positions.flatten() == step).nonzero()[:, 0])
+    def before(self, step: int) -> Tensor:
+        """The positions of fewer steps than this in their documents, all rows in a line, (r,)."""
+        return self.once(
+            ("before", step), lambda: (self.positions.flatten() < step).nonzero()[:, 0]
+        )
 
     def seen(self, cut: slice) -> Seen | None:
         """What the steps of a chunk see; None where all of it, and what is before, is one's."""
