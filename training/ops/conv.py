@@ -82,8 +82,8 @@ class _Conv(torch.autograd.Function):
         if ctx.silu:
             y = _convolved(x, weight, bias, ctx.documents)  # (b, l, d)
             dy = torch.ops.aten.silu_backward(dy, y)  # (b, l, d)
-        elif ctx.documents is not None:
-            dy = dy.clone()  # (b, l, d): not ours to change
+        if ctx.documents is not None:  # it is changed, which one that is given may not be
+            dy = dy.contiguous() if ctx.silu else dy.clone(memory_format=torch.contiguous_format)
         wide = torch.promote_types(x.dtype, torch.float32)
         dbias = None if bias is None else dy.sum((0, 1), dtype=wide).to(bias.dtype)  # (d,)
         newest, *older = _taps(weight)
@@ -110,7 +110,8 @@ def _convolved(
     x: Tensor, weight: Tensor, bias: Tensor | None, documents: Documents | None = None
 ) -> Tensor:
     """Compute y (b, l, d) of x (b, l, d), before which is nothing."""
-    y = torch.zeros_like(x, memory_format=torch.contiguous_format)  # (b, l, d)
+    dtype = torch.promote_types(x.dtype, weight.dtype)
+    y = torch.zeros(x.shape, dtype=dtype, device=x.device)  # (b, l, d)
     for back, tap in reversed(list(enumerate(_taps(weight)))):
         y[:, back:].addcmul_(_but_last(x, back), tap)  # (b, l - back, d)
         if back and documents is not None:

@@ -214,3 +214,22 @@ def test_nothing_is_made_for_chunks_without_a_boundary() -> None:
 
 # The fast implementations, with stand-ins that do what their libraries document: what is tested is
 # how they are called. The real ones take a GPU.
+
+
+@pytest.mark.parametrize("silu", [True, False])
+def test_a_convolution_takes_gradients_of_any_layout_and_weights_of_another_type(
+    silu: bool,
+) -> None:
+    documents = Documents(torch.tensor([[0, 0, 1, 1, 1, 2]] * 2, dtype=torch.int32))
+    x = torch.randn(2, 6, 5, requires_grad=True)
+    narrow = x.detach().bfloat16().requires_grad_()
+    weight, bias = torch.randn(5, 1, 4), torch.randn(5)
+    dy = torch.randn(5, 6, 2).permute(2, 1, 0)  # (b, l, d), the channels apart
+    kept = dy.clone()
+    gradients = []
+    for inputs, gradient in ((x, dy), (x, dy.contiguous()), (narrow, dy)):
+        y = causal_conv1d(inputs, weight, bias, silu, documents)  # (b, l, d)
+        gradients.append(torch.autograd.grad(y, inputs, gradient)[0])
+    torch.testing.assert_close(gradients[0], gradients[1])
+    torch.testing.assert_close(gradients[2].float(), gradients[1], rtol=0.05, atol=0.05)
+    assert torch.equal(dy, kept)
