@@ -23,6 +23,7 @@ from typing import Any
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dynamic_rendezvous
 
 from training.checkpoint.lease import ROUND
@@ -179,9 +180,23 @@ class InPlaceAgent(LocalElasticAgent):
             self._end_those_left()
         result = super()._monitor_workers(worker_group)
         failed = result.state in (WorkerState.UNHEALTHY, WorkerState.FAILED)
+        if failed:
+            self._add_ended(worker_group, result.failures)
         if failed and not (result.failures and self._restarts(result)):
             self._remaining_restarts = 0
         return result
+
+    def _add_ended(self, worker_group: Any, failures: dict[int, ProcessFailure]) -> None:
+        """Add the ranks that torchrun has ended after the first failure.
+
+        The cause may be among them, on its way out; older torch, as 2.2, leaves them out.
+        """
+        context: Any = self._pcontext
+        for local, handler in context.subprocess_handlers.items():
+            rank, process = worker_group.workers[local].global_rank, handler.proc
+            if rank not in failures and process.poll():
+                file = context.error_files[local]
+                failures[rank] = ProcessFailure(local, process.pid, process.poll(), file)
 
     def _without_lost_node(self, loss: Decision) -> RunResult:
         """Go on without a node, on node 0, though the ranks here may still wait for those there."""
