@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -40,18 +41,11 @@ class Compiled:
 
 def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
     """The Dockerfile of a recipe; `RequestError` where its template is absent or broken."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(images),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters["dockerfile_quote"] = dockerfile_quote
     name = f"{what.template or what.target}.Dockerfile.j2"
     digest, _, base_name = _split(base_reference(what, lock.base))
     try:
-        text = environment.get_template(name).render(
+        template = _templates(images).get_template(name)
+        text = template.render(
             recipe=what,
             lock=lock,
             template=name,
@@ -80,6 +74,20 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
             where=f"{images / name}" + (f", line {line}" if line else ""),
         ) from None
     return text.strip() + "\n"
+
+
+@functools.cache
+def _templates(folder: Path) -> jinja2.Environment:
+    """The templates of a folder, each compiled once while its file stays as it is."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["dockerfile_quote"] = dockerfile_quote
+    return environment
 
 
 def base_reference(what: Recipe, image: LockedImage) -> str:

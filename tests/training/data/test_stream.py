@@ -182,7 +182,7 @@ def test_evaluations_read_the_same_each_time(tmp_path: Path) -> None:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards.Backoff, "first_wait", 0.0)
+    monkeypatch.setattr(shards, "LONGEST_WAIT", 0.0)
 
 
 def test_a_broken_connection_is_taken_up_again(tmp_path: Path, quick: None) -> None:
