@@ -11,7 +11,7 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart dev try check test test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
+.PHONY: help quickstart dev try check test test-without-processes test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
 
 help:  ## list every target in a line
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
@@ -28,7 +28,11 @@ try: dev  ## train a tiny model by the working tree, without an image: FLAGS="--
 	    --num_steps=20 --report_interval=5 --learning_rate=3e-3 --save_ckpt_path=build/try \
 	    --dataset_path="text:training/**/*.py" $(FLAGS)
 
-check: setup-test lint  ## lint, types, and the tests that start no process: two minutes
+check: setup-test  ## lint, types, and the tests that start no process: two minutes
+	@# Side by side: each leaves processors idle for a while.
+	@$(MAKE) --no-print-directory -j 2 lint test-without-processes
+
+test-without-processes: setup-test
 	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes'
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
