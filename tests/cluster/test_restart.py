@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.conftest import FLAGS
-from tests.support import processes
+from tests.support import json_lines, processes
 from tests.support.run_folders import facts
 from tests.support.site import TIMEOUT, Losses, Site
 
@@ -43,8 +42,7 @@ def agents(site: Site, job: int) -> list[list[int]]:
 
 def records(site: Site, run: str, job: int, kind: str) -> list[dict[str, Any]]:
     path = site.place(run) / "jobs" / f"{job}.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [one for one in map(json.loads, lines) if one["kind"] == kind]
+    return json_lines.read(path, kind) if path.exists() else []
 
 
 def kill(site: Site, run: str, job: int, node: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -10,7 +9,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.support import processes
+from tests.support import json_lines, processes
 from tests.support.slurm import Cluster
 
 TIMEOUT = 600  # seconds: catches what hangs, on the slowest of machines
@@ -119,6 +118,5 @@ class Site:
         processes.kill(victims)
 
     def losses(self, run: str) -> Losses:
-        lines = (self.place(run) / "metrics.jsonl").read_text().splitlines()
-        steps = [line for line in map(json.loads, lines) if line["kind"] == "step"]
+        steps = json_lines.read(self.place(run) / "metrics.jsonl", "step")
         return [(line["step"], line["loss"]) for line in steps]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from tests.support import json_lines
 from tests.training.support.runs import losses
 
 
 def records(save: Path, kind: str) -> list[dict[str, Any]]:
     """Read the lines of one kind in the record of job 4242."""
     path = save / "jobs" / "4242.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [one for one in map(json.loads, lines) if one["kind"] == kind]
+    return json_lines.read(path, kind) if path.exists() else []
 
 
 def last_step(save: Path) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support import processes, warm
+from tests.support import json_lines, processes, warm
 from training import compat
 
 ROOT = Path(__file__).parents[3]
@@ -99,8 +98,7 @@ def train(save: Path, data: str, ranks: int, batch: int, steps: int, *flags: str
 
 
 def steps(save: Path) -> list[dict[str, Any]]:
-    lines = (save / "metrics.jsonl").read_text().splitlines()
-    return [line for line in map(json.loads, lines) if line["kind"] == "step"]
+    return json_lines.read(save / "metrics.jsonl", "step")
 
 
 def losses(save: Path) -> list[float]:
