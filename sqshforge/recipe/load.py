@@ -18,11 +18,9 @@ from pydantic_core import ErrorDetails
 
 from sqshforge import platforms
 from sqshforge.errors import RequestError
+from sqshforge.recipe import recipe_file
 from sqshforge.recipe.schema import Recipe
 from sqshforge.recipe.words import normalize, put_in
-
-# By libyaml, where PyYAML was built with it: ten times as fast.
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 # Where parameters stand beside images, whose own names stay in the lock: key by key, * for any.
 FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
@@ -199,8 +197,8 @@ def _load(
 
     `heirs` are those that extend it, the one asked for first; `values` are parameters.
     """
-    node, data = _read(path)
-    faults = [f"{where}: {what}" for where, what in _repeated(node)]
+    node, data = recipe_file.read(path)
+    faults = [f"{where}: {what}" for where, what in recipe_file.repeated(node)]
     parent = data.get("extends")
     if isinstance(parent, str):
         chain = (*heirs, path.stem)
@@ -259,54 +257,6 @@ def _below(node: yaml.Node | None, key: str) -> yaml.Node | None:
     """What a mapping has at a key."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     return next((value for name, value in pairs if name.value == key), None)
-
-
-def _read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
-    """A file's YAML, as nodes that know their lines and as data."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise RequestError(
-            f"the recipe cannot be read: {error.strerror}", where=str(path)
-        ) from None
-    except UnicodeDecodeError:
-        raise RequestError("the recipe is not a text file (UTF-8)", where=str(path)) from None
-    try:
-        node = yaml.compose(text, Loader=LOADER)
-        data = yaml.load(text, Loader=LOADER)
-    except yaml.YAMLError as error:
-        raise _broken(path, error) from None
-    if not isinstance(data, dict):
-        raise RequestError(
-            "a recipe is a mapping of keys to values, and this file is not one",
-            where=str(path),
-            fix="start from recipes/cpu-mamba.yaml; docs/images/recipes.md explains every key",
-        )
-    return node, data
-
-
-def _broken(path: Path, error: yaml.YAMLError) -> RequestError:
-    mark = getattr(error, "problem_mark", None)
-    place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
-    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
-    return RequestError(f"the recipe is not valid YAML: {problem}", where=place)
-
-
-def _repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
-    """Keys that stand twice in one mapping: YAML itself would take the last in silence."""
-    faults: list[tuple[str, str]] = []
-    if isinstance(node, yaml.MappingNode):
-        seen: set[str] = set()
-        for key, value in node.value:
-            here = f"{path}.{key.value}" if path else str(key.value)
-            if key.value in seen:
-                faults.append((f"{here} (line {key.start_mark.line + 1})", "stands twice"))
-            seen.add(key.value)
-            faults += _repeated(value, here)
-    elif isinstance(node, yaml.SequenceNode):
-        for index, value in enumerate(node.value):
-            faults += _repeated(value, f"{path}[{index}]")
-    return faults
 
 
 def _described(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, Any]) -> str:

@@ -69,6 +69,7 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
     ("change", "shown"),
     [
         (("python:\n", "python: &a\n  b: [\n"), "not valid YAML"),
+        (("title: a test", "title: " + "[" * 100_000), "more than 50 lists and mappings within"),
         (('version: "3.11"', "version: 3.11"), "python.version (line 7): is 3.11"),
         (("disk_gb: 1", ""), "disk_gb: is missing"),
         (("title: a test", "title: a test\ntitle: again"), "title (line 3): stands twice"),

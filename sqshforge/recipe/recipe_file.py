@@ -1,0 +1,80 @@
+"""The YAML of a recipe file, before anything is known of its keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from sqshforge.errors import RequestError
+
+# By libyaml, where PyYAML was built with it: ten times as fast.
+LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NESTING = 50  # lists and mappings within each other
+
+
+def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
+    """A file's YAML, as nodes that know their lines and as data.
+
+    Raises `RequestError` for what cannot be read, is no YAML or no mapping, or is nested too deep.
+    """
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise RequestError(
+            f"the recipe cannot be read: {error.strerror}", where=str(path)
+        ) from None
+    except UnicodeDecodeError:
+        raise RequestError("the recipe is not a text file (UTF-8)", where=str(path)) from None
+    try:
+        _refuse_deep(text, path)
+        node = yaml.compose(text, Loader=LOADER)
+        data = yaml.load(text, Loader=LOADER)
+    except yaml.YAMLError as error:
+        raise _broken(path, error) from None
+    if not isinstance(data, dict):
+        raise RequestError(
+            "a recipe is a mapping of keys to values, and this file is not one",
+            where=str(path),
+            fix="start from recipes/cpu-mamba.yaml; docs/images/recipes.md explains every key",
+        )
+    return node, data
+
+
+def _refuse_deep(text: str, path: Path) -> None:
+    """Refuse what is nested so deep that making nodes of it would end Python."""
+    depth = 0
+    events: Any = yaml.parse(text, Loader=LOADER)
+    for event in events:
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > NESTING:
+            raise RequestError(
+                f"the recipe has more than {NESTING} lists and mappings within each other",
+                where=f"{path}, line {event.start_mark.line + 1}",
+            )
+
+
+def _broken(path: Path, error: yaml.YAMLError) -> RequestError:
+    mark = getattr(error, "problem_mark", None)
+    place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
+    problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+    return RequestError(f"the recipe is not valid YAML: {problem}", where=place)
+
+
+def repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
+    """Keys that stand twice in one mapping: YAML itself would take the last in silence."""
+    faults: list[tuple[str, str]] = []
+    if isinstance(node, yaml.MappingNode):
+        seen: set[str] = set()
+        for key, value in node.value:
+            here = f"{path}.{key.value}" if path else str(key.value)
+            if key.value in seen:
+                faults.append((f"{here} (line {key.start_mark.line + 1})", "stands twice"))
+            seen.add(key.value)
+            faults += repeated(value, here)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, value in enumerate(node.value):
+            faults += repeated(value, f"{path}[{index}]")
+    return faults
