@@ -23,6 +23,9 @@ pytest_plugins = ["tests.support.process_guard"]
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # As of torch 2.4, in seconds; before, torchrun looked every five seconds for processes that ended.
 os.environ.setdefault("PET_MONITOR_INTERVAL", "0.1")
+# Before Triton is imported, as torch may do: without a GPU its interpreter runs kernels.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # Hundreds of processes import training/: a fifth of a small run's time is compiling it anew.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,8 @@ def _absent() -> dict[str, str]:
         found["fsdp2"] = "FSDP2"
     if not compat.saves_boxes():
         found["boxes"] = "checkpoints of boxes"
+    if version("triton").startswith("2."):
+        found["triton"] = "Triton 3.4"
     return found
 
 

@@ -374,9 +374,39 @@ def _forgetting(
     return x.index_put(at, small), dt.index_put(at, long)  # (b, l, d) each
 
 
+def _triton(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor,
+    z: Tensor | None,
+    dt_bias: Tensor | None,
+    documents: Documents | None = None,
+) -> Tensor:
+    """Our own kernels, which compute in float32."""
+    from training.ops.scan_triton import Scan
+
+    bias = None if dt_bias is None else dt_bias.float()  # (d,)
+    y: Tensor = Scan.apply(x, dt, A.float(), B, C, D.float(), z, bias, documents)  # (b, l, d)
+    return y
+
+
+def _unfit_for_triton(like: Tensor) -> str:
+    wide = like.dtype == torch.float64
+    return on_gpu(like) or ("it computes in float32, and the tensors are float64" if wide else "")
+
+
 CHOICE = Choice(
     "selective_scan",
     [
+        Implementation(
+            name="triton",
+            run=_triton,
+            module="training.ops.scan_triton",
+            unfit=_unfit_for_triton,
+        ),
         Implementation(name="mamba-ssm", run=_fast, module="mamba_ssm", unfit=on_gpu),
         Implementation(name="torch", run=_Scan.apply),
     ],

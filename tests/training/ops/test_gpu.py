@@ -1,8 +1,10 @@
 """The fast implementations against the torch ones, on a GPU.
 
 Tolerances are relative: the norm of the difference over the norm of the torch one, for the result
-and for each gradient. float32: 2e-3, since kernels multiply with TensorFloat-32 (10 bits of
-mantissa); bfloat16: 2e-2, its 8 bits, a few times over.
+and for each gradient. float32: 4e-3, since kernels multiply in TensorFloat-32, which cuts a factor
+off after 10 bits of its mantissa: up to 2^-10 of it, half of that on average, all in one direction.
+A product of two factors is too small by 1e-3, and SSD's kernels chain three of them. bfloat16:
+2e-2, its 8 bits, a few times over.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
@@ -15,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.support.families import PRESETS
-from training.models import build, preset
+from tests.training.support.families import PRESETS, filled
+from training.models import preset
 from training.ops.attention import attention
 from training.ops.conv import causal_conv1d
 from training.ops.dispatch import VARIABLE
@@ -28,11 +30,17 @@ from training.ops.ssd import ssd
 
 pytestmark = [
     pytest.mark.hardware("GPU"),
+    pytest.mark.processes,  # Triton asks ldconfig and compiles
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
 ]
 
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 2e-2}
-MODULES = {"mamba-ssm": "mamba_ssm", "causal-conv1d": "causal_conv1d", "flash": "flash_attn"}
+TOLERANCE = {torch.float32: 4e-3, torch.bfloat16: 2e-2}
+MODULES = {
+    "triton": "triton",
+    "mamba-ssm": "mamba_ssm",
+    "causal-conv1d": "causal_conv1d",
+    "flash": "flash_attn",
+}
 
 Work = Callable[..., Tensor]
 
@@ -92,6 +100,7 @@ def attention_inputs(window: int) -> tuple[Work, list[Tensor], list[Tensor]]:
 
 
 CASES = {
+    "selective_scan triton": scan_inputs,
     "selective_scan mamba-ssm": scan_inputs,
     "ssd mamba-ssm": ssd_inputs,
     "causal_conv1d causal-conv1d": conv_inputs,
@@ -127,10 +136,13 @@ def test_fast_equals_torch(case: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     monkeypatch.setenv(VARIABLE, f"{operation}=torch")
     wanted = computed(work, given)
     monkeypatch.setenv(VARIABLE, f"{operation}={way}")
-    for found, reference in zip(computed(work, given), wanted, strict=True):
-        assert found.dtype == reference.dtype
-        difference = (found.double() - reference.double()).norm() / reference.double().norm()
-        assert difference <= TOLERANCE[dtype]
+    found = computed(work, given)
+    assert [one.dtype for one in found] == [one.dtype for one in wanted]
+    differences = [
+        float((one.double() - other.double()).norm() / other.double().norm())
+        for one, other in zip(found, wanted, strict=True)
+    ]
+    assert max(differences) <= TOLERANCE[dtype], differences
 
 
 def test_experts_repeat_exactly() -> None:
@@ -152,13 +164,38 @@ def test_a_model_gives_what_it_gives_on_the_cpu(name: str) -> None:
     tokens = torch.randint(256, (2, 200), generator=torch.Generator().manual_seed(0))
     results = []
     for device in ("cpu", "cuda"):
-        model = build(preset(name))
-        with torch.no_grad():
-            for key, parameter in model.named_parameters():
-                parameter.copy_(model.initial(key, parameter.shape, seed=1))
-        model.to(device)
+        model = filled(preset(name)).to(device)
         loss = model(tokens[:, :-1].to(device), tokens[:, 1:].to(device))
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         results.append([one.detach().cpu() for one in (loss, *gradients)])
-    for on_cpu, on_gpu in zip(*results, strict=True):
-        assert (on_gpu - on_cpu).norm() <= TOLERANCE[torch.float32] * on_cpu.norm()
+    differences = [
+        float((on_gpu - on_cpu).norm() / on_cpu.norm())
+        for on_cpu, on_gpu in zip(*results, strict=True)
+    ]
+    assert max(differences) <= TOLERANCE[torch.float32], differences
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_document_is_as_if_it_were_alone(name: str) -> None:
+    """Logits and gradients in float32 of a row of four documents, with the chosen kernels."""
+    lengths = (57, 1, 99, 42)
+    model = filled(preset(name)).cuda()
+    tokens = torch.randint(256, (1, sum(lengths)), generator=torch.Generator().manual_seed(0))
+    tokens = tokens.cuda()  # (1, l)
+    numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))  # (l,)
+    weight = normal(1, sum(lengths), preset(name).vocab_size, seed=9)  # (1, l, v)
+    results = []
+    for pieces in (
+        [model(tokens, seq_idx=numbers[None].int().cuda())],
+        [model(one) for one in tokens.split(lengths, dim=1)],
+        [model(tokens)],
+    ):
+        logits = torch.cat(pieces, dim=1)  # (1, l, v)
+        gradients = torch.autograd.grad((logits * weight).sum(), list(model.parameters()))
+        results.append([logits.detach(), *gradients])
+    apart, alone, leaking = results
+    differences = [
+        float((one - other).norm() / other.norm()) for one, other in zip(apart, alone, strict=True)
+    ]
+    assert max(differences) <= TOLERANCE[torch.float32], differences
+    assert (leaking[0] - alone[0]).norm() > TOLERANCE[torch.float32] * alone[0].norm()

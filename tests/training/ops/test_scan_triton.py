@@ -1,0 +1,112 @@
+"""The Triton kernels of the selective scan against the torch one, by Triton's interpreter.
+
+What a GPU makes of the kernels is tests/training/ops/test_gpu.py's affair.
+"""
+
+# ruff: noqa: N806  (A, B, C, D are the paper's own names)
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.ops.documents import Documents
+from training.ops.scan import selective_scan
+
+pytestmark = [
+    pytest.mark.triton,
+    pytest.mark.hardware("a machine without a GPU"),
+    pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU runs the kernels: test_gpu.py"),
+]
+
+CASES = {
+    "of one chunk": {"length": 8},
+    "of one step": {"length": 1},
+    "of chunks": {"length": 24, "batch": 2},
+    "with a chunk that ends early": {"length": 21},
+    "of more channels than a program has": {"length": 9, "channels": 40},
+    "of a state size that is no power of two": {"length": 9, "states": 3},
+    "of documents": {"length": 21, "batch": 2, "documents": ((5, 1, 10, 5), (8, 8, 4, 1))},
+    "without a gate": {"length": 9, "gated": False},
+    "without a bias": {"length": 9, "biased": False},
+}
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module, with short chunks."""
+    from training.ops import scan_triton
+
+    monkeypatch.setattr(scan_triton, "CHUNK", 8)
+    return scan_triton
+
+
+def inputs(
+    length: int,
+    batch: int = 1,
+    channels: int = 32,
+    states: int = 4,
+    documents: tuple[tuple[int, ...], ...] = (),
+    gated: bool = True,
+    biased: bool = True,
+) -> tuple[list[Tensor | None], Documents | None]:
+    """x, dt, A, B, C, D, z and dt_bias, the last two maybe None, and where documents begin."""
+    random = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random)
+
+    x, dt, z = (normal(batch, length, 2 * channels)[..., channels:] for _ in range(3))
+    B, C = normal(batch, length, 2 * states + 1)[..., 1:].chunk(2, dim=-1)  # (b, l, n) both
+    A, D, bias = -torch.exp(normal(channels, states) / 2), normal(channels), normal(channels)
+    given = [x, dt - 2, A, B, C, D, z if gated else None, bias if biased else None]
+    numbers = [
+        torch.repeat_interleave(torch.arange(len(row)), torch.tensor(row)) for row in documents
+    ]
+    return given, Documents.of(torch.stack(numbers).int() if numbers else None)
+
+
+def computed(work: Any, given: list[Tensor | None], documents: Documents | None) -> list[Tensor]:
+    """The result, and the gradient of each input."""
+    leaves = [None if one is None else one.detach().requires_grad_() for one in given]
+    y = work(*leaves, documents)
+    weight = torch.randn(y.shape, generator=torch.Generator().manual_seed(1))  # (b, l, d)
+    wanted = [one for one in leaves if one is not None]
+    return [y.detach(), *torch.autograd.grad((y.float() * weight).sum(), wanted)]
+
+
+def torch_scan(*given: Any) -> Tensor:
+    *inputs, documents = given
+    return selective_scan(*inputs, documents=documents)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_scan(case: str, kernels: ModuleType) -> None:
+    given, documents = inputs(**CASES[case])  # type: ignore[arg-type]
+    wanted = computed(torch_scan, given, documents)
+    for one, other in zip(computed(kernels.Scan.apply, given, documents), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
+    given, _ = inputs(length=40)
+    narrow: list[Tensor | None] = [
+        one if one is None or index in (2, 5, 7) else one.bfloat16()
+        for index, one in enumerate(given)
+    ]
+    wide = [one if one is None else one.float() for one in narrow]
+    wanted = computed(torch_scan, wide, None)
+    for one, other in zip(computed(kernels.Scan.apply, narrow, None), wanted, strict=True):
+        assert (one.float() - other).norm() <= 5e-3 * other.norm()
+    assert kernels.Scan.apply(*narrow, None).dtype == torch.bfloat16
+
+
+def test_what_nothing_is_left_of_makes_no_nan(kernels: ModuleType) -> None:
+    """Steps so long that each decay is 0, and so short that it is 1."""
+    given, _ = inputs(length=9)
+    given[1] = torch.tensor([1e4, -1e4, 0.0]).repeat(3)[None, :, None].expand(1, 9, 32)
+    for one in computed(kernels.Scan.apply, given, None):
+        assert one.isfinite().all()
