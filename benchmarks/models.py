@@ -64,7 +64,7 @@ def main() -> int:
             f"(goal: {MEMORY_GOAL})",
             flush=True,
         )
-    result["training"] = throughput.compare(2 if given.small else 20)
+    result["training"] = throughput.compare(2 if given.small else 10)
     return options.finish(given, "models", result, met=result["met"])
 
 

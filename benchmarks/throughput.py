@@ -1,20 +1,25 @@
 """Whole training steps on one GPU: tokens a second, MFU and peak memory, beside the references.
 
-usage: python -m benchmarks.throughput [--models NAME ...] [--steps 20] [--output FILE.json]
+usage: python -m benchmarks.throughput [--models NAME ...] [--lengths N ...] [--steps 10]
+                                       [--profile] [--output FILE.json]
 
-Each model of ours, and beside it the one that its users would take instead, with the same weights'
-sizes, data, optimizer (fused AdamW) and precision (bfloat16 with float32 master weights, by
-autocast for the reference): mamba-ssm's own model class for Mamba and Mamba-2, transformers'
-for Llama. Every pair runs in the same process, one after the other, ours first; the first steps do
-not count; a step's time is the median. The loss curves stand beside each other in the result.
-MFU is by training.trainer.flops; recomputation counts for nothing.
+Each model of ours, and beside it the one that its users would take instead, with the same sizes,
+data, optimizer (fused AdamW) and precision (bfloat16 with float32 master weights, by autocast for
+the reference): mamba-ssm's own model class for Mamba and Mamba-2, transformers' for Llama and the
+hybrids. Both run in one process, one after the other, ours first; the first steps do not count; a
+step's time is the median. The losses stand beside each other in the result.
+MFU is by training.trainer.flops; recomputation counts for nothing. --profile takes one more step
+and lists the kernels that it spends its time in.
 
+The runs fit a GPU of 141 GB; what needs more memory than there is says so and the rest goes on.
+FILE.json is written after each model, so that what is cut short has what it had.
 Without a GPU the tiny models run on the CPU, to try the benchmark itself: that is no result.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import statistics
 import sys
@@ -22,50 +27,77 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.references import Make, Step, reference_of
 from training.config.config import ParallelConfig
-from training.models import LlamaConfig, Sizes, preset
+from training.convert.source import Source
+from training.models import build, preset
 from training.parallel import fsdp
 from training.process_group import Group, start, stop
 from training.trainer import flops
 from training.trainer.metrics import device_name
 
-LENGTH = 4096
 SKIPPED = 3  # first steps, which compile and tune
+KERNELS = 12  # that a profile lists
 
 
 @dataclass(frozen=True)
 class Run:
-    """One training: which model, how many sequences in a step, which blocks are recomputed."""
+    """One training: a model, the sequences of a step, and the blocks that are computed again.
+
+    recompute: every N-th block of ours; 0: none. theirs: the same of the reference. Its autocast
+    keeps a second copy of the weights for the backward pass, as ours does unless it reshards.
+    """
 
     name: str
     batch: int
-    recompute: int = 0  # every N-th block; 0: none
+    length: int
+    recompute: int = 0
+    theirs: int = 0
+    reshard: bool = False
 
 
 RUNS = (
-    Run("state-spaces/mamba-370m", 8),
-    Run("state-spaces/mamba-1.4b", 4, recompute=1),
-    Run("state-spaces/mamba-2.8b", 2, recompute=1),
-    Run("state-spaces/mamba2-2.7b", 2, recompute=1),
-    Run("llama2-7b", 1, recompute=1),
+    Run("state-spaces/mamba-370m", 8, 4096),
+    Run("state-spaces/mamba-1.4b", 4, 4096),
+    Run("state-spaces/mamba-2.8b", 2, 4096),
+    Run("state-spaces/mamba2-2.7b", 2, 4096),
+    Run("granite-4.0-h-micro", 2, 4096),
+    Run("llama2-7b", 2, 4096, theirs=1, reshard=True),
+    Run("state-spaces/mamba-370m", 1, 32768),
+    Run("state-spaces/mamba-1.4b", 1, 32768, recompute=2, theirs=2),
+    Run("state-spaces/mamba-2.8b", 1, 32768, recompute=1, theirs=1),
+    Run("state-spaces/mamba2-2.7b", 1, 32768, recompute=1, theirs=1),
+    Run("granite-4.0-h-micro", 1, 32768, recompute=1, theirs=1),
+    Run("llama2-7b", 1, 32768, recompute=1, theirs=1, reshard=True),
 )
-TINY = (Run("mamba-tiny", 2), Run("mamba2-tiny", 2), Run("llama-tiny", 2, recompute=1))
+TINY = (
+    Run("mamba-tiny", 2, 128),
+    Run("mamba2-tiny", 2, 128),
+    Run("granitemoehybrid-tiny", 2, 128),
+    Run("llama-tiny", 2, 128, recompute=1, theirs=1),
+)
 
 
 @dataclass(frozen=True)
 class Measured:
-    """What one training did."""
+    """What one training did; the numbers are None where it did not fit the memory."""
 
     who: str
-    tokens_per_second: float
-    mfu: float | None
-    peak_bytes: int | None
-    losses: list[float]
+    tokens_per_second: float | None
+    mfu: float | None = None
+    peak_bytes: int | None = None
+    retries: int | None = None
+    """Times that memory was short, and what was kept for later let go: each waits for the GPU."""
+    seconds: tuple[float, ...] = ()
+    """Of each step that counts."""
+    losses: tuple[float, ...] = ()
+    kernels: tuple[tuple[str, float], ...] = ()
+    """Milliseconds of a step: in all kernels, then in each, the longest first."""
 
 
 def main() -> int:
@@ -73,87 +105,158 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", nargs="*", default=[], help="[default: all]")
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--lengths", nargs="*", default=[], type=int, help="[default: all]")
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--profile", action="store_true", help="list the kernels of a step")
     parser.add_argument("--output", type=Path, metavar="FILE.json")
     given = parser.parse_args()
     unknown = set(given.models) - {run.name for run in (*RUNS, *TINY)}
     if unknown:
         parser.error(f"unknown models: {', '.join(sorted(unknown))}")
-    result = compare(given.steps, given.models)
-    if given.output:
-        given.output.write_text(json.dumps(result, indent=2) + "\n")
+    runs = [
+        run
+        for run in (RUNS if torch.cuda.is_available() else TINY)
+        if run.name in (given.models or [run.name])
+        and run.length in (given.lengths or [run.length])
+    ]
+    compare(given.steps, runs, profile=given.profile, output=given.output)
     return 0
 
 
-def compare(steps: int = 20, names: list[str] | None = None) -> dict[str, Any]:
-    """Measure every pair that this machine can run."""
+def compare(
+    steps: int,
+    runs: list[Run] | None = None,
+    *,
+    profile: bool = False,
+    output: Path | None = None,
+) -> dict[str, Any]:
+    """Measure every pair, or the given ones, that this machine can run."""
     on_gpu = torch.cuda.is_available()
     device = torch.device("cuda" if on_gpu else "cpu")
-    name = torch.cuda.get_device_name() if on_gpu else "CPU"
     if not on_gpu:
         print("no GPU: tiny models, to try the benchmark; this is no result", flush=True)
-    length = LENGTH if on_gpu else 128
-    rows = []
+    result: dict[str, Any] = {
+        "device": torch.cuda.get_device_name() if on_gpu else "CPU",
+        "is_result": on_gpu,
+        "versions": versions(),
+        "runs": [],
+    }
     group = start(device.type)
-    for run in RUNS if on_gpu else TINY:
-        if names and run.name not in names:
-            continue
-        pair = [measured(run, ours(run, group), "ours", steps, length, device)]
-        reference = reference_of(run.name)
+    for run in (RUNS if on_gpu else TINY) if runs is None else runs:
+        pair = [measured(run, ours(run, group), "ours", steps, device, profile)]
+        reference = reference_of(preset(run.name), run.theirs, device)
         if reference is not None:
-            pair.append(measured(run, reference[1], reference[0], steps, length, device))
-        rows.append({**asdict(run), "length": length, "trainings": [asdict(one) for one in pair]})
+            who, make = reference
+            pair.append(measured(run, make, who, steps, device, profile))
+        result["runs"].append({**asdict(run), "trainings": [asdict(one) for one in pair]})
         for one in pair:
-            print(line(run, one), flush=True)
+            print("\n".join(lines(run, one)), flush=True)
+        if output:
+            output.write_text(json.dumps(result, indent=2) + "\n")
     stop()
-    versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
-    return {"device": name, "is_result": on_gpu, "versions": versions, "runs": rows}
+    return result
 
 
-def line(run: Run, one: Measured) -> str:
-    mfu = f", MFU {one.mfu:.0%}" if one.mfu is not None else ""
+def versions() -> dict[str, str | None]:
+    """What the numbers depend on beside the device; None where it is not installed."""
+    found: dict[str, str | None] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    for name in ("triton", "mamba_ssm", "causal_conv1d", "flash_attn", "transformers"):
+        try:
+            found[name] = __import__(name).__version__
+        except ImportError:
+            found[name] = None
+    return found
+
+
+def lines(run: Run, one: Measured) -> list[str]:
+    """What is printed of a training: one line, and one for each kernel of its profile."""
+    start = f"{run.name}, {run.batch} x {run.length}, {one.who}: "
+    if one.tokens_per_second is None:
+        return [start + "out of memory"]
+    mfu = f", MFU {one.mfu:.1%}" if one.mfu is not None else ""
     memory = f", {one.peak_bytes / 2**30:.1f} GiB" if one.peak_bytes is not None else ""
     losses = f"loss {one.losses[0]:.3f} -> {one.losses[-1]:.3f}"
-    return f"{run.name}, {one.who}: {one.tokens_per_second:,.0f} tokens/s{mfu}{memory}, {losses}"
-
-
-Step = Callable[[Tensor, Tensor], Tensor]
-Make = Callable[[torch.device], tuple[nn.Module, Step]]
+    whole = f"{start}{one.tokens_per_second:,.0f} tokens/s{mfu}{memory}, {losses}"
+    return [whole, *(f"    {time:8.1f} ms  {name}" for name, time in one.kernels)]
 
 
 def measured(
-    run: Run, make: Make, who: str, steps: int, length: int, device: torch.device
+    run: Run, make: Make, who: str, steps: int, device: torch.device, profile: bool
 ) -> Measured:
     """Train on one random text, over and over, and measure."""
+    try:
+        found = _measured(run, make, who, steps, device, profile)
+    except torch.cuda.OutOfMemoryError:
+        found = Measured(who, None)
+    gc.collect()  # modules and their parameters point at each other
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return found
+
+
+def _measured(
+    run: Run, make: Make, who: str, steps: int, device: torch.device, profile: bool
+) -> Measured:
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+    retried = _retries(device)
     model, loss_of = make(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=on_gpu)
     random = torch.Generator().manual_seed(0)
     vocabulary = preset(run.name).vocab_size
-    tokens = torch.randint(vocabulary, (run.batch, length + 1), generator=random)  # (b, l + 1)
+    tokens = torch.randint(vocabulary, (run.batch, run.length + 1), generator=random)  # (b, l + 1)
     tokens = tokens.to(device)  # (b, l + 1)
-    times, losses = [], []
-    for _ in range(SKIPPED + steps):
-        since = time.perf_counter()
+
+    def step() -> float:
         loss = loss_of(tokens[:, :-1], tokens[:, 1:])  # ()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(round(loss.item(), 4))  # waits for the device
+        return round(loss.item(), 4)  # waits for the device
+
+    times, losses = [], []
+    for _ in range(SKIPPED + steps):
+        since = time.perf_counter()
+        losses.append(step())
         times.append(time.perf_counter() - since)
-    rate = run.batch * length / statistics.median(times[SKIPPED:])
+    rate = run.batch * run.length / statistics.median(times[SKIPPED:])
     peak = flops.peak(device_name(device))
-    work = flops.per_token(preset(run.name), length)
+    work = flops.per_token(preset(run.name), run.length)
     return Measured(
         who=who,
         tokens_per_second=round(rate, 1),
-        mfu=None if peak is None else rate * work / peak,
+        mfu=None if peak is None else round(rate * work / peak, 4),
         peak_bytes=torch.cuda.max_memory_allocated() if on_gpu else None,
-        losses=losses,
+        retries=_retries(device) - retried if on_gpu else None,
+        seconds=tuple(round(one, 4) for one in times[SKIPPED:]),
+        losses=tuple(losses),
+        kernels=kernels(step, device) if profile else (),
     )
+
+
+def _retries(device: torch.device) -> int:
+    stats = torch.cuda.memory_stats() if device.type == "cuda" else {}
+    return stats.get("num_alloc_retries", 0)
+
+
+def kernels(step: Callable[[], float], device: torch.device) -> tuple[tuple[str, float], ...]:
+    """The milliseconds that a step spends in all kernels, and in each, the longest first."""
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device.type == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as traced:
+        step()
+    wanted = DeviceType.CUDA if on_gpu else DeviceType.CPU
+    found = [
+        (one.key[:100], (one.self_device_time_total if on_gpu else one.self_cpu_time_total) / 1e3)
+        for one in traced.key_averages()
+        if one.device_type == wanted and not one.is_user_annotation
+    ]
+    longest = sorted(found, key=lambda pair: -pair[1])[:KERNELS]
+    everything = ("all", sum(time for _, time in found))
+    return tuple((name, round(time, 2)) for name, time in (everything, *longest))
 
 
 def ours(run: Run, group: Group) -> Make:
@@ -164,81 +267,27 @@ def ours(run: Run, group: Group) -> Make:
             fsdp_activation_checkpointing=bool(run.recompute),
             selective_checkpointing=max(1, run.recompute),
             low_cpu_fsdp=True,
+            reshard_after_forward=run.reshard,
         )
-        model = fsdp.build(preset(run.name), config, group, seed=1)
+        weights = cast(Source, _DrawnThere(run.name, device))
+        model = fsdp.build(preset(run.name), config, group, seed=1, weights=weights)
         return model, model
 
     return make
 
 
-def reference_of(name: str) -> tuple[str, Make] | None:
-    """The model that others would train: its name and how it is made; None where it is not here."""
-    sizes = preset(name)
-    if isinstance(sizes, LlamaConfig):
-        return "transformers", _transformers_llama(sizes)
-    if torch.cuda.is_available():
-        try:
-            import mamba_ssm  # noqa: F401
-        except ImportError:
-            return None
-        return "mamba-ssm", _mamba_ssm(sizes)
-    return None
+class _DrawnThere:
+    """First values as training has them, but for matrices, which the device draws in no time."""
 
+    def __init__(self, name: str, device: torch.device) -> None:
+        with torch.device("meta"):
+            self.model = build(preset(name))
+        self.device = device
 
-def _transformers_llama(sizes: LlamaConfig) -> Make:
-    def make(device: torch.device) -> tuple[nn.Module, Step]:
-        from transformers import LlamaConfig as TheirConfig
-        from transformers import LlamaForCausalLM
-
-        config = TheirConfig(
-            vocab_size=sizes.vocab_size,
-            hidden_size=sizes.d_model,
-            intermediate_size=sizes.d_ff,
-            num_hidden_layers=sizes.n_layer,
-            num_attention_heads=sizes.n_head,
-            num_key_value_heads=sizes.n_kv_head,
-            rms_norm_eps=sizes.norm_eps,
-            max_position_embeddings=max(sizes.context, LENGTH),
-            use_cache=False,
-        )
-        with device:
-            model = LlamaForCausalLM(config)
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-
-        def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                logits = model(input_ids=inputs).logits  # (b, l, v)
-            return _cross_entropy(logits, targets)  # ()
-
-        return model.train(), loss_of
-
-    return make
-
-
-def _mamba_ssm(sizes: Sizes) -> Make:
-    def make(device: torch.device) -> tuple[nn.Module, Step]:
-        from mamba_ssm.models.config_mamba import MambaConfig as TheirConfig
-        from mamba_ssm.models.mixer_seq_simple import MambaLMHeadModel
-
-        layer = {"ssm_cfg": {"layer": "Mamba2"}} if sizes.family == "mamba2" else {}
-        config = TheirConfig(
-            d_model=sizes.d_model, n_layer=sizes.n_layer, vocab_size=sizes.vocab_size, **layer
-        )
-        model = MambaLMHeadModel(config, device=device, dtype=torch.float32)
-
-        def loss_of(inputs: Tensor, targets: Tensor) -> Tensor:
-            with torch.autocast(device.type, torch.bfloat16):
-                logits = model(inputs).logits  # (b, l, v)
-            return _cross_entropy(logits, targets)  # ()
-
-        return model.train(), loss_of
-
-    return make
-
-
-def _cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    flat = logits.flatten(0, 1).float()  # (b l, v)
-    return nn.functional.cross_entropy(flat, targets.flatten())  # ()
+    def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
+        if shape.numel() < 1 << 20:
+            return self.model.initial(name, shape, seed)  # shape
+        return torch.randn(shape, device=self.device).mul_(0.02)  # shape
 
 
 if __name__ == "__main__":
