@@ -1,10 +1,9 @@
 """The Triton kernels of training.ops.scan_triton, which tells how they play together.
 
-A program is one warp and holds the states of some channels, (d, n), in registers. It goes through
-one chunk of steps, and reads what several steps are given before it computes the first of them:
-there are few warps to hide the memory's latency behind.
-
-Strides of steps and sizes of the model are constants, so that most addresses are, too.
+A program is one warp and holds the states of some channels, (d, n), in registers. It reads what
+several steps are given before it computes the first, as few warps hide the memory's latency.
+Strides of steps are constants, so that most addresses are, too. Numbers of steps and chunks have 64
+bits: times a stride, they go beyond 32 in long sequences.
 Shapes: b batch, l length (L), d channels (D), n state size (N), k chunks.
 """
 
@@ -94,7 +93,7 @@ def ends(
     STEPS: tl.constexpr, EVEN: tl.constexpr, DOCUMENTS: tl.constexpr,
 ):  # fmt: skip
     """Each chunk's last state from one of zero -> states (b, k, d, n); sums of delta (b, k, d)."""
-    chunk, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    chunk, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
     of_state, state = is_d[:, None] & is_n[None, :], d[:, None] * N + n[None, :]
@@ -143,21 +142,22 @@ def across(
     state = tl.program_id(0) * SIZE + tl.arange(0, SIZE)  # of (d, n)
     there = state < D * N
     a = tl.load(A + state, mask=there, other=0.0) * LOG2_E
-    states, sums = states + b * chunks * D * N, sums + b * chunks * D
+    size, width = tl.full((), D * N, tl.int64), tl.full((), D, tl.int64)
+    states, sums = states + b * chunks * size, sums + b * chunks * width
     h = tl.zeros((SIZE,), tl.float32)
     for first in range(0, chunks, AHEAD):
         read = ()
         for j in tl.static_range(AHEAD):
             chunk = chunks - 1 - first - j if BACK else first + j
             inside = there & (chunk >= 0) & (chunk < chunks)
-            own = tl.load(states + chunk * D * N + state, mask=inside, other=0.0)
-            total = tl.load(sums + chunk * D + state // N, mask=inside, other=0.0)
+            own = tl.load(states + chunk * size + state, mask=inside, other=0.0)
+            total = tl.load(sums + chunk * width + state // N, mask=inside, other=0.0)
             read = read + ((own, total),)
         for j in tl.static_range(AHEAD):
             chunk = chunks - 1 - first - j if BACK else first + j
             inside = there & (chunk >= 0) & (chunk < chunks)
             own, total = read[j]
-            tl.store(states + chunk * D * N + state, h, mask=inside)
+            tl.store(states + chunk * size + state, h, mask=inside)
             h = h * tl.exp2(total * a) + own
 
 
@@ -170,7 +170,7 @@ def outputs(
     DOCUMENTS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
     """Compute y (b, l, d) of every chunk, given the states at their starts (b, k, d, n)."""
-    chunk, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    chunk, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
     of_state, state = is_d[:, None] & is_n[None, :], d[:, None] * N + n[None, :]
@@ -225,7 +225,7 @@ def back(
     GATED: tl.constexpr,
 ):  # fmt: skip
     """What each chunk alone passes back to the state before it -> flows (b, k, d, n)."""
-    chunk, b = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    chunk, b = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
     of_state, state = is_d[:, None] & is_n[None, :], d[:, None] * N + n[None, :]
@@ -282,7 +282,7 @@ def gradients(
     n). Of the chunk: dA (b, k, d, n), dskip and dbias (b, k, d). between (b, k, CHUNK / STEPS, d,
     n) is for the states inside the chunk.
     """
-    part, chunk, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    part, chunk, b = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     places = _places(D, N, NP, CHANNELS)
     d, n, is_d, is_n = places
     of_state, state = is_d[:, None] & is_n[None, :], d[:, None] * N + n[None, :]

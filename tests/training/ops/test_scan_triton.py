@@ -6,6 +6,7 @@ What a GPU makes of the kernels is tests/training/ops/test_gpu.py's affair.
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -102,6 +103,21 @@ def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
     for one, other in zip(computed(kernels.Scan.apply, narrow, None), wanted, strict=True):
         assert (one.float() - other).norm() <= 5e-3 * other.norm()
     assert kernels.Scan.apply(*narrow, None).dtype == torch.bfloat16
+
+
+def test_steps_may_lie_far_apart(kernels: ModuleType, tmp_path: Path) -> None:
+    """As they do in long sequences, the last of which is beyond 2^31 numbers."""
+    given, _ = inputs(length=24)
+    step, (wanted, x) = 1 << 27, (computed(torch_scan, given, None), given[0])
+    assert x is not None
+    with (tmp_path / "sparse").open("wb") as file:
+        file.truncate(4 * 25 * step)
+    whole = torch.from_file(str(tmp_path / "sparse"), shared=True, size=25 * step)
+    for index in (0, 1, 6):
+        far = whole[64 * index :].as_strided(x.shape, (24 * step, step, 1))  # (b, l, d)
+        given[index] = far.copy_(given[index])
+    for one, other in zip(computed(kernels.Scan.apply, given, None), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
 def test_what_nothing_is_left_of_makes_no_nan(kernels: ModuleType) -> None:
