@@ -20,7 +20,7 @@ from sqshforge.engine import Engine
 from sqshforge.host.programs import Programs
 from sqshforge.image import address
 from sqshforge.network import access
-from tests.support import checkouts
+from tests.support import checkouts, engines
 from tests.support.engines import BOTH, CLIENT
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import storage_fixture as storage_fixture
@@ -28,6 +28,7 @@ from tests.support.engines import storage_fixture as storage_fixture
 pytestmark = pytest.mark.processes
 
 PROGRAMS = Programs()
+EPOCH = "1700000000"  # 2023-11-14 22:13:20 UTC
 UNCHECKED = "01000000"  # the flags of byte code that is not compared with its source (PEP 552)
 
 
@@ -67,6 +68,9 @@ def case(
             patch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
         leave_marks(patch, folder, mark)
         root = checkouts.copy(folder / "checkout")
+        if request.param == "buildah":
+            patch.setenv("SOURCE_DATE_EPOCH", EPOCH)
+            (root / "build/bases").unlink()  # what other builds of this machine have made
         engine = engines_of.choose(request.param, PROGRAMS)
         reporter = checkouts.Listening()
         built = checkouts.build(engine, root, reporter)
@@ -91,6 +95,41 @@ def leave_marks(patch: pytest.MonkeyPatch, folder: Path, mark: str) -> None:
     patch.setenv("PIP_CONFIG_FILE", str(folder / "pip.conf"))
     hosts = [value for value in (os.environ.get("no_proxy"), mark) if value]
     patch.setenv("no_proxy", ",".join(hosts))
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.long
+@pytest.mark.parametrize("case", ["buildah"], indirect=True)
+def test_made_from_nothing_elsewhere_it_is_the_same(case: Case, tmp_path: Path) -> None:
+    """The same layers and the same file, in another place and storage."""
+    here, elsewhere = tmp_path / "here.sqsh", tmp_path / "elsewhere.sqsh"
+    sqshforge(case.root, "pack", checkouts.TARGET, "-o", here, "--profile", "fast")
+    root = checkouts.copy(tmp_path / "checkout")
+    (root / "build/bases").unlink()
+    (tmp_path / "engine").mkdir()
+    with engines.storage(tmp_path / "engine"):
+        sqshforge(root, "build", checkouts.TARGET)
+        sqshforge(root, "pack", checkouts.TARGET, "-o", elsewhere, "--profile", "fast")
+    seen = [json.loads(sqshforge(root, "inspect", one, "--json")) for one in (here, elsewhere)]
+    layers = [one["record"]["image"]["layers"] for one in seen]
+    assert layers[0] == layers[1] and len(layers[0]) > 1
+    assert here.read_bytes() == elsewhere.read_bytes()
+
+
+def sqshforge(root: Path, *words: str | Path) -> str:
+    """What a command of a checkout says, with buildah and a cache of its own."""
+    environment = {"SQSHFORGE_CACHE": str(root / "cache"), "ENGINE": "buildah"}
+    done = subprocess.run(
+        [sys.executable, "-m", "sqshforge", *words],
+        cwd=root,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_python_is_there_by_both_names(case: Case) -> None:
