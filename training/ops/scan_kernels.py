@@ -1,4 +1,4 @@
-"""The Triton kernels of training.ops.scan_triton, which tells how they play together.
+"""The kernels of training.ops.scan_triton, which tells how they play together.
 
 A program is one warp and holds the states of some channels, (d, n), in registers. It reads what
 several steps are given before it computes the first, as few warps hide the memory's latency.
@@ -7,8 +7,7 @@ bits: times a stride, they go beyond 32 in long sequences.
 Shapes: b batch, l length (L), d channels (D), n state size (N), k chunks.
 """
 
-# Kernels are in Triton's language, whose tuples grow by + alone and whose names have no types.
-# ruff: noqa: N803, N806, RUF005, RUF059  (A, B, C, D are the paper's own names)
+# ruff: noqa: N803, N806, RUF005, RUF059  (the paper's own names; in Triton tuples grow by + alone)
 # mypy: ignore-errors
 from __future__ import annotations
 

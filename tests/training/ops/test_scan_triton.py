@@ -108,14 +108,16 @@ def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
 def test_steps_may_lie_far_apart(kernels: ModuleType, tmp_path: Path) -> None:
     """As they do in long sequences, the last of which is beyond 2^31 numbers."""
     given, _ = inputs(length=24)
-    step, (wanted, x) = 1 << 27, (computed(torch_scan, given, None), given[0])
-    assert x is not None
+    wanted = computed(torch_scan, given, None)
+    step = 1 << 27
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(4 * 25 * step)
     whole = torch.from_file(str(tmp_path / "sparse"), shared=True, size=25 * step)
     for index in (0, 1, 6):
-        far = whole[64 * index :].as_strided(x.shape, (24 * step, step, 1))  # (b, l, d)
-        given[index] = far.copy_(given[index])
+        near = given[index]  # (b, l, d)
+        assert near is not None
+        far = whole[64 * index :].as_strided(near.shape, (24 * step, step, 1))  # (b, l, d)
+        given[index] = far.copy_(near)
     for one, other in zip(computed(kernels.Scan.apply, given, None), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
