@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from tests.support import warm
 from tests.training.support.runs import ROOT, kill_tree
 from training.data.packed import PackedWriter
 
@@ -21,6 +22,7 @@ ENTRY_POINT = ("-m", "training.mamba_composer")
 PROGRAM = (str(Path(__file__).with_name("several.py")),)
 """Several runs, one after the other; see there."""
 LAUNCHER = str(Path(sys.executable).with_name("composer"))
+WARM_LAUNCHER = str(Path(__file__).with_name("launcher.py"))
 
 
 def write_packed(folder: Path) -> None:
@@ -71,15 +73,19 @@ def started(
 ) -> Iterator[subprocess.Popen[str]]:
     """Start a program of Python on so many ranks, 0 for plain python; nothing of it is left.
 
-    given: variables of its environment.
+    given: variables of its environment, which those of tests.support.warm may be among.
     """
+    python = given.get("PYTHON_EXEC", "")
+    launcher = [python, WARM_LAUNCHER] if python else [LAUNCHER]
     environment = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("WANDB_") and name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     }
     process = subprocess.Popen(
-        [LAUNCHER, "-n", str(ranks), *arguments] if ranks else [sys.executable, *arguments],
+        [*launcher, "-n", str(ranks), *arguments]
+        if ranks
+        else [python or sys.executable, *arguments],
         env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **given},
         cwd=cwd,
         text=True,
@@ -99,7 +105,10 @@ def run(
     cwd: Path | None = None,
     program: Sequence[str] = ENTRY_POINT,
     given: Mapping[str, str] = MappingProxyType({}),
+    cold: bool = False,
 ) -> subprocess.CompletedProcess[str]:
+    """The same to its end, by processes that are warm, or cold as users' are."""
+    given = given if cold else {**warm.python(), **given}
     with started(ranks, *program, *arguments, cwd=cwd, given=given) as process:
         out, err = process.communicate(timeout=240)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -25,7 +25,7 @@ def test_from_text_to_a_model_that_writes(tmp_path: Path) -> None:
     write_packed(tmp_path)
     made = run(0, program=CREATE, cwd=tmp_path)
     assert made.returncode == 0, made.stderr
-    done = run(2, cwd=tmp_path)  # config.yaml of the folder, as the system has it
+    done = run(2, cwd=tmp_path, cold=True)  # config.yaml of the folder, as the system has it
     assert done.returncode == 0, done.stderr
     assert "0.0B_mambaoutai: 36,320 parameters, 10 steps" in done.stdout
     assert "fsdp: left out" in done.stdout and done.stdout.count(" s/step | ") == 10
@@ -101,6 +101,6 @@ def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
 
 
 def test_the_launcher_shows_why_a_request_is_refused(tmp_path: Path) -> None:
-    done = run(2, "none.yaml", cwd=tmp_path)
+    done = run(2, "none.yaml", cwd=tmp_path, cold=True)
     assert done.returncode != 0
     assert "none.yaml cannot be read" in done.stdout + done.stderr

@@ -26,6 +26,7 @@ from pathlib import Path
 from tests.support.processes import descendants
 
 MODULES = (
+    "composer",
     "numpy",
     "torch",
     "torch._dynamo",
@@ -149,7 +150,7 @@ def become(request: Request) -> None:
 
 def main() -> None:
     for module in MODULES:
-        with suppress(ImportError):  # torch 2.2 has not all of them
+        with suppress(ImportError):  # not every environment has all of them
             importlib.import_module(module)
     gc.freeze()  # what is loaded stays shared between the processes
     become(serve(sys.argv[1]))
