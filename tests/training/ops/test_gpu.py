@@ -145,6 +145,14 @@ def test_fast_equals_torch(case: str, dtype: torch.dtype, monkeypatch: pytest.Mo
     assert max(differences) <= TOLERANCE[dtype], differences
 
 
+def test_our_scan_repeats_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "selective_scan=triton")
+    work, narrow, wide = scan_inputs()
+    given = [*(value.bfloat16() for value in narrow), *wide]
+    once, again = (computed(work, given) for _ in range(2))
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
 def test_experts_repeat_exactly() -> None:
     x, gate = normal(500, 64, seed=1), normal(8, 64, seed=2)
     w1, w3, w2 = normal(8, 96, 64, seed=3), normal(8, 96, 64, seed=4), normal(8, 64, 96, seed=5)
