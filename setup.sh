@@ -259,6 +259,7 @@ dev) ./setup.sh venv ;; # uv is in .venv
 xla) ./setup.sh composer ;;
 *) ./setup.sh quickstart ;; # uv is in .venv
 esac
+version=$("$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null) || version=
 echo "making $venv${extra:+ for $kind}"
 # An environment without any mark was left half made; one that is only old is brought up to date.
 whole=

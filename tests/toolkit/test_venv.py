@@ -21,6 +21,7 @@ from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
 
 NewIndex = Callable[..., Index]
+OF_TORCH = ("torch", "triton")  # constraints/ leave these to the index, which has torch's builds
 PROJECT = """
 [build-system]
 requires = ["setuptools>=77"]
@@ -29,7 +30,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "small"
 version = "1.0"
-optional-dependencies = {torch22 = ["made-up-tool"], lost = ["made-up-lost"]}
+optional-dependencies = {torch22 = ["made-up-tool"], lost = ["made-up-lost"], test = []}
 
 [tool.setuptools]
 py-modules = ["small"]
@@ -90,6 +91,21 @@ def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
 
 
 @pytest.mark.processes
+def test_what_the_tests_take_is_added_to_what_is_there(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a fresh clone, too: uv is in the .venv that is made first."""
+    text = PROJECT.replace("[tool.", 'dependencies = ["made-up-tool"]\n\n[tool.')
+    (checkout / "pyproject.toml").write_text(text)
+    monkeypatch.setenv("PIP_LOG", str(checkout / "log"))
+    done = Programs().attempt([checkout / "setup.sh", "dev"], cwd=checkout)
+    assert (done.code, done.out) == (0, "making .venv\nmaking .venv for test\n"), done.err
+    assert said(checkout, ".venv") == "here"
+    installed = re.findall("Successfully installed .*", (checkout / "log").read_text())
+    assert sum("made-up-tool" in one for one in installed) == 1
+
+
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("locked", "installed"), [("1.0", "older"), ("3.0", "newer")], ids=["there", "not in the index"]
 )
@@ -128,7 +144,7 @@ def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: P
                 if one.marker is None or one.marker.evaluate(where)
             }
             for one in declared:
-                if one.name != "torch" and (one.marker is None or one.marker.evaluate(where)):
+                if one.name not in OF_TORCH and (one.marker is None or one.marker.evaluate(where)):
                     assert one.specifier.contains(here[canonicalize_name(one.name)]), (goal, one)
 
 
