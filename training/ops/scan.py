@@ -386,7 +386,7 @@ def _triton(
     documents: Documents | None = None,
 ) -> Tensor:
     """Our own kernels, which compute in float32."""
-    from training.ops.scan_triton import Scan
+    from training.ops.gpu.scan import Scan
 
     bias = None if dt_bias is None else dt_bias.float()  # (d,)
     y: Tensor = Scan.apply(x, dt, A.float(), B, C, D.float(), z, bias, documents)  # (b, l, d)
@@ -404,7 +404,7 @@ CHOICE = Choice(
         Implementation(
             name="triton",
             run=_triton,
-            module="training.ops.scan_triton",
+            module="training.ops.gpu.scan",
             unfit=_unfit_for_triton,
         ),
         Implementation(name="mamba-ssm", run=_fast, module="mamba_ssm", unfit=on_gpu),

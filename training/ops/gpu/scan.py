@@ -29,8 +29,8 @@ import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops import scan_kernels as kernels
 from training.ops.documents import Documents
+from training.ops.gpu import scan_kernels as kernels
 
 CHUNK = 64
 """Steps of a chunk: more chunks fill the GPU better, each costs the traffic of one state."""

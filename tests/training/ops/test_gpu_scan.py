@@ -39,10 +39,10 @@ CASES = {
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module, with short chunks."""
-    from training.ops import scan_triton
+    from training.ops.gpu import scan
 
-    monkeypatch.setattr(scan_triton, "CHUNK", 8)
-    return scan_triton
+    monkeypatch.setattr(scan, "CHUNK", 8)
+    return scan
 
 
 def inputs(
