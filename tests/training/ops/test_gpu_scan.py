@@ -1,11 +1,15 @@
 """The Triton kernels of the selective scan against the torch one, by Triton's interpreter.
 
-What a GPU makes of the kernels is tests/training/ops/test_gpu.py's affair.
+They are compiled for GPUs, too; what one makes of them is tests/training/ops/test_gpu.py's affair.
 """
 
 # ruff: noqa: N806  (A, B, C, D are the paper's own names)
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,6 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.conftest import ROOT
 from training.ops.documents import Documents
 from training.ops.scan import selective_scan
 
@@ -128,3 +133,17 @@ def test_what_nothing_is_left_of_makes_no_nan(kernels: ModuleType) -> None:
     given[1] = torch.tensor([1e4, -1e4, 0.0]).repeat(3)[None, :, None].expand(1, 9, 32)
     for one in computed(kernels.Scan.apply, given, None):
         assert one.isfinite().all()
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("architecture", ["90", "100", "120"])
+def test_they_compile_for_a_gpu(architecture: str, tmp_path: Path) -> None:
+    """Hopper and the two Blackwells that cuda13-mamba is built for, by Triton's own assembler."""
+    argv = [sys.executable, "-m", "tests.training.support.compiled_kernels", architecture]
+    own = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run(
+        argv, cwd=ROOT, env={**os.environ, **own}, check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout)
+    assert set(found) == {"ends", "across", "outputs", "back", "gradients"}
+    assert all(one["warps"] == 1 and one["code"] > 1000 for one in found.values())
