@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -44,6 +45,18 @@ def test_a_result_is_kept_where_it_is_asked_for(tmp_path: Path) -> None:
     subprocess.run(words, cwd=ROOT, check=True, capture_output=True, timeout=800)
     result = json.loads((tmp_path / "new" / "data.json").read_text())
     assert {"what", "rows", "met", "machine"} <= set(result)
+
+
+def test_training_steps_beside_a_reference(tmp_path: Path) -> None:
+    """By the command of performance.md, with one tiny model: here is no GPU."""
+    words = ["--profile", "--steps", "1", "--models", "llama-tiny", "--output", "throughput.json"]
+    argv = [sys.executable, "-m", "benchmarks.throughput", *words]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run(argv, cwd=tmp_path, env=environment, check=True, capture_output=True)
+    [run] = json.loads((tmp_path / "throughput.json").read_text())["runs"]
+    assert [one["who"] for one in run["trainings"]] == ["ours", "transformers"]
+    assert all(one["tokens_per_second"] > 0 for one in run["trainings"])
+    assert all(one["kernels"][0][0] == "all" for one in run["trainings"])
 
 
 def test_what_fails_ends_none_of_the_others() -> None:

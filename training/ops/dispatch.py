@@ -120,6 +120,12 @@ def on_gpu(like: Tensor) -> str:
     return "" if like.is_cuda else f"it needs a GPU, and the tensors are on {like.device.type}"
 
 
+def on_gpu_at_most_float32(like: Tensor) -> str:
+    """Tell that a tensor is not on a GPU, or that it is wider."""
+    wide = "it computes in float32, and the tensors are float64"
+    return on_gpu(like) or (wide if like.dtype == torch.float64 else "")
+
+
 def on_neuron(like: Tensor) -> str:
     """Tell that a tensor is not on a Neuron device, which XLA's device is where NKI is."""
     where = like.device.type

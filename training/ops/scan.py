@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.dispatch import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, on_gpu, on_gpu_at_most_float32
 from training.ops.documents import FORGETS, Documents
 from training.ops.piece_states import scan_after, scan_before
 from training.ops.pieces import Piece
@@ -375,37 +375,22 @@ def _forgetting(
 
 
 def _triton(
-    x: Tensor,
-    dt: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor,
-    z: Tensor | None,
-    dt_bias: Tensor | None,
-    documents: Documents | None = None,
+    x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, *rest: Any
 ) -> Tensor:
     """Our own kernels, which compute in float32."""
     from training.ops.gpu.scan import Scan
 
+    z, dt_bias, documents = rest
     bias = None if dt_bias is None else dt_bias.float()  # (d,)
     y: Tensor = Scan.apply(x, dt, A.float(), B, C, D.float(), z, bias, documents)  # (b, l, d)
     return y
-
-
-def _unfit_for_triton(like: Tensor) -> str:
-    wide = like.dtype == torch.float64
-    return on_gpu(like) or ("it computes in float32, and the tensors are float64" if wide else "")
 
 
 CHOICE = Choice(
     "selective_scan",
     [
         Implementation(
-            name="triton",
-            run=_triton,
-            module="training.ops.gpu.scan",
-            unfit=_unfit_for_triton,
+            name="triton", run=_triton, module="training.ops.gpu.scan", unfit=on_gpu_at_most_float32
         ),
         Implementation(name="mamba-ssm", run=_fast, module="mamba_ssm", unfit=on_gpu),
         Implementation(name="torch", run=_Scan.apply),

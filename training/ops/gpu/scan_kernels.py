@@ -1,4 +1,4 @@
-"""The kernels of training.ops.gpu.scan, which tells how they play together.
+"""The kernels of training.ops.gpu.scan, which tells the order that they run in.
 
 A program is one warp and holds the states of some channels, (d, n), in registers. It reads what
 several steps are given before it computes the first, as few warps hide the memory's latency.
