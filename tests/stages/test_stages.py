@@ -20,7 +20,6 @@ import pytest
 
 from sqshforge import recipe
 from sqshforge.build.build import name_of
-from sqshforge.host.programs import Programs
 from tests.stages import rehearsal
 from tests.support import checkouts, engines
 from tests.support.web_servers import Web, serving
@@ -119,14 +118,7 @@ class Made:
 
     def says(self, *words: str) -> str:
         """What a program in the image writes."""
-        programs = Programs()
-        container = programs.capture(["buildah", "from", self.image]).strip()
-        try:
-            return programs.capture(
-                ["buildah", "run", "--isolation", "chroot", container, "--", *words]
-            )
-        finally:
-            programs.capture(["buildah", "rm", container])
+        return engines.printed(self.image, *words)
 
 
 def needed_by(pin: str) -> tuple[str, ...]:

@@ -139,3 +139,21 @@ def engine_fixture(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     if request.param == "docker":
         monkeypatch.setenv("DOCKER_HOST", request.getfixturevalue("docker_host"))
     return engine.choose(request.param, Programs())
+
+
+def printed(image: str, *words: str) -> str:
+    """What a command prints in a container of an image in buildah's storage.
+
+    By way of a file: `buildah run` with chroot isolation ends when the command does, and what it
+    has not yet passed on of the command's output is lost.
+    """
+    programs = Programs()
+    container = programs.capture(["buildah", "from", image]).strip()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            argv = ["buildah", "run", "--isolation", "chroot", "--volume", f"{folder}:/printed"]
+            argv += [container, "--", "sh", "-c", 'exec "$@" > /printed/output', "sh", *words]
+            programs.capture(argv)
+            return (Path(folder) / "output").read_text()
+    finally:
+        programs.capture(["buildah", "rm", container])
