@@ -11,10 +11,10 @@ settings = $(foreach one,$(SET),--set $(one)) $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart dev try check test test-without-processes test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
+.PHONY: help quickstart dev try check test test-without-processes test-toolkit test-training test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
 
 help:  ## list every target in a line
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-13s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "make %-19s %s\n", $$1, $$2}' Makefile
 
 quickstart:  ## fresh machine: set up, build cpu-mamba, pack it, smoke-test it
 	@since=$$(date +%s) && ./setup.sh quickstart && $(SQSHFORGE) quickstart --since $$since
@@ -37,8 +37,14 @@ test-without-processes: setup-test
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	@# The second half also runs where the first has failures.
-	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training; first=$$?; \
-	.venv/bin/pytest -n 2 --dist worksteal tests/training && exit $$first
+	@$(MAKE) --no-print-directory test-toolkit; first=$$?; \
+	$(MAKE) --no-print-directory test-training && exit $$first
+
+test-toolkit: setup-test  ## its first half: the tests of sqshforge, the launchers, docs and benchmarks
+	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training
+
+test-training: setup-test  ## its second half: the tests of training
+	.venv/bin/pytest -n 2 --dist worksteal tests/training
 
 test-root:  ## as root: run the tests that make test leaves out for an ordinary user
 	@[ -x .venv/bin/pytest ] || { echo "error: .venv is missing; make test makes it" >&2; exit 3; }

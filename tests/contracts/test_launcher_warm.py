@@ -173,14 +173,13 @@ def test_under_enroot(shell: Shell, image: Path) -> None:
     assert containers.until(lambda: in_memory(image, hot) == 1)
 
 
-def pyxis(shell: Shell, **env: str) -> list[str]:
-    """The words of the step beside the start; none where there is no such step."""
+def pyxis(shell: Shell, image: Path, **env: str) -> list[str]:
+    """The words of the step beside the start, which ends with the image."""
     shown = Path(f"{shell.called}.warm")
     shown.unlink(missing_ok=True)
-    words = shell.srun(RUNTIME="pyxis", **env)
+    words = shell.srun(RUNTIME="pyxis", IMAGE=str(image), **env)
     assert any(word.startswith("--container-image=") for word in words)
-    if not containers.until(shown.exists, 0 if env.get("WARM") == "0" else 5):
-        return []
+    assert containers.until(lambda: shown.exists() and shown.read_text().endswith(f"{image}\n"))
     return shown.read_text().splitlines()
 
 
@@ -188,14 +187,20 @@ def test_under_pyxis_that_mounts_the_image(shell: Shell, image: Path) -> None:
     hot = noted(image)
     stack = shell.folder / "plugstack.conf"
     stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
-    asked = {"PLUGSTACK": str(stack), "IMAGE": str(image)}
-    assert pyxis(shell, WARM="0", **asked) == []
     page_cache.forget(image)
-    words = pyxis(shell, **asked)
+    words = pyxis(shell, image, PLUGSTACK=str(stack))
     assert words[:5] == ["--immediate=60", "--nodes=2", "--ntasks=2", "bash", "-c"]
     assert containers.until(lambda: in_memory(image, hot) == 1)
     shell.help.write_text("  --overlap   Force steps to overlap each other on the CPUs\n")
-    assert pyxis(shell, **asked)[0] == "--overlap"
+    assert pyxis(shell, image, PLUGSTACK=str(stack))[0] == "--overlap"
+
+
+def test_not_under_pyxis_where_that_is_off(shell: Shell, image: Path) -> None:
+    noted(image)
+    stack = shell.folder / "plugstack.conf"
+    stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
+    shell.srun(RUNTIME="pyxis", IMAGE=str(image), PLUGSTACK=str(stack), WARM="0")
+    assert not Path(f"{shell.called}.warm").exists()
 
 
 def test_not_under_pyxis_that_unpacks_it(shell: Shell) -> None:
