@@ -67,10 +67,12 @@ def warmed(image: Path, hot: HotRange, argv: list[str]) -> bool:
     assert in_memory(image, hot) < COLD
     with containers.started([*argv, *SLEEP]) as process:
         # Its command is awaited too: enroot leaves a stopped shell if it is killed before that.
-        return containers.until(
-            lambda: (in_memory(image, hot) == 1 and sleeps(process.pid))
-            or process.poll() is not None
-        ) and (process.poll() is None)
+        containers.until(
+            lambda: (
+                process.poll() is not None or (in_memory(image, hot) == 1 and sleeps(process.pid))
+            )
+        )
+        return in_memory(image, hot) == 1 and process.poll() is None
 
 
 def sleeps(container: int) -> bool:
