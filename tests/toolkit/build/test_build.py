@@ -46,8 +46,8 @@ class Case:
         """What Python prints in a container of the image."""
         words = ["python3.11", "-c", code]
         if self.engine.name == "docker":
-            container = [CLIENT, "run", "--rm", "--network", "host", self.built.name]
-            return PROGRAMS.capture([*container, *words])
+            start = ["run", "--rm", "--network", "host", self.built.name]
+            return PROGRAMS.capture([CLIENT, *start, *words])
         return engines.printed(self.built.name, *words)
 
 
