@@ -33,7 +33,7 @@ mount -t tmpfs tmpfs /dev/shm && mount -t binfmt_misc binfmt_misc /proc/sys/fs/b
 # Not of all ids: by that buildah knows a user namespace, and leaves out device nodes, which nobody
 # can make there.
 IDS = "0 0 65536\n"
-TIMEOUT = 30.0  # seconds until the namespace is there
+TIMEOUT = 120.0  # seconds until the namespace is there
 
 
 def run(

@@ -80,7 +80,7 @@ def ended(process: subprocess.Popen[str], seconds: float = 300) -> int:
     except subprocess.TimeoutExpired:
         below = [processes.command(pid) for pid in processes.descendants(process.pid)]
         process.send_signal(signal.SIGABRT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
         pytest.fail(f"still running: {below}\n{err}")
 
 

@@ -163,7 +163,7 @@ class Cluster:
         daemon.kill()
         daemon.wait()
         # More than once: a task may be just starting, and the dead take a moment to go.
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while victims := self.processes(node):
             above = {processes.parent(pid) for pid in victims}
             managers = [pid for pid in above if processes.command(pid).startswith("slurmstepd")]
@@ -305,7 +305,7 @@ def _end(ended: Cluster) -> None:
             daemon.kill()
             daemon.wait()
     ours = {"SLURM_CONF": ended.env["SLURM_CONF"]}
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (left := processes.having(ours)) and time.monotonic() < deadline:
         processes.kill(left)
         time.sleep(0.05)

@@ -13,6 +13,7 @@ import pytest
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
+from tests.support.containers import until
 
 pytestmark = pytest.mark.processes
 
@@ -99,19 +100,14 @@ def test_all_finds_every_program_of_a_name(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 def test_a_program_ends_when_its_caller_is_killed(tmp_path: Path) -> None:
-    mark = tmp_path / "asked to end"
-    script = f"trap 'touch \"{mark}\"; exit' TERM; while true; do sleep 0.05; done"
+    mark, ready = tmp_path / "asked to end", tmp_path / "ready"
+    script = f"trap 'touch \"{mark}\"; exit' TERM; touch {ready}; while true; do sleep 0.05; done"
     code = (
         "from sqshforge.host.programs import Programs\n"
         f"with Programs().start(['sh', '-c', {script!r}]) as process:\n"
-        "    print('up', flush=True)\n"
         "    process.wait()\n"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as caller:
-        assert caller.stdout is not None and caller.stdout.readline() == b"up\n"
-        time.sleep(0.3)
+    with subprocess.Popen([sys.executable, "-c", code]) as caller:
+        assert until(ready.exists)
         caller.kill()
-    deadline = time.monotonic() + 10
-    while not mark.exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert mark.exists()
+    assert until(mark.exists)

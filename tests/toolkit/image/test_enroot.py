@@ -114,7 +114,7 @@ def started(config: ImageConfig, place: Path, *words: str) -> subprocess.Complet
     script = place / "rc"
     script.write_text(enroot.rc(config))
     return subprocess.run(
-        ["sh", script, *words], cwd=place, capture_output=True, text=True, timeout=10, check=False
+        ["sh", script, *words], cwd=place, capture_output=True, text=True, timeout=120, check=False
     )
 
 

@@ -88,7 +88,7 @@ def test_no_folder_stays_in_tmp_wherever_the_start_is_killed(
 @FUSE
 def test_the_reader_of_a_pipe_sees_its_end_with_the_command(tiny: Path, fuse: bool) -> None:
     argv = containers.argv_by(tiny, "sh", "-c", "sleep 600 & echo said", fuse=fuse)
-    assert subprocess.run(argv, capture_output=True, timeout=20, check=True).stdout == b"said\n"
+    assert subprocess.run(argv, capture_output=True, timeout=120, check=True).stdout == b"said\n"
 
 
 @FUSE
@@ -100,7 +100,7 @@ def test_a_process_manager_s_socket_is_handed_on(
     monkeypatch.setenv("PMI_FD", str(writer))
     argv = containers.argv_by(tiny, "sh", "-c", f"echo said > /dev/fd/{writer}", fuse=fuse)
     with os.fdopen(reader) as said:
-        subprocess.run(argv, pass_fds=[writer], timeout=20, check=True)
+        subprocess.run(argv, pass_fds=[writer], timeout=120, check=True)
         os.close(writer)
         assert said.read() == "said\n"
 
@@ -124,7 +124,7 @@ def test_what_the_host_mounts_later_shows_in_a_mount(tiny: Path, tmp_path: Path)
     mount -t tmpfs tmpfs "$0/home" && touch "$0/home/late" && wait $!
     """
     argv = [*mounts.mounting(), "sh", "-c", host, f"{tmp_path}/in", *start]
-    assert Programs().attempt(argv, timeout=20).code == 0
+    assert Programs().attempt(argv, timeout=120).code == 0
 
 
 @pytest.mark.parametrize("sound", [0, 96], ids=["nothing", "superblock"])

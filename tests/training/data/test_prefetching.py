@@ -134,7 +134,7 @@ def test_workers_end_with_a_run_that_is_asked_to_stop_or_killed(tmp_path: Path) 
                 os.kill(pid, number)
             process.communicate(timeout=300)
             assert process.returncode == (85 if number == signal.SIGTERM else -9)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while any(Path(f"/proc/{pid}").exists() for pid in below) and time.monotonic() < end:
             time.sleep(0.05)
         assert not [pid for pid in below if Path(f"/proc/{pid}").exists()]
