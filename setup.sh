@@ -1,6 +1,6 @@
 #!/bin/sh
 # Set up this machine: packages and .venv. What is there already is left alone.
-# usage: ./setup.sh quickstart|test|dev|torch22|composer|composer-image|xla|doctor
+# usage: ./setup.sh quickstart|test|dev|venv|torch22|composer|composer-image|xla|doctor
 #
 # quickstart  what building, packing and running an image takes
 # test        that, and what the tests take: docker, a registry, Slurm, linters, torch

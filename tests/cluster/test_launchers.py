@@ -127,6 +127,10 @@ while [[ $1 != -- ]]; do shift; done; shift
 touch "$CHECKPOINTS/.job-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}/started.$SLURM_NODEID"
 echo "at $SLURM_NODEID of $SLURM_STEP_NUM_NODES, restart ${SLURM_RESTART_COUNT:-0}: $*"
 case $CASE in
+fine) ;;
+last-of-two) if [[ $SLURM_ARRAY_TASK_ID == 1 ]]; then
+    until [[ -e crashed ]]; do sleep 0.1; done; sleep 5
+    elif ((!${SLURM_RESTART_COUNT:-0})); then touch crashed; kill -9 $$; fi ;;
 wrong) [[ $SLURM_NODEID == 0 ]] || sleep 2; exit 2 ;;
 crash-once) ((${SLURM_RESTART_COUNT:-0})) || kill -9 $$ ;;
 crash) exit 1 ;;
@@ -208,6 +212,36 @@ def test_sigterm_saves_and_goes_on(desk: Desk, case: str, words: tuple[str, ...]
     assert desk.slurm.wait(job) == "COMPLETED"
     assert desk.slurm.restarts(job) == 1
     assert desk.slurm.output(job).count("saved") == 2
+
+
+def test_variables_that_sbatch_exports_by_name(desk: Desk) -> None:
+    """Slurm gives a job's steps what its --export named, unless the launcher says otherwise."""
+    path = f"{desk.folder}/bin:{desk.slurm.env['PATH']}"
+    asked = f"--export=TRIAL=1,CASE=fine,PATH={path}"
+    job = desk.submit("", asked, desk.launcher)
+    assert desk.slurm.wait(job) == "COMPLETED", desk.slurm.output(job)
+    said = desk.slurm.output(job)
+    assert "1: at 1 of 2, restart 0: python3 -m training.launch" in said
+    assert "cannot touch" not in said  # in the run's folder
+
+
+def test_a_task_of_an_array_requeues_itself_alone(desk: Desk) -> None:
+    """The number of the last one is that of the whole array too."""
+    job = desk.submit("last-of-two", "--nodes=1", "--array=1-2", "--output=%a.out", desk.launcher)
+    logs = [desk.folder / "1.out", desk.folder / "2.out"]
+
+    def said() -> list[str]:
+        return [path.read_text() if path.exists() else "" for path in logs]
+
+    try:
+        desk.slurm.until(
+            lambda: all(text.endswith("mamba_fsdp: done\n") for text in said()),
+            120,
+            lambda: f"not done: {said()}",
+        )
+    finally:
+        desk.slurm.cancel(job)
+    assert ["restart 1" in text for text in said()] == [False, True]
 
 
 def test_scancel_is_the_end(desk: Desk) -> None:

@@ -23,7 +23,7 @@ from tests.support.slurm import USER
 
 PATH = "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 ROOT = 0
-RUN = "checkpoints/mamba_fsdp"  # where a launcher puts a run by itself
+RUN = "checkpoints/mamba_fsdp-trial"  # where a launcher puts a trial by itself
 
 
 @dataclass(frozen=True)

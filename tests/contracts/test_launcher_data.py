@@ -204,7 +204,7 @@ def test_what_flags_name_is_seen_in_the_container(tmp_path: Path, root: Path) ->
         f"--trace_dir={tmp_path}/none",
     )
     mounts = [word.partition(":")[0] for word in words if word.startswith("--mount=")]
-    run = tmp_path / "checkpoints" / "llama_fsdp"
+    run = tmp_path / "checkpoints" / "llama_fsdp-trial"
     assert mounts == [f"--mount={path}" for path in (run, *(tmp_path / name for name in names))]
 
 

@@ -111,6 +111,13 @@ def test_an_image_that_the_user_may_not_read(root: Path) -> None:
             assert not shell.called.exists()
 
 
+def test_what_else_a_node_says_is_no_fault(shell: Shell) -> None:
+    """A TaskProlog or a BASH_ENV may print into each step."""
+    shell.program("sqshforge")
+    code, said = shell.run(CHECK_MEANWHILE="echo Welcome to the cluster")
+    assert code == 0 and said.endswith("mamba_fsdp: done\n")
+
+
 def test_a_mount_that_is_not_there(shell: Shell) -> None:
     refused(
         shell,
@@ -290,7 +297,7 @@ def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
     [
         ("1", {}, True),
         ("1", {"SLURM_RESTART_COUNT": "2"}, True),
-        ("1", {"SLURM_RESTART_COUNT": "3"}, False),
+        ("1", {"SLURM_RESTART_COUNT": "30"}, True),  # of which no failure was the reason
         ("137", {"REQUEUES": "0"}, False),
         ("85", {"SLURM_RESTART_COUNT": "50"}, True),
         ("2", {}, False),
@@ -307,9 +314,27 @@ def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) 
     assert not requeued or asked.read_text() == "requeue 7\n"
 
 
+def test_failures_alone_count(shell: Shell) -> None:
+    """A long run is requeued at each time limit, and may fail as often as any other."""
+    shell.program("sqshforge")
+    ends = ["1", "85", "85", "1", "85", "137", "85", "1"]
+    found = [
+        shell.run(SRUN_CODE=code, SLURM_RESTART_COUNT=str(starts))[1].splitlines()[-1]
+        for starts, code in enumerate(ends)
+    ]
+    assert all("requeued" in line for line in found[:-1]), found
+    assert found[-1] == "mamba_fsdp: exit code 1: given up after 3 restarts"
+    assert not list(shell.folder.glob("checkpoints/*/failures.*"))
+
+
+def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
+    shell.program("sqshforge")
+    refused(shell, "error: REQUEUES=often is not a number of requeues\n", REQUEUES="often")
+
+
 def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
     shell.program("sqshforge")
-    bad = shell.folder / "checkpoints" / "mamba_fsdp" / "bad-nodes.7.1"
+    bad = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "bad-nodes.7.1"
     bad.parent.mkdir(parents=True)
     bad.write_text("node-1\nnode-2\n")
     bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
@@ -319,3 +344,8 @@ def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
     asked.unlink()
     shell.run(SRUN_CODE="87", EXCLUDE="1")
     assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
+    asked.unlink()
+    own = SCONTROL.replace(" Reason=None", " ReqNodeList=(null) ExcNodeList=n[7-8] Features=x")
+    shell.program("scontrol", own)
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert "ExcNodeList=node-1,node-2,n[7-8]\n" in asked.read_text()

@@ -38,7 +38,7 @@ def copies(shell: Shell) -> list[str]:
 def test_the_runtime_of_the_image(bare: Shell, runtime: str) -> None:
     """The words after it are those that an installed sqshforge gets."""
     words = bare.srun(RUNTIME=runtime)
-    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    run = bare.folder / "checkpoints" / "mamba_fsdp-trial"
     copy = f"{run}/.job-7.0/sqshforge-run.pyz"
     assert words[5:10] == ["python3", "-I", "-S", copy, "--runtime=builtin"]
     assert (bare.state / "sqshforge-run.pyz").read_text() == "a runtime\n"
@@ -57,7 +57,7 @@ def test_what_is_installed_comes_first(bare: Shell) -> None:
 
 def test_nothing_of_it_stays(bare: Shell) -> None:
     """Neither of a job that fails, nor of a start before that was killed."""
-    run = bare.folder / "checkpoints" / "mamba_fsdp"
+    run = bare.folder / "checkpoints" / "mamba_fsdp-trial"
     run.mkdir(parents=True)
     for name in (".job-7.0", ".job-8.0"):
         (run / name).mkdir()

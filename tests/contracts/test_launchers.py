@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -159,12 +160,50 @@ def test_mounts_of_ones_own(shell: Shell) -> None:
     shell.enroot()
     for name in ("data", "a b"):
         (shell.folder / name).mkdir()
-    words = shell.srun(MOUNTS=f"{shell.folder}/data:/data,{shell.folder}/a b:/c")
+    own = f"{shell.folder}/data:/data,{shell.folder}/a b:/c"
+    words = shell.srun(MOUNTS=own, CHECKPOINTS="mine")
     mounts = [word for word in words if word.startswith("--mount=")]
     assert mounts == [
         f"--mount={shell.folder}/data:/data:rbind,x-create=auto",
         f"--mount={shell.folder}/a b:/c:rbind,x-create=auto",
+        f"--mount={shell.folder}/mine:{shell.folder}/mine:rbind,x-create=auto",
     ]
+    around = f"{shell.folder}:{shell.folder}"
+    words = shell.srun(MOUNTS=around, CHECKPOINTS="mine")
+    mounts = [word for word in words if word.startswith("--mount=")]
+    assert mounts == [f"--mount={around}:rbind,x-create=auto"]
+
+
+SAVES_TO = {
+    "mamba_fsdp": "--save_ckpt_path={}",
+    "llama_fsdp": "--checkpoint_dir={}",
+    "mixtral_fsdp": "--checkpoint_dir={}",
+    "llama_smp": "--checkpoint_dir={}",
+    "mamba2_neuron": "--checkpoint_dir={}",
+    "mamba_composer": "trainer.save_folder={}",
+}
+
+
+def test_the_folder_that_a_flag_names_is_the_runs(any_shell: Shell) -> None:
+    """It is made, and the container sees it: what is saved there outlives the container."""
+    any_shell.program("sqshforge")
+    name = any_shell.launcher.stem
+    below = "/tagged" if name == "mamba2_neuron" else ""
+    tag = ["--tag=tagged"] if below else []
+    words = any_shell.srun(SAVES_TO[name].format("new/run"), *tag, CHECKPOINTS="other")
+    run = f"{any_shell.folder}/new/run"
+    assert words[-2 if below else -1] == SAVES_TO[name].format(run)
+    assert f"--mount={run}{below}:{run}{below}" in words
+    assert f"--env=CHECKPOINTS={run}{below}" in words
+    assert not (any_shell.folder / "other").exists()
+
+
+@pytest.mark.parametrize("folder", ["lr=3e-4,bs=8", "12:30"])
+def test_a_run_that_cannot_be_mounted_is_refused(shell: Shell, folder: str) -> None:
+    shell.program("sqshforge")
+    code, said = shell.run(CHECKPOINTS=folder)
+    assert code == 2 and not shell.called.exists()
+    assert f"error: the run's folder {shell.folder}/{folder} has a colon or a comma" in said
 
 
 def test_only_what_is_there_is_mounted(shell: Shell) -> None:
@@ -263,6 +302,22 @@ def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
     assert tiny in shell.srun()
     assert tiny not in shell.srun(TRIAL="", DATASET="/data")
     assert tiny not in shell.srun("--dataset_path=/data", TRIAL="")
+    assert tiny not in shell.srun(TRIAL="0", DATASET="/data")
+
+
+def test_a_trial_has_a_folder_of_its_own(any_shell: Shell) -> None:
+    """The run that comes after it has another model, and would be refused that folder."""
+    any_shell.program("sqshforge")
+    folders = {}
+    for trial in ("1", "0", ""):
+        any_shell.srun(TRIAL=trial, DATASET="/data")
+        (path,) = (any_shell.folder / "checkpoints").iterdir()
+        folders[trial] = path.name
+        shutil.rmtree(path)
+    name = any_shell.launcher.stem
+    assert folders == {"1": f"{name}-trial", "0": name, "": name}
+    any_shell.srun(TRIAL="1", CHECKPOINTS="mine")
+    assert (any_shell.folder / "mine").is_dir()
 
 
 def test_enroot_is_given_gpus_only_where_slurm_gave_some(shell: Shell) -> None:

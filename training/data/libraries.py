@@ -8,8 +8,8 @@ from typing import Any
 from training.errors import RequestError
 
 IMAGES = (
-    *("cuda-mamba", "cuda13-mamba", "composer-mamba", "llama-fsdp", "neuron-mamba2"),
-    "cpu-mamba",
+    *("cuda-mamba", "cuda-mamba-ubuntu", "cuda13-mamba", "composer-mamba", "llama-fsdp"),
+    *("neuron-mamba2", "neuron29-mamba2", "cpu-mamba"),
 )
 """Images that have datasets and tokenizers."""
 INSTALLED_BY = "pip install 'datasets>=2.19' 'tokenizers>=0.20' transformers"
