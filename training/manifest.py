@@ -72,10 +72,10 @@ def checkpoints(save_path: str) -> Path:
 def candidates(path: str) -> list[tuple[int, Path]]:
     """Give the checkpoints of a run's folder, the newest first; or the one that the path is of."""
     found = list(numbered(checkpoints(path)))
-    match = _COMPLETE.fullmatch(Path(path).name)
-    if found or match is None:
+    step = step_of(Path(path).name)
+    if found or step is None:
         return found
-    return [(int(match[1]), Path(path))] if Path(path).is_dir() else []
+    return [(step, Path(path))] if Path(path).is_dir() else []
 
 
 def temporary(save_path: str, step: int) -> Path:
@@ -149,14 +149,19 @@ def set_aside(path: Path, save_path: str) -> None:
             path.rename(place)
 
 
-def retain(folder: Path, keep: int, every: int = 0) -> None:
-    """Remove all but the newest `keep` checkpoints; 0 keeps all.
+def outdated(steps: Iterable[int], keep: int, every: int = 0) -> set[int]:
+    """Give the steps whose checkpoints are kept no longer: all but the newest `keep`; 0 keeps all.
 
-    Those of steps that `every` divides stay too, so that a long run can be looked back on.
+    Those that `every` divides stay too, so that a long run can be looked back on.
     """
-    for step, path in list(numbered(folder))[keep:] if keep else []:
-        if every and step % every == 0:
-            continue
+    older = sorted(steps, reverse=True)[keep:] if keep else []
+    return {step for step in older if not every or step % every}
+
+
+def retain(folder: Path, keep: int, every: int = 0) -> None:
+    """Remove the checkpoints that are kept no longer."""
+    found = dict(numbered(folder))
+    for path in map(found.__getitem__, outdated(found, keep, every)):
         removed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
         path.rename(removed)
         shutil.rmtree(removed)
@@ -165,11 +170,17 @@ def retain(folder: Path, keep: int, every: int = 0) -> None:
 def numbered(folder: Path) -> Iterator[tuple[int, Path]]:
     """Every folder that is called like a checkpoint, with its step, the newest first."""
     found = [
-        (int(match[1]), path)
+        (step, path)
         for path in (folder.iterdir() if folder.is_dir() else ())
-        if (match := _COMPLETE.fullmatch(path.name))
+        if (step := step_of(path.name)) is not None
     ]
     return iter(sorted(found, reverse=True))
+
+
+def step_of(name: str) -> int | None:
+    """Tell of which step the checkpoint of this name is; None if none is called so."""
+    match = _COMPLETE.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def read(path: Path) -> tuple[Manifest | None, str]:

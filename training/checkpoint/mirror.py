@@ -25,15 +25,17 @@ class Mirror:
     def __init__(self, run: RunConfig) -> None:
         self.url, self.save_path = run.mirror_url.rstrip("/"), Path(run.save_ckpt_path)
         self.fs, self.root = open_url(self.url, "mirror_url")
-        self.keep = run.keep_checkpoints
+        self.keep, self.every = run.keep_checkpoints, run.keep_every
 
     def push(self, folder: Path, group: Group) -> None:
-        """Copy a complete checkpoint there; those that are no longer kept here are removed."""
+        """Copy a complete checkpoint there; those that are no longer kept there are removed."""
         place = f"{self.root}/checkpoints/{folder.name}"
         complete, fault = manifest.read(folder)
         if complete is None:
             raise TrainingError(f"{folder} cannot be copied to {self.url}: {fault}")
         mine = manifest.share(complete.files, group.rank, group.world_size)
+        # Of the same step, which the run has passed over as broken or taken again.
+        group.together(lambda: self._revoke(place) if group.rank == 0 else None)
         group.together(lambda: self._send(folder, mine, place))
 
         def end() -> None:
@@ -41,7 +43,7 @@ class Mirror:
                 if (self.save_path / METRICS).exists():  # it may have had no room
                     self._send(self.save_path, [METRICS], self.root)
                 self._send(folder, [manifest.NAME], place)
-                self._retain(folder.parent)
+                self._retain(complete.step)
 
         group.together(end)
 
@@ -53,7 +55,8 @@ class Mirror:
             return
         say(f"fetching {self.url}/checkpoints/{name}")
         place = f"{self.root}/checkpoints/{name}"
-        step = int(name.split("_")[1])
+        step = manifest.step_of(name)
+        assert step is not None
         folder = manifest.temporary(str(self.save_path), step)
 
         def begin() -> list[str]:
@@ -73,15 +76,20 @@ class Mirror:
         group.together(lambda: self._publish(folder) if group.rank == 0 else None)
 
     def _newer(self) -> str | None:
-        """Name the newest complete checkpoint there, unless one here is as new."""
+        """Name the newest complete checkpoint there, unless a sound one here is as new."""
+        there = self._complete()
+        here = manifest.newest(manifest.checkpoints(str(self.save_path)), lambda line: None)
+        if not there or (here and max(there) <= here[1].step):
+            return None
+        return there[max(there)]
+
+    def _complete(self) -> dict[int, str]:
+        """List the complete checkpoints there: step -> the folder's name."""
         with one_line_errors(f"{self.url} cannot be listed"):
             self.fs.invalidate_cache()
             files = self.fs.glob(f"{self.root}/checkpoints/step_*_ckp/{manifest.NAME}")
-        there = [(int(name.split("_")[1]), name) for name in (one.split("/")[-2] for one in files)]
-        here = manifest.candidates(str(self.save_path))
-        if not there or (here and max(there)[0] <= here[0][0]):
-            return None
-        return max(there)[1]
+        names = [one.split("/")[-2] for one in files]
+        return {step: name for name in names if (step := manifest.step_of(name)) is not None}
 
     def _publish(self, folder: Path) -> None:
         complete, fault = manifest.read(folder)
@@ -101,17 +109,27 @@ class Mirror:
             for name in names:
                 self.fs.get_file(f"{place}/{name}", str(folder / name))
 
-    def _retain(self, folder: Path) -> None:
-        """Remove what is no longer kept in the run's own folder."""
+    def _retain(self, newest: int) -> None:
+        """Remove what is no longer kept there, whatever the run's own folder has.
+
+        Newer ones than the one just sent are those that the run has passed over as broken, and what
+        has no manifest is what killed runs left behind.
+        """
         if not self.keep:
             return
+        valid = {step for step in self._complete() if step <= newest}
+        kept = valid - manifest.outdated(valid, self.keep, self.every)
         with one_line_errors(f"{self.url} cannot be cleared"):
-            self.fs.invalidate_cache()
-            for one in self.fs.ls(f"{self.root}/checkpoints", detail=False):
-                if not (folder / one.rstrip("/").rpartition("/")[2]).exists():
-                    with suppress(FileNotFoundError):
-                        self.fs.rm_file(f"{one}/{manifest.NAME}")
-                    self.fs.rm(one, recursive=True)
+            for place in self.fs.ls(f"{self.root}/checkpoints", detail=False):
+                step = manifest.step_of(place.rstrip("/").rpartition("/")[2])
+                if step is not None and step not in kept:
+                    self._revoke(place)
+                    self.fs.rm(place, recursive=True)
+
+    def _revoke(self, place: str) -> None:
+        """Make a checkpoint there count no longer, before its files are removed or replaced."""
+        with one_line_errors(f"{self.url} cannot be cleared"), suppress(FileNotFoundError):
+            self.fs.rm_file(f"{place}/{manifest.NAME}")
 
 
 def check(run: RunConfig, group: Group) -> None:

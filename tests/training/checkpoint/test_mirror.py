@@ -6,12 +6,19 @@ import gzip
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests.training.checkpoint.test_manifest import make
 from tests.training.support.runs import losses, run, steps
-from training.errors import RequestError
+from training import manifest
+from training.checkpoint.mirror import Mirror
+from training.config.sections import RunConfig
+from training.errors import RequestError, TrainingError
 from training.llama_smp import configure
+from training.process_group import Group
 
 pytestmark = pytest.mark.processes
 
@@ -65,6 +72,105 @@ def test_a_run_goes_on_where_nothing_but_the_url_is_left(tmp_path: Path) -> None
     assert [line["step"] for line in steps(here)] == [1, 2, 3, 4, 5, 6], "its history is there too"
     assert losses(here) == whole
     assert files(there / "checkpoints") == files(here / "checkpoints")
+
+
+class Alone(Group):
+    """One rank, which needs no others to agree."""
+
+    def __init__(self) -> None:
+        super().__init__(0, 1, 1, torch.device("cpu"), control=None)
+
+    def broadcast(self, value: Any) -> Any:
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value]
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> Path:
+    """The folder that the URL is of."""
+    return tmp_path / "bucket"
+
+
+def mirror(there: Path, scratch: Path, keep: int, every: int = 0) -> Mirror:
+    return Mirror(
+        RunConfig(
+            save_ckpt_path=str(scratch),
+            mirror_url=f"file://{there}",
+            keep_checkpoints=keep,
+            keep_every=every,
+        )
+    )
+
+
+def complete(there: Path) -> list[int]:
+    found = manifest.numbered(there / "checkpoints")
+    return sorted(step for step, path in found if manifest.read(path)[0])
+
+
+def push(there: Path, scratch: Path, *steps: int, keep: int, every: int = 0) -> None:
+    for step in steps:
+        mirror(there, scratch, keep, every).push(make(scratch, step), Alone())
+        manifest.retain(scratch / "checkpoints", keep, every)
+
+
+def test_a_start_on_an_empty_disk_removes_nothing_that_is_kept(there: Path, tmp_path: Path) -> None:
+    push(there, tmp_path / "before", 100, 150, 200, 300, 320, 340, keep=2, every=100)
+    assert complete(there) == [100, 200, 300, 320, 340]
+    after = tmp_path / "after"
+    mirror(there, after, 2, 100).pull(Alone(), lambda line: None)
+    assert complete(after) == [340], "the newest alone is fetched"
+    push(there, after, 360, keep=2, every=100)
+    assert complete(there) == [100, 200, 300, 340, 360]
+
+
+def test_what_a_killed_run_left_there_goes_and_counts_for_nothing(
+    there: Path, tmp_path: Path
+) -> None:
+    push(there, tmp_path / "run", 2, 4, 6, keep=0)
+    (there / "checkpoints" / "step_6_ckp" / "manifest.json").unlink()
+    (there / "checkpoints" / "notes").mkdir()
+    push(there, tmp_path / "run", 8, keep=2)
+    assert complete(there) == [4, 8]
+    names = {path.name for path in (there / "checkpoints").iterdir()}
+    assert names == {"step_4_ckp", "step_8_ckp", "notes"}
+
+
+def test_what_was_passed_over_as_broken_takes_no_place(there: Path, tmp_path: Path) -> None:
+    """Files that hold other bytes, found after they were fetched: the run goes on from before."""
+    push(there, tmp_path / "run", 2, 4, 8, keep=0)
+    push(there, tmp_path / "run", 6, keep=2)
+    assert complete(there) == [4, 6]
+
+
+def test_one_that_is_sent_again_is_not_complete_meanwhile(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    push(there, run, 2, 4, keep=2)
+
+    def fails(self: Mirror, *given: Any) -> None:
+        raise TrainingError("the network is gone")
+
+    monkeypatch.setattr(Mirror, "_send", fails)
+    with pytest.raises(TrainingError, match="gone"):
+        push(there, run, 4, keep=2)
+    assert complete(there) == [2]
+
+
+def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    push(there, run, 6, 9, keep=1)
+    broken = run / "checkpoints" / "step_9_ckp" / "__0_0.distcp"
+    broken.write_bytes(b"")
+    shown: list[str] = []
+    mirror(there, run, 1).pull(Alone(), shown.append)
+    assert shown == [f"fetching file://{there}/checkpoints/step_9_ckp"]
+    assert broken.read_bytes() == b"weights"
+    shown.clear()
+    mirror(there, run, 1).pull(Alone(), shown.append)
+    assert shown == []
 
 
 @pytest.mark.parametrize(
