@@ -1,51 +1,53 @@
 """The trained model at the end of a run: a folder in Hugging Face's format, of the last checkpoint.
 
-One process writes it, when the others have gone, so it takes no GPU and nobody waits for it.
+One process writes it, when the others have gone, so it takes no GPU and nobody waits for it. What a
+run has written is noted in its own folder, for that alone is replaced when it is started again.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from training.config.config import Config
 from training.errors import RequestError, writing
 
 NEW = ".new"
 """Ends the name of what is written before it takes the place of what was there."""
+NOTE = "final_model.json"
+"""In a run's folder: final_model_dir -> the files that the run has written there."""
 
 
 def check(config: Config) -> None:
     """Find out before training whether the model can be written at the end.
 
-    A folder that has a model of the same sizes, as an earlier start of the run leaves it, will be
-    replaced. Raises RequestError for one that has anything else, for a model that the format does
+    What an earlier start of the run has written will be replaced. Raises RequestError for a folder
+    that has anything else or is not apart from others of the run, for a model that the format does
     not have, and where the library that writes it is missing.
     """
     if not config.run.final_model_dir:
         return
     from training.convert import hf
-    from training.convert.config import read_json
 
     try:
         import training.convert.target  # noqa: F401
     except ImportError as error:
         raise RequestError(f"final_model_dir: pip install safetensors ({error})") from error
-    folder = Path(config.run.final_model_dir)
+    folder = _folder(config)
     try:
-        settings = hf.write(config.model.sizes)
-        if not folder.exists() or _is_empty(folder):
-            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
-            return
-        file = folder / "config.json"
-        is_same = hf.read(read_json(file), file) == hf.read(settings, file)
+        hf.write(config.model.sizes)
+    except RequestError as error:
+        raise RequestError(f"final_model_dir: {error}") from error
+    _require_apart(folder, config)
+    _require_own(folder, config)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(f"final_model_dir: {folder}: {error.strerror}") from error
-    except (RequestError, KeyError) as error:
-        raise RequestError(f"final_model_dir: {folder} is no model's folder: {error}") from error
-    if not is_same:
-        raise RequestError(f"final_model_dir: {folder} has another model; give another folder")
 
 
 def write(config: Config, say: Callable[[str], None]) -> None:
@@ -55,19 +57,73 @@ def write(config: Config, say: Callable[[str], None]) -> None:
     from training.convert.source import Source
     from training.convert.target import write_model
 
-    folder = Path(config.run.final_model_dir).absolute()
+    folder = _folder(config)
     new = folder.with_name(folder.name + NEW)
+    _require_own(folder, config)  # it may have got files since the start
     source = Source.open("ours", Path(config.run.save_ckpt_path))
     with writing(folder):
         if new.exists():  # of a start that was killed
             shutil.rmtree(new)
     done = write_model(source, "hf", new, None, None)
     with writing(folder):
+        # Both, as a start that is killed here leaves one or the other, or a part of it.
+        _note(config, folder, [*_stamps(folder), *_stamps(new)])
         if folder.exists():
             shutil.rmtree(folder)
         new.rename(folder)
     say(f"wrote {folder}: the model of {source.folder.name}, {done.size:,} bytes")
 
 
-def _is_empty(folder: Path) -> bool:
-    return folder.is_dir() and next(folder.iterdir(), None) is None
+def _folder(config: Config) -> Path:
+    return Path(config.run.final_model_dir).resolve()
+
+
+def _require_apart(folder: Path, config: Config) -> None:
+    """Refuse to replace a folder that the run reads or writes itself."""
+    weights, save = config.model.init_weights, config.run.save_ckpt_path
+    for setting, path in (("init_weights", weights), ("save_ckpt_path", save)):
+        other = Path(path).resolve()
+        is_inside = setting == "init_weights" and folder.is_relative_to(other)
+        if path and (is_inside or other.is_relative_to(folder)):
+            raise RequestError(
+                f"final_model_dir: {folder} and {setting} ({path}) are not apart, and what is in "
+                "final_model_dir is replaced; fix: give a folder of its own"
+            )
+
+
+def _require_own(folder: Path, config: Config) -> None:
+    """Refuse to replace what the run has not written, or what was changed since."""
+    noted = _notes(config).get(str(folder), [])
+    for place in (folder, folder.with_name(folder.name + NEW)):
+        try:
+            others = [name for name, *stamp in _stamps(place) if [name, *stamp] not in noted]
+        except OSError as error:
+            raise RequestError(f"final_model_dir: {place}: {error.strerror}") from error
+        if others:
+            raise RequestError(
+                f"final_model_dir: {place} has {min(others)}, which this run has not written, and "
+                "would be replaced; fix: give another folder, or move it away"
+            )
+
+
+def _stamps(folder: Path) -> list[list[Any]]:
+    """Give what tells the files of a folder from others or changed ones: name, size and time."""
+    if not folder.exists():
+        return []
+    files = [(path.name, path.lstat()) for path in folder.iterdir()]
+    return [[name, found.st_size, found.st_mtime_ns] for name, found in files]
+
+
+def _notes(config: Config) -> dict[str, list[list[Any]]]:
+    """Read what the run has written where; nothing if that is not known."""
+    with suppress(OSError, ValueError, AttributeError):
+        return dict(json.loads((Path(config.run.save_ckpt_path) / NOTE).read_text()).items())
+    return {}
+
+
+def _note(config: Config, folder: Path, stamps: list[list[Any]]) -> None:
+    path = Path(config.run.save_ckpt_path) / NOTE
+    half = path.with_name(f"{NOTE}{NEW}")
+    with writing(path):
+        half.write_text(json.dumps(_notes(config) | {str(folder): stamps}) + "\n")
+        half.replace(path)

@@ -165,7 +165,7 @@ def test_a_finished_run_that_is_started_again_ends_well(trained: Any, data: Any)
     flags = (*MODEL, f"--checkpoint_dir={folder}/save", *flags, f"--model_dir={folder}/save")
     done = run(0, *flags, program=ENTRY_POINT)
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: model_dir: {folder}/save is no model's folder: ")
+    assert done.stderr.startswith(f"error: model_dir: {folder}/save and save_ckpt_path ")
 
 
 def test_finetuning_begins_with_the_pretrained_model(
