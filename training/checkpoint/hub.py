@@ -9,6 +9,7 @@ Exit codes: 0 done, 2 the model cannot be had.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -25,8 +26,8 @@ CONFIG = "config.json"
 SETTING = "init_hub"
 """What a run calls the model."""
 _SMALL = (CONFIG, "generation_config.json", "*.index.json", "tokenizer*", "*tokens*.json")
-_WEIGHTS = (("*.safetensors",), ("pytorch_model*.bin",))
-"""Files of weights: those that are taken, and those where there are none of them."""
+_WEIGHTS = {"model.safetensors": "*.safetensors", "pytorch_model.bin": "pytorch_model*.bin"}
+"""All weights in one file -> those that are fetched: of torch's where there are no others."""
 
 
 def config_file(name: str, folder: str) -> Path:
@@ -44,43 +45,65 @@ def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> P
     """Bring a model's files to a folder, or where the library keeps them; the folder.
 
     A collective call. Rank 0 comes first, then the first rank of every other node, which finds
-    everything there if the nodes share the folder. Raises RequestError where it cannot be had.
+    everything there if the nodes share the folder; one that has all asks for nothing. Raises
+    RequestError where it cannot be had.
     """
-    if folder and group.broadcast(_is_complete(Path(folder))):
+    if folder and not group.any(not _is_complete(Path(folder))):
         return Path(folder)
     say(f"fetching {name} of the hub" + (f" to {folder}" if folder else ""))
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     where = ""
     for its_turn in (group.rank == 0, first, not first):
         if its_turn and not where:
-            where = group.together(lambda: _download(name, folder))
+            where = group.together(lambda: _bring(name, folder))
         else:
             group.together(lambda: None)
     return Path(where)
 
 
-def _download(name: str, folder: str) -> str:
-    """Fetch what is not there yet."""
+def _bring(name: str, folder: str) -> str:
+    """Fetch what is not there yet; where all of it is."""
+    if folder and _is_complete(Path(folder)):
+        return folder
     place: dict[str, Any] = {"local_dir": folder} if folder else {}
-    for weights in _WEIGHTS:
+    for weights in _WEIGHTS.values():
 
-        def snapshot(library: Any, weights: tuple[str, ...] = weights) -> str:
-            found: str = library.snapshot_download(
-                name, allow_patterns=[*_SMALL, *weights], **place
-            )
+        def snapshot(library: Any, weights: str = weights) -> str:
+            found: str = library.snapshot_download(name, allow_patterns=[*_SMALL, weights], **place)
             return found
 
         where = _ask(name, snapshot)
         if _is_complete(Path(where)):
             return where
-    raise RequestError(f"{SETTING}: {name} has no weights: neither safetensors nor pytorch_model")
+    raise RequestError(
+        f"{SETTING}: {name} has no weights: neither {' nor '.join(_WEIGHTS)}, nor all files of an "
+        "index of either; give a local folder of the model instead"
+    )
 
 
 def _is_complete(folder: Path) -> bool:
-    """Tell whether a folder has a model, sizes and weights."""
-    return (folder / CONFIG).is_file() and any(
-        True for (pattern,) in _WEIGHTS for _ in folder.glob(pattern)
-    )
+    """Tell whether a folder has a model, sizes and all weights, as they are opened later.
+
+    The library gives a file its name when it has all of it.
+    """
+    if not (folder / CONFIG).is_file():
+        return False
+    for name in _WEIGHTS:
+        if (folder / name).is_file():
+            return True
+        index = folder / f"{name}.index.json"
+        if index.is_file():
+            return _has_all(index)
+    return False
+
+
+def _has_all(index: Path) -> bool:
+    """Tell whether the files that an index names are there."""
+    try:
+        names = set(json.loads(index.read_text())["weight_map"].values())
+        return all((index.parent / name).is_file() for name in names)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # it is fetched again
+        return False
 
 
 def _ask(name: str, question: Callable[[Any], str]) -> str:
@@ -107,11 +130,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("name", metavar="NAME", help="the model's name in the hub, owner/model")
     parser.add_argument("folder", metavar="FOLDER", help="folder for its files")
     given = parser.parse_args(list(arguments))
-    if not _is_complete(Path(given.folder)):
-        try:
-            _download(given.name, given.folder)
-        except RequestError as error:  # which names the setting of a run
-            raise RequestError(str(error).removeprefix(f"{SETTING}: ")) from error
+    try:
+        _bring(given.name, given.folder)
+    except RequestError as error:  # which names the setting of a run
+        raise RequestError(str(error).removeprefix(f"{SETTING}: ")) from error
     print(f"{given.folder} has {given.name}\nto start from it: --init_weights={given.folder}")
 
 

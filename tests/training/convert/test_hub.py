@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,11 +14,14 @@ from typing import Any
 from urllib.parse import urlparse
 
 import pytest
+import torch
 
 from tests.training.support.runs import losses, run, write_text
+from training.checkpoint.hub import fetch
 from training.convert.__main__ import convert
 from training.errors import RequestError
 from training.llama_smp import configure
+from training.process_group import Group
 
 pytestmark = pytest.mark.processes
 
@@ -134,17 +138,69 @@ def test_without_a_folder_the_library_keeps_it(hub: Hub, trained: Path, tmp_path
 
 def test_it_is_fetched_ahead_of_a_run(hub: Hub, trained: Path, tmp_path: Path) -> None:
     """By hand, on a machine that has the network."""
-    fetch = ("-m", "training.checkpoint.hub")
+    by_hand = ("-m", "training.checkpoint.hub")
     folder = tmp_path / "ahead"
-    done = run(0, NAME, str(folder), program=fetch)
+    done = run(0, NAME, str(folder), program=by_hand)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"to start from it: --init_weights={folder}\n")
     assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
     hub.asked.clear()
-    assert run(0, NAME, str(folder), program=fetch).returncode == 0 and hub.asked == []
-    missing = run(0, "someone/else", str(tmp_path / "none"), program=fetch)
+    assert run(0, NAME, str(folder), program=by_hand).returncode == 0 and hub.asked == []
+    missing = run(0, "someone/else", str(tmp_path / "none"), program=by_hand)
     assert missing.returncode == 2 and "Traceback" not in missing.stderr
     assert missing.stderr.startswith("error: someone/else cannot be had from the hub: ")
+
+
+@pytest.mark.parametrize("has_index", [True, False])
+def test_what_is_there_in_part_is_fetched_to_the_end(
+    hub: Hub, trained: Path, tmp_path: Path, has_index: bool
+) -> None:
+    """As a fetch leaves it that was killed after one of the shards."""
+    shards = ("--max-shard-size", "100KB")
+    convert(["--from", "hf", f"{trained}/model", "--to", "hf", f"{tmp_path}/all", *shards])
+    hub.folder, folder = tmp_path / "all", tmp_path / "part"
+    index = "model.safetensors.index.json"
+    names = sorted(set(json.loads((hub.folder / index).read_text())["weight_map"].values()))
+    assert len(names) > 1
+    folder.mkdir()
+    for name in ("config.json", names[0], *([index] if has_index else [])):
+        shutil.copyfile(hub.folder / name, folder / name)
+    done = run(0, NAME, str(folder), program=("-m", "training.checkpoint.hub"))
+    assert done.returncode == 0, done.stderr
+    for name in (index, *names):
+        assert (folder / name).read_bytes() == (hub.folder / name).read_bytes()
+    hub.asked.clear()
+    done = run(0, NAME, str(folder), program=("-m", "training.checkpoint.hub"))
+    assert done.returncode == 0 and hub.asked == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_each_node_fetches_what_it_has_not(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    """Two nodes of one rank that do not share the folder; the first has all of it already."""
+
+    class Node(Group):
+        def any(self, flag: bool) -> bool:
+            return True  # the second node lacks it
+
+        def broadcast(self, value: Any) -> Any:
+            return True  # what the first one has found
+
+        def together(self, work: Any) -> Any:
+            return work()
+
+    folder, fetched = trained / "model" if rank == 0 else tmp_path / "empty", []
+
+    def asks(name: str, question: Any) -> str:
+        fetched.append(rank)
+        shutil.copytree(trained / "model", folder)
+        return str(folder)
+
+    monkeypatch.setattr("training.checkpoint.hub._ask", asks)
+    node = Node(rank, 2, 1, torch.device("cpu"), control=None)
+    assert fetch(NAME, str(folder), node, lambda line: None) == folder
+    assert fetched == ([1] if rank else []), "one that has all needs no network"
 
 
 def test_what_cannot_be_had_is_reported(hub: Hub, trained: Path, tmp_path: Path) -> None:
