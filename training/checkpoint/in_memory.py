@@ -108,11 +108,21 @@ class Copies:
         return warning
 
     def keep(self, name: str = "") -> None:
-        """Remove all copies but that of the checkpoint of this name; without one, all."""
-        with suppress(OSError):
-            for one in self._own.iterdir():
-                if one.name != name:
-                    shutil.rmtree(one, ignore_errors=True)
+        """Remove all copies but that of the checkpoint of this name; without one, all.
+
+        The first rank of a node does so too for ranks that were on it before a restart in place
+        numbered the nodes anew: while that checkpoint is the newest, the next one may bring them
+        back.
+        """
+        before = self._ranks_before()
+        for rank in (self._own, *before):
+            with suppress(OSError):
+                for one in rank.iterdir():
+                    if one.name != name:
+                        shutil.rmtree(one, ignore_errors=True)
+        for rank in before:
+            with suppress(OSError):  # it has a copy still
+                rank.rmdir()
 
     def drop(self, name: str) -> None:
         """Remove the copy of a checkpoint that did not become complete."""
@@ -141,7 +151,19 @@ class Copies:
 
     @property
     def _is_first_of_node(self) -> bool:
-        return self._rank % self._local == 0
+        return self._rank == self._of_node[0]
+
+    @property
+    def _of_node(self) -> range:
+        """Number the ranks of this node."""
+        first = self._rank - self._rank % self._local
+        return range(first, first + self._local)
+
+    def _ranks_before(self) -> list[Path]:
+        """List the folders of ranks that are not on this node any more, for its first rank."""
+        now = {f"rank_{rank}" for rank in self._of_node}
+        there = self._node.glob("rank_*") if self._is_first_of_node else ()
+        return [one for one in there if one.name not in now]
 
     def _missing(self, name: str) -> str:
         """Say that there is no copy of a checkpoint, and which there are."""
@@ -164,8 +186,7 @@ class Copies:
 
     def _obstacle(self, folder: Path, all_: Sequence[str]) -> str:
         """Say why there is no room for a copy of what this node has written; empty if there is."""
-        first = self._rank - self._rank % self._local
-        node = range(first, first + self._local)
+        node = self._of_node
         try:
             names = [one for one in all_ if writer(one) % self._ranks in node or is_of_all(one)]
             takes = sum((folder / name).stat().st_size for name in names)

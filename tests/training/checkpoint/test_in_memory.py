@@ -145,6 +145,29 @@ def test_only_the_newest_is_kept_and_an_older_one_never_used(tmp_path: Path) -> 
     assert held.why_not == "no copy of step_12_ckp, only of step_8_ckp"
 
 
+def test_copies_of_ranks_that_are_on_another_node_now_go(tmp_path: Path) -> None:
+    """A node's ranks get other numbers: copies stay while a restart may bring them back."""
+    memory = tmp_path / "memory"
+    path, record = save(tmp_path / "run", memory)
+
+    def shifted(rank: int) -> Copies:
+        return Copies(memory, "7.0", group(rank, ranks=4), most=GIB)
+
+    def kept() -> set[str]:
+        return {str(one.relative_to(memory)) for one in memory.glob("rank_*/*")}
+
+    (memory / "rank_1" / "step_8_ckp").mkdir()  # of a save that another node did not live to end
+    shifted(3).keep(path.name)
+    assert "rank_1/step_8_ckp" in kept(), "the first rank of a node does it"
+    shifted(2).keep(path.name)
+    assert kept() == {"rank_0/step_4_ckp", "rank_1/step_4_ckp"}
+    assert copies(memory, 1).look(path, record).why_not == "", "their own numbers again"
+    (memory / "rank_3" / "step_12_ckp").mkdir(parents=True)
+    shifted(2).keep("step_12_ckp")
+    assert kept() == {"rank_3/step_12_ckp"}
+    assert {one.name for one in memory.iterdir()} == {"rank_3"}
+
+
 def test_a_step_that_was_written_again_is_another_checkpoint(tmp_path: Path) -> None:
     memory = tmp_path / "memory"
     path, record = save(tmp_path / "run", memory)
