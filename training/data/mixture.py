@@ -13,9 +13,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
+from training.config.sections import STREAM
 from training.data.base import Sample, Samples
 from training.data.sampler import shuffled
 from training.errors import RequestError
@@ -23,6 +26,8 @@ from training.errors import RequestError
 SLOTS = 1000
 TOLERANCE = Fraction(1, 100)
 """A weight that rounding changes by more than this part of it is reported."""
+
+_KEYS = {"path", "weight", "order"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,39 @@ class Source:
     samples: Samples
     weight: float
     order: int = 0
+
+
+class Entry(NamedTuple):
+    """What a mixture's file says of a source; `where` names file and entry for messages."""
+
+    path: str
+    weight: float
+    order: int
+    where: str
+
+
+def listed(file: Path) -> list[Entry]:
+    """Read the file of a mixture. Raises RequestError naming the file and the entry."""
+    import yaml
+
+    try:
+        entries = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RequestError(f"{file}: cannot be read: {error}") from error
+    if not isinstance(entries, list) or not entries:
+        raise RequestError(f"{file}: must be a list of path, weight and order")
+    found = []
+    for number, entry in enumerate(entries, 1):
+        where = f"{file}: entry {number}"
+        if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _KEYS:
+            raise RequestError(f"{where}: must have path and weight, and may have order")
+        path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
+        if type(weight) not in (int, float) or type(order) is not int:
+            raise RequestError(f"{where}: weight must be a number, and order a whole one")
+        if path.startswith(STREAM):
+            raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
+        found.append(Entry(path, weight, order, where))
+    return found
 
 
 class Mixture:

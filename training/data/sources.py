@@ -19,7 +19,7 @@ from training.data.arrow import Arrow, split_folder
 from training.data.base import DataFeed, Sample, Samples, begun
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
-from training.data.mixture import Mixture
+from training.data.mixture import Mixture, listed
 from training.data.mixture import Source as Part
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
@@ -32,7 +32,6 @@ BYTE_VOCABULARY = 256
 LARGE_VOCABULARY = 1024
 """A model with so many ids is one for a tokenizer's."""
 _PACKED_KINDS: Mapping[str, Layout] = {"packed": LAYOUTS["16/14"], "packed-17/13": LAYOUTS["17/13"]}
-_MIXTURE_ENTRY = {"path", "weight", "order"}
 
 Source = Samples | Shards
 """What is read, as every rank may have it (training.data.shared)."""
@@ -191,11 +190,21 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
         shuffled=training,
         convert=convert,
     )
-    if not training and isinstance(samples, Arrow) and Path(data.dataset_path).is_dir():
-        held_out = split_folder(path, data.eval_split)
-        if held_out.samefile(split_folder(data.dataset_path, data.dataset_split)):
-            raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
+    if not training:
+        trained = _sets_on_disk(data.dataset_path, data.dataset_split)
+        for held_out in _sets_on_disk(path, data.eval_split):
+            if any(held_out.samefile(one) for one in trained):
+                raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
     return samples
+
+
+def _sets_on_disk(path: str, split: str) -> list[Path]:
+    """Find the folders of the sets on disk that a source reads, be it one or a mixture of some."""
+    kind, _, rest = path.partition(":")
+    paths = [path]
+    if kind == "mixture" and rest:
+        paths = [entry.path for entry in listed(Path(rest)) if entry.weight > 0]
+    return [split_folder(one, split) for one in paths if Path(one).is_dir()]
 
 
 def open_data(
@@ -303,7 +312,8 @@ def open_samples(
     lines:FOLDER        *.json and *.json.gz, an object a line with input_ids and attention_mask
     synthetic:          random tokens
     mixture:FILE        several of these, as a YAML list of {path, weight, order}
-    a folder            a Hugging Face set on disk; `split` is its part, where it has parts
+    a folder            a Hugging Face set on disk; `split` is its part, where it has parts, also
+                        within a mixture
     """
     kind, separator, rest = path.partition(":")
     if position_weighting and kind not in (*_PACKED_KINDS, "mixture"):
@@ -335,6 +345,7 @@ def open_samples(
             return _mixture(
                 *(Path(rest), seq_length, vocab_size, seed),
                 position_weighting,
+                split,
                 document_end,
                 convert,
             )
@@ -357,32 +368,17 @@ def _mixture(
     vocab_size: int,
     seed: int,
     position_weighting: bool,
+    split: str,
     document_end: int,
     convert: bool,
 ) -> Mixture:
     """Open the sources that a file lists. Raises RequestError naming the file and the entry."""
-    import yaml
-
-    try:
-        entries = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RequestError(f"{file}: cannot be read: {error}") from error
-    if not isinstance(entries, list) or not entries:
-        raise RequestError(f"{file}: must be a list of path, weight and order")
     sources = []
-    for number, entry in enumerate(entries, 1):
-        where = f"{file}: entry {number}"
-        if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _MIXTURE_ENTRY:
-            raise RequestError(f"{where}: must have path and weight, and may have order")
-        path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
-        if type(weight) not in (int, float) or type(order) is not int:
-            raise RequestError(f"{where}: weight must be a number, and order a whole one")
-        if path.startswith(STREAM):
-            raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
-        weighted = position_weighting and _is_packed(path)
+    for path, weight, order, where in listed(file):
         samples = open_samples(
             *(path, seq_length, f"{where}: path", vocab_size, seed),
-            position_weighting=weighted,
+            position_weighting=position_weighting and _is_packed(path),
+            split=split,
             document_end=document_end,
             convert=convert,
         )
