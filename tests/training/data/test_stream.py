@@ -266,6 +266,10 @@ def test_a_tokenizer_ends_documents_and_must_fit_the_model(tmp_path: Path) -> No
     path = f"stream:{tmp_path / 'texts.jsonl'}"
     given: dict[str, Any] = {"tokenizer": str(tmp_path), "shuffle_buffer": 1}
     assert rows([feed(path, batch=1, **given)], 1) == [[[2, 2, 2, 0, 1, 0] * 2 + [2, 2, 2, 0]]]
+    state = state_of([feed(path, **given)])
+    assert feed(path, **given).resume(state) is None
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "b"}')
+    assert "other data" in str(feed(path, **given).resume(state))
     made = Tokenizer(models.WordLevel({**words, "c": 256}, unk_token="a"))
     made.save(str(tmp_path / "large.json"))
     with pytest.raises(RequestError, match="has token ids up to 256, and the vocabulary of mamba-"):

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import pytest
 from tests.support.processes import descendants
 from tests.training.support.runs import ROOT, wait_for
 from training.data.arrow import Arrow
-from training.data.tokenize import blocks
+from training.data.tokenize import blocks, work
 from training.data.tokenize import tokenizer as encoder
 from training.data.tokenize.__main__ import tokenize
 from training.data.tokenize.tokenizer import Encoder, open_tokenizer
@@ -318,6 +319,44 @@ def test_a_full_disk_and_begun_work_of_another_request(
     assert again.returncode == 2
     assert "begun work of another request (other: seq_len)" in again.stderr
     assert run(place, *flags, "--seq_len=16").returncode == 0
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_set])
+def test_begun_work_does_not_go_on_with_other_texts_of_the_same_lengths(
+    place: Path, tmp_path: Path, write: Callable[[Path, list[str]], object]
+) -> None:
+    texts = ["Some Words " * 100] * 9
+    (tmp_path / "data").mkdir()
+    data = write(tmp_path / "data", texts)
+    begin(place, data, tmp_path / "set")
+    write(tmp_path / "data", [text.lower() for text in texts])
+    with pytest.raises(RequestError, match=r"begun work of another request \(other: content\)"):
+        make(place, data, tmp_path / "set", "--seq_len=16")
+
+
+def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
+    place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one word", "body": "two more"}\n' * 99)
+    shutil.copytree(place / "bpe", tmp_path / "bpe")
+    data = tmp_path / "a.jsonl"
+    begin(tmp_path, data, tmp_path / "set")
+    with pytest.raises(RequestError, match=r"another request \(other: text_column\)"):
+        make(tmp_path, data, tmp_path / "set", "--seq_len=16", "--text_column=body")
+    (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    with pytest.raises(RequestError, match=r"another request \(other: eos\)"):
+        make(tmp_path, data, tmp_path / "set", "--seq_len=16")
+
+
+def begin(place: Path, data: object, target: Path) -> None:
+    """Make a set as far as a run that is killed after its last shard."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(work, "_assemble", killed)
+        make(place, data, target, "--seq_len=16")
 
 
 def test_a_longer_row_than_the_tokenizer_states_is_a_warning(

@@ -295,7 +295,11 @@ class Stream:
             f"{tokenizer.name if not tokenizer.definition else ''} {tokenizer.fingerprint}",
             f"{reading.shuffle_buffer} {reading.seed}",
         ]
-        self.fingerprint = hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
+        # Checkpoints of earlier versions do not tell what ends a text.
+        self._earlier, self.fingerprint = (
+            hashlib.blake2b("\n".join(some).encode(), digest_size=16).hexdigest()
+            for some in (facts, [*facts, f"{tokenizer.eos}"])
+        )
         self.notes: Sequence[str] = ()
         if shards.count < reading.lanes:
             self.notes = [
@@ -363,7 +367,7 @@ class Stream:
         With another number of lanes the documents are divided otherwise: then the epoch that was
         under way begins again, in an order of its own.
         """
-        if state["fingerprint"] != self.fingerprint:
+        if state["fingerprint"] not in (self.fingerprint, self._earlier):
             return OTHER_DATA
         self.rewind()
         first = LanePlace(*map(int, state["first"].split()))

@@ -35,12 +35,15 @@ AT_ONCE = 10_000
 class Texts:
     """Documents by number. Small when it is sent to another process: the text stays on disk.
 
-    sizes (documents,): bytes of each in UTF-8, int64.
+    sizes (documents,): bytes of each in UTF-8, int64. content: another one once the texts are
+    changed, which the lengths may not show: the library's own fingerprint, of a set on disk by what
+    it was made of, of files by their paths and times, of a set of the hub by its revision.
     """
 
     dataset: Any
     column: str
     sizes: np.ndarray[Any, np.dtype[np.int64]]
+    content: str
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -85,6 +88,7 @@ def open_texts(
     kind = getattr(dataset.features[column], "dtype", "a structure")
     if kind not in ("string", "large_string"):
         raise RequestError(f"--text_column: {column!r} of {name} holds {kind}, not text")
+    content = str(dataset._fingerprint)
     dataset = dataset.select_columns([column])
     if dryrun:
         some = range(min(DRYRUN, len(dataset)))
@@ -93,7 +97,7 @@ def open_texts(
     sizes = np.concatenate([np.zeros(0, np.int64), *_sizes(dataset, column)])  # (documents,)
     if not sizes.any():
         raise RequestError(f"--dataset: {name} has no text in column {column!r}")
-    return Texts(dataset, column, sizes)
+    return Texts(dataset, column, sizes, content)
 
 
 def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:

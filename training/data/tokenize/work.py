@@ -105,12 +105,21 @@ class Job:
         return work_folder(self.target)
 
     def request(self) -> dict[str, Any]:
-        """Everything that the bytes of the set follow from."""
+        """Tell what the set is, wherever its texts lie."""
         return {
             "text": self.texts.fingerprint,
             "tokenizer": self.tokenizer.fingerprint,
             "append_eos": self.append_eos,
+            "eos": self.tokenizer.eos if self.append_eos else None,
             **({"layout": self.layout} if self.layout else {"seq_len": self.seq_len}),
+        }
+
+    def journal(self) -> dict[str, Any]:
+        """Everything that the bytes of a shard follow from: only the same goes on."""
+        return {
+            **self.request(),
+            "text_column": self.texts.column,
+            "content": self.texts.content,
         }
 
     def tokens(self, number: int) -> Path:
@@ -193,10 +202,10 @@ def _check_journal(job: Job) -> None:
     path = job.folder / JOURNAL
     if not path.exists():
         with whole(path) as file:
-            file.write(json.dumps(job.request(), indent=2).encode() + b"\n")
+            file.write(json.dumps(job.journal(), indent=2).encode() + b"\n")
         return
     found = json.loads(path.read_text())
-    other = [name for name, value in job.request().items() if found.get(name) != value]
+    other = [name for name, value in job.journal().items() if found.get(name) != value]
     if other:
         raise RequestError(
             f"--save_path: {job.folder} has the begun work of another request (other: "
