@@ -6,10 +6,13 @@ Data at such a URL is copied to each node before it is read. Light: no torch her
 from __future__ import annotations
 
 import hashlib
+import json
 import os
+import secrets
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +25,11 @@ if TYPE_CHECKING:
     from training.process_group import Group
 
 LINES_SOURCE = "lines:"
+VERSIONS = ("ETag", "etag", "blob_id", "mtime", "LastModified", "last_modified")
+"""What file systems call that which changes with a file's content."""
+PARTIAL = ".partial"
+ABANDONED = 86400.0
+"""Seconds after which a file that was being copied is that of a copy that was killed."""
 
 
 def is_url(path: str) -> bool:
@@ -58,7 +66,7 @@ def first_line(error: BaseException) -> str:
 def fetch_data(config: Config, group: Group, say: Callable[[str], None]) -> Config:
     """Copy what is at URLs, and name the copies instead; a collective call.
 
-    The first rank of each node copies, to data_cache; what is there in full is not copied again.
+    The first rank of each node copies, to data_cache, what is not there as it is at the URL.
     Raises RequestError for a URL that has nothing, TrainingError where it cannot be copied.
     """
     data = config.data
@@ -89,20 +97,64 @@ def _fetch_source(
 
 
 def _copy(url: str, folder: Path, setting: str) -> int:
-    """Copy the files of a URL, or those that its pattern means; how many there are."""
+    """Make a folder hold the files of a URL, or those that its pattern means; how many there are.
+
+    A listing beside the folder tells of which version each copy is. Copies of other versions, and
+    of files that are gone, are removed before it is written: what is there then is of the listing,
+    also where the copying was killed. Hidden files that are no copies stay.
+    """
     fs, root = open_url(url, setting)
+    listing = folder.with_name(f"{folder.name}.json")
     with one_line_errors(f"{setting}: {url} cannot be copied to {folder}"):
         base, _, last = root.rpartition("/")
         is_pattern = any(sign in last for sign in "*?[")
         files = fs.glob(root, detail=True) if is_pattern else fs.find(root, detail=True)
-        for path, about in files.items():
-            copy = folder / os.path.relpath(path, base if is_pattern else root)
-            if copy.is_file() and copy.stat().st_size == about["size"]:
+        if not files:
+            raise RequestError(f"{setting}: {url} has no files")
+        names = {path: os.path.relpath(path, base if is_pattern else root) for path in files}
+        there = {names[path]: [about["size"], _version(about)] for path, about in files.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        before: dict[str, Any] = {}
+        with suppress(FileNotFoundError, ValueError):
+            before = json.loads(listing.read_text())
+        _remove_others(folder, there, before)
+        with _whole(listing) as half:
+            half.write_text(json.dumps(there))
+        for path, name in names.items():
+            copy = folder / name
+            if copy.is_file() and copy.stat().st_size == files[path]["size"]:
                 continue
             copy.parent.mkdir(parents=True, exist_ok=True)
-            partial = copy.with_name(f".{copy.name}.{os.getpid()}.partial")
-            fs.get_file(path, str(partial))
-            partial.replace(copy)
-    if not files:
-        raise RequestError(f"{setting}: {url} has no files")
+            with _whole(copy) as half:
+                fs.get_file(path, str(half))
     return len(files)
+
+
+def _version(about: Mapping[str, Any]) -> str:
+    """Tell what changes with a file's content, in the words of its file system."""
+    return next((str(about[key]) for key in VERSIONS if about.get(key)), "")
+
+
+def _remove_others(folder: Path, there: Mapping[str, Any], before: Mapping[str, Any]) -> None:
+    """Remove copies that are not of what is there, and parts of files that killed copies left."""
+    for file in [one for one in folder.rglob("*") if one.is_file()]:
+        name = file.relative_to(folder).as_posix()
+        with suppress(FileNotFoundError):  # another node may copy to the same folder
+            if name not in before and any(part.startswith(".") for part in Path(name).parts):
+                since = time.time() - file.stat().st_mtime
+                goes = file.suffix == PARTIAL and since > ABANDONED
+            else:
+                goes = name not in there or there[name] != before.get(name)
+            if goes:
+                file.unlink()
+
+
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
+    """Give a file to write, which takes the place of another once it is whole."""
+    half = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PARTIAL}")
+    try:
+        yield half
+        half.replace(path)
+    finally:
+        half.unlink(missing_ok=True)
