@@ -1,7 +1,8 @@
 """Sharded checkpoints by torch's distributed checkpoint: every rank writes what it owns.
 
 Inside: model, optimizer and the random state of every rank; step, tokens and the place in the data
-are in the manifest. The learning rate is a function of the step, so it needs no state.
+are in the manifest. The learning rate is a function of the step, so it needs no state; the other
+settings of the optimizer are those that a run is started with.
 """
 
 from __future__ import annotations

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_state_dict,
+)
 
 from training import compat
 from training.config.config import Config
@@ -59,24 +63,27 @@ class Backend:
     def state(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
         """Collect {"model", "optimizer"} by parameter name, a tied parameter once.
 
-        The tensors are the living ones, or stand for them in `restore`.
+        The tensors are the living ones, or stand for them in `restore`. The optimizer's settings
+        are not among it: those that a run is started with count.
         """
         weights, moments = get_state_dict(model, optimizer)
         for second in _tied(model):
             del weights[second]
+        del moments["param_groups"]
         return {"model": weights, "optimizer": moments}
 
     def restore(
         self, model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
     ) -> None:
         """Put a state, as `state` gave it and a checkpoint has filled it, into what it is of."""
+        groups = get_optimizer_state_dict(model, optimizer)["param_groups"]
         for second, first in _tied(model).items():
             state["model"][second] = state["model"][first]
         set_state_dict(
             model,
             optimizer,
             model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
+            optim_state_dict={**state["optimizer"], "param_groups": groups},
         )
 
     def copier(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -20,10 +22,11 @@ def make_optimizer(
     the parameters may be in the host's memory (cpu_offload).
     """
     named = [(p, config.decay_all or decays(n)) for n, p in model.named_parameters()]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p, decayed in named if decayed], "weight_decay": config.weight_decay},
         {"params": [p for p, decayed in named if not decayed], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]  # torch 2.2 restores no empty ones
     held = next(model.parameters()).device.type
     return torch.optim.AdamW(
         groups,

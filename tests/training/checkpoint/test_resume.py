@@ -14,6 +14,7 @@ from tests.support import warm
 from tests.support.processes import descendants
 from tests.training.support.runs import (
     COLD,
+    ENGINES,
     TINY,
     kill_tree,
     losses,
@@ -208,3 +209,21 @@ def test_a_setting_that_is_another_on_resumption_is_reported(
     assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in shown
     assert "min_lr: the checkpoint was made with 1e-05, this is 0" in shown
     assert all("what was asked for now counts" in line for line in warnings)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_optimizers_settings_can_be_others_on_resumption(
+    tmp_path: Path, data: str, undisturbed: Any, engine: str
+) -> None:
+    """Of all parameters, of some as before, and back: what each step does is what is asked for."""
+    decayed, spared = ("--decay_all=True", "--weight_decay=30"), ("--weight_decay=0",)
+    spread = f"--fsdp_engine={engine}"
+    done = resume(tmp_path, data, undisturbed, 2, spread, *decayed)
+    assert done.returncode == 0, done.stderr
+    assert "weight_decay: the checkpoint was made with 0.1, this is 30.0; what was" in done.stdout
+    assert losses(tmp_path)[0] == pytest.approx(losses(undisturbed)[20], abs=1e-5)
+    assert losses(tmp_path)[1] != pytest.approx(losses(undisturbed)[21], abs=1e-3)
+    for length, more in ((31, decayed), (32, spared)):
+        done = run(2, *flags(tmp_path, data, spread, *more, f"--num_steps={length}"))
+        assert done.returncode == 0, done.stderr
+        assert [line["step"] for line in steps(tmp_path)][-1] == length

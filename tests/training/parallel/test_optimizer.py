@@ -1,19 +1,24 @@
 """The optimizer."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from tests.training.support.families import HYBRIDS
+from tests.training.support.families import HYBRIDS, filled
 from training.config.config import OptimConfig
 from training.models import MambaConfig, build, preset
 from training.models.mamba import Mamba
+from training.parallel.backend import find_backend
 from training.parallel.optimizer import clip_gradients, decays, make_optimizer
+
+CPU = torch.device("cpu")
 
 
 def test_decay_spares_what_it_should() -> None:
     with torch.device("meta"):
         model = Mamba(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
-    decayed, spared = make_optimizer(model, OptimConfig(), torch.device("cpu")).param_groups
+    decayed, spared = make_optimizer(model, OptimConfig(), CPU).param_groups
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     mixer = "backbone.layers.0.mixer."
     assert {names[id(parameter)] for parameter in spared["params"]} == {
@@ -35,6 +40,38 @@ def test_decay_is_for_matrices(name: str) -> None:
     found = {key for key, parameter in model.named_parameters() if decays(key)}
     matrices = {key for key, parameter in model.named_parameters() if parameter.dim() > 1}
     assert found == matrices
+
+
+def optimized(**optim: Any) -> tuple[torch.nn.Module, torch.optim.AdamW]:
+    """A model and its optimizer, which have taken two steps."""
+    model = filled(MambaConfig(d_model=32, n_layer=1, vocab_size=64))
+    optimizer = make_optimizer(model, OptimConfig(**optim), CPU)
+    for _ in range(2):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)  # the parameter's shape
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("now", [False, True])
+def test_a_restored_optimizer_has_the_settings_that_were_asked_for(before: bool, now: bool) -> None:
+    """The moments are the checkpoint's."""
+    backend = find_backend("fsdp")
+    old_model, old = optimized(decay_all=before)
+    settings = {"decay_all": now, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6}
+    model, optimizer = optimized(**settings)
+    backend.restore(model, optimizer, backend.state(old_model, old))
+    asked = make_optimizer(model, OptimConfig(**settings), CPU)
+    for group, wanted in zip(optimizer.param_groups, asked.param_groups, strict=True):
+        assert [id(one) for one in group["params"]] == [id(one) for one in wanted["params"]]
+        for name in ("weight_decay", "betas", "eps", "fused"):
+            assert group[name] == wanted[name]
+    for mine, theirs in zip(model.parameters(), old_model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+        for name, value in old.state[theirs].items():
+            assert torch.equal(optimizer.state[mine][name], value)
 
 
 def test_clipping_gives_the_norm_before() -> None:

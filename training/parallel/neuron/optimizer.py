@@ -199,15 +199,7 @@ class MasterAdamW(torch.optim.AdamW):
             moments[name] = {"step": states[0]["step"]}
             for moment in MOMENTS:
                 moments[name][moment] = self._boxes(pieces, [one[moment] for one in states])
-        groups: list[dict[str, Any]] = []
-        for group in self.param_groups:
-            kept = {id(one) for one in group["params"]}
-            names = {p.place.name: None for p in self.pieces if id(p.master) in kept}
-            groups.append({**group, "params": list(names)})
-        return {
-            "model": weights,
-            "optimizer": {"state": moments, "param_groups": groups},
-        }
+        return {"model": weights, "optimizer": {"state": moments}}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Take over what a checkpoint has put into `checkpointed`."""
