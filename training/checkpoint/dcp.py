@@ -8,7 +8,7 @@ settings of the optimizer are those that a run is started with.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -161,10 +161,15 @@ class Amount:
 
 
 def load(
-    found: FoundCheckpoint, state: dict[str, Any], group: Group, expected: dict[str, Any]
+    found: FoundCheckpoint,
+    state: dict[str, Any],
+    group: Group,
+    expected: dict[str, Any],
+    say: Callable[[str], None],
 ) -> Amount:
     """Read a checkpoint into a state's tensors, and this rank's random state; any number of ranks.
 
+    A GPU's random state stays what it is where the checkpoint was made without one, as `say` tells.
     Raises RequestError listing every field in which the model differs from `expected`.
     """
     path, record = found.path, found.record
@@ -175,16 +180,27 @@ def load(
     ]
     if differing:
         raise RequestError("\n  - ".join([f"{path} is of another model:", *differing]))
-    random = _random(group.device)
-    state = dict(state)
-    if group.rank < record.world_size:
-        state["random"] = {_of(group): random}
     reader = MemoryReader(path, record, found.sources, group)
+
+    def stored() -> Container[str]:
+        with _reporting(path):
+            names: Container[str] = reader.read_metadata().state_dict_metadata
+        return names
+
+    names = group.together(stored)
+    own = _random(group.device)
+    random = {name: own[name] for name in own if f"random.{_of(group)}.{name}" in names}
+    state = dict(state)
+    if random:  # a rank more than there were has none
+        state["random"] = {_of(group): random}
     with _reporting(path):
         dcp.load(state, storage_reader=reader, process_group=group.control)
-    torch.set_rng_state(random["cpu"])
+    if "cpu" in random:
+        torch.set_rng_state(random["cpu"])
     if "cuda" in random:
         torch.cuda.set_rng_state(random["cuda"], group.device)
+    elif random and "cuda" in own:
+        say(f"{path} was made without a GPU: the random numbers of GPUs begin with the seed")
     amounts = group.gather((reader.in_memory, reader.on_disk))
     return Amount(sum(one for one, _ in amounts), sum(one for _, one in amounts))
 

@@ -264,7 +264,7 @@ def _load(
 ) -> tuple[dict[str, Any], dcp.Amount] | None:
     """Read a checkpoint into a state; None: not with what is in memory, disks are to be read."""
     try:
-        return state, dcp.load(found, state, group, model_identity(config))
+        return state, dcp.load(found, state, group, model_identity(config), say)
     except TrainingError as error:
         if isinstance(error, RequestError) or not found.sources.holders:
             raise

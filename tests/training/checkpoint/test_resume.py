@@ -227,3 +227,33 @@ def test_the_optimizers_settings_can_be_others_on_resumption(
         done = run(2, *flags(tmp_path, data, spread, *more, f"--num_steps={length}"))
         assert done.returncode == 0, done.stderr
         assert [line["step"] for line in steps(tmp_path)][-1] == length
+
+
+OF_A_GPU = """
+import sys
+import torch
+from training import mamba_fsdp
+from training.checkpoint import dcp
+from training.entrypoint import enter, leave
+random = dcp._random
+dcp._random = lambda device: {**random(device), "cuda": torch.zeros(16, dtype=torch.uint8)}
+leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+"""
+"""Ranks that have, and save, the random state of a GPU too; there is none to give it to."""
+
+
+def test_from_a_cpu_to_a_gpu_and_back(tmp_path: Path, data: str, undisturbed: Any) -> None:
+    """What the checkpoint has no random state of is not asked of it."""
+    program = tmp_path / "of_a_gpu.py"
+    program.write_text(OF_A_GPU)
+    folder, line = tmp_path / "checkpoints", "was made without a GPU: the random numbers of GPUs"
+    shutil.copytree(undisturbed / "checkpoints" / "step_20_ckp", folder / "step_20_ckp")
+    asked = flags(tmp_path, data, "--checkpoint_interval=5")
+    on_gpu = run(2, *asked, program=(str(program),))
+    assert on_gpu.returncode == 0, on_gpu.stderr
+    assert on_gpu.stdout.count(line) == 1
+    shutil.rmtree(folder / f"step_{STEPS}_ckp")
+    back = run(2, *asked)
+    assert back.returncode == 0, back.stderr
+    assert f"resumed from {folder}/step_25_ckp" in back.stdout and line not in back.stdout
+    assert steps(tmp_path) == steps(undisturbed)[20:]
