@@ -18,6 +18,7 @@ from torch import nn
 
 from training import compat, manifest
 from training.config.config import Config, RunConfig
+from training.config.lr_schedule import ScheduleConfig
 from training.errors import RequestError
 from training.parallel.backend import find_backend
 from training.trainer.run import set_up
@@ -38,9 +39,12 @@ def replayed(config: Config, scratch: str) -> Config:
         eval_dataset_path="",
         eval_batch_size=0,
     )
+    # One in tokens need not fit the fewer of a replay; any rates do that are the same on all nodes.
+    schedule = ScheduleConfig(name="constant", min_lr=0.0, warmup=0.0)
     return replace(
         config,
         data=data,
+        optim=replace(config.optim, schedule=schedule),
         run=RunConfig(
             **kept,
             save_ckpt_path=scratch,

@@ -201,6 +201,15 @@ def test_good_nodes(run: list[str], tmp_path: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_schedule_in_tokens(run: list[str], tmp_path: Path) -> None:
+    """A replay has fewer tokens than the run, whose warm-up would be longer than all of them."""
+    schedule = ("--schedule=wsd", "--t_warmup=5000tok", "--gradient_accumulation=8")
+    ended = nodes(2, ("--steps", "2", "--", *run, *schedule), tmp_path)
+    assert [code for code, _, _ in ended] == [0, 0], ended
+    assert "2 nodes give the same bits for steps 7 to 8: no node is bad" in ended[0][1]
+
+
+@pytest.mark.processes
 def test_a_flipped_bit(run: list[str], tmp_path: Path, flip: dict[str, str]) -> None:
     ended = nodes(3, ("--steps", "3", "--", *run), tmp_path, bad=flip)
     assert [code for code, _, _ in ended] == [87, 87, 87], ended
