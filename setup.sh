@@ -241,15 +241,24 @@ closed=$(find "$venv" ./*.egg-info -type d ! -writable -print -quit 2>/dev/null)
 [ -z "$closed" ] || fail "$PWD/$closed belongs to $(stat -c %U "$closed"), not to $user" \
     "sudo chown -R $user $PWD"
 
-# Only one at a time; what a killed one has left running (pip, say) holds the lock on.
+# Only one at a time; what a killed one has left running (pip, say) holds the lock on. Over NFS only
+# a file that is open for writing can be locked, and a script that is cannot be started.
 if [ -z "${SQSHFORGE_SETUP:-}" ] && command -v flock >/dev/null; then
     export SQSHFORGE_SETUP=locked
-    exec 9<setup.sh
-    if ! flock --nonblock 9; then
+    if (exec 9<>pyproject.toml) 2>/dev/null; then exec 9<>pyproject.toml; else exec 9<pyproject.toml; fi
+    refused=0
+    flock --nonblock 9 2>/dev/null || refused=$?
+    case $refused in
+    0) ;;
+    1) # another one holds it
         echo "waiting for another set-up of this checkout"
         flock 9
         exec ./setup.sh "$goal" # it may be done
-    fi
+        ;;
+    *)
+        echo "note: this file system has no locks: set up this checkout from one place at a time" >&2
+        ;;
+    esac
 fi
 
 [ -z "$notes" ] || echo "${notes#?}" >&2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -245,6 +246,67 @@ def test_a_checkout_of_another_user_is_reported(machine: Machine) -> None:
     assert done.returncode == 3
     assert f"error: {machine.checkout} belongs to root, and nobody cannot write" in done.stderr
     assert "use a checkout of your own" in done.stderr
+
+
+# As over NFS, where what is open for reading alone takes no lock that excludes others.
+NFS_FLOCK = """#!/bin/sh
+case $(grep flags: /proc/self/fdinfo/9) in
+*2) exec {flock} "$@" ;;
+esac
+echo "flock: 9: Bad file descriptor" >&2
+exit 65
+"""
+
+
+def started(machine: Machine) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        machine.argv(user=True),
+        cwd=machine.checkout,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def test_two_set_ups_over_nfs_wait_for_each_other(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    machine.has_program("flock", NFS_FLOCK.format(flock=shutil.which("flock")))
+    (machine.checkout / "hold").touch()
+    with started(machine) as first:
+        try:
+            assert containers.until((machine.checkout / "begun").exists)
+            with started(machine) as second:
+                assert second.stdout is not None
+                said = second.stdout.readline()
+                (machine.checkout / "hold").unlink()
+                assert said == "waiting for another set-up of this checkout\n"
+                assert second.stdout.read() == "" and second.wait(timeout=300) == 0
+        finally:
+            (machine.checkout / "hold").unlink(missing_ok=True)
+        assert first.stdout is not None and first.stdout.read() == "making .venv\n"
+    assert machine.is_set_up
+    assert (machine.checkout / "pyproject.toml").read_text() == PYPROJECT
+
+
+def test_a_file_system_without_locks_is_noted(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    machine.has_program("flock", "#!/bin/sh\necho 'flock: 9: No locks' >&2\nexit 71\n")
+    done = machine.run(user=True)
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+    assert done.stderr == (
+        "note: this file system has no locks: set up this checkout from one place at a time\n"
+    )
+
+
+def test_files_of_another_user_in_a_checkout_that_is_writable(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    for name in ("setup.sh", "pyproject.toml"):
+        os.chown(machine.checkout / name, 0, 0)
+    done = machine.run(user=True)
+    assert (done.returncode, done.stderr) == (0, "") and machine.is_set_up
 
 
 def test_the_real_set_up_of_an_ordinary_user_without_sudo(user: User) -> None:

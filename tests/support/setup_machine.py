@@ -77,8 +77,13 @@ class Machine:
 
     def has(self, *programs: str) -> None:
         for name in programs:
-            (self.tools / name).write_text("#!/bin/sh\nexit 0\n")
-            (self.tools / name).chmod(0o755)
+            self.has_program(name, "#!/bin/sh\nexit 0\n")
+
+    def has_program(self, name: str, text: str) -> None:
+        """A stand-in, also for one of the shell's tools, which are links to this machine's own."""
+        (self.tools / name).unlink(missing_ok=True)
+        (self.tools / name).write_text(text)
+        (self.tools / name).chmod(0o755)
 
     def has_apt(self, index: Sequence[str]) -> None:
         """apt-get, with these packages in its index."""
@@ -89,14 +94,12 @@ class Machine:
         )
         text = APT.format(place=self.place, brings=brings, index=" ".join(index))
         for name in ("apt-get", "apt-cache", "dpkg"):
-            (self.tools / name).write_text(text)
-            (self.tools / name).chmod(0o755)
+            self.has_program(name, text)
 
     def has_sudo(self) -> None:
         """One that notes what it is used for. It needs no right here: the stand-ins need none."""
         text = f'#!/bin/sh\necho "sudo $*" >> {self.place}/calls\nexec "$@"\n'
-        (self.tools / "sudo").write_text(text)
-        (self.tools / "sudo").chmod(0o755)
+        self.has_program("sudo", text)
 
     def calls(self) -> list[str]:
         return (self.place / "calls").read_text().splitlines()
