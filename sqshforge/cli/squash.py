@@ -203,7 +203,7 @@ def run(
     default="sbcast",
     help="Slurm's tree, or each node for itself [sbcast].",
 )
-@click.option("--look", is_flag=True, help="Make DIR; exit code 1 if it lacks the copy.")
+@click.option("--look", is_flag=True, help="Exit code 1 if DIR lacks the copy; room is made.")
 @click.option(
     "--arrived", type=click.Path(path_type=Path), help="A copy on that disk: check and take it."
 )
@@ -225,9 +225,9 @@ def stage(
     from sqshforge.squash import stage as staging
 
     file, folder, most = file.absolute(), folder.absolute(), size(limit)
+    arrived = arrived and arrived.absolute()
     if look:
-        there = staging.is_there(staging.Identity.of(file), folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        there = staging.look(file, folder, most, Reporter(), arrived)
         sys.exit(0 if there else staging.LACKING)
     if all_nodes:
         tree = by == "sbcast"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,22 +75,41 @@ def stage(
     is no squash file, `MissingError` where there is no room, and `WorkError` where what was copied
     is not what the record says.
     """
-    identity = Identity.of(file)
-    place = place_of(identity, folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    waiting = f"waiting for another copy to {folder}"
-    with exclusive(folder / ".stage.lock", waiting, reporter):
-        if is_there(identity, folder):
-            reporter.say(f"{place}: there already")
-            if arrived is not None:
-                arrived.unlink(missing_ok=True)
-        else:
-            remove_leftovers(place)
-            _make_room(folder, identity.size, limit)
-            with reporter.track(f"copy {file.name} to {folder}"):
-                _copy(file, identity, place, arrived)
-        os.utime(place)
+    try:
+        identity = Identity.of(file)
+        place = place_of(identity, folder)
+        with _alone(folder, reporter):
+            if is_there(identity, folder):
+                reporter.say(f"{place}: there already")
+            else:
+                remove_leftovers(place)
+                _make_room(folder, identity.size, limit, arrived)
+                with reporter.track(f"copy {file.name} to {folder}"):
+                    _copy(file, identity, place, arrived)
+            os.utime(place)
+    finally:
+        if arrived is not None:
+            arrived.unlink(missing_ok=True)
     return place
+
+
+def look(
+    file: Path, folder: Path, limit: int, reporter: Reporter, arrived: Path | None = None
+) -> bool:
+    """Whether a folder has the copy of a file; if it lacks it, room is made for one.
+
+    What brings the copy to `arrived` next makes no room itself. Raises as `stage` does.
+    """
+    identity = Identity.of(file)
+    with _alone(folder, reporter):
+        if arrived is not None:
+            arrived.unlink(missing_ok=True)  # of this job's start that was killed
+        if is_there(identity, folder):
+            return True
+        remove_leftovers(place_of(identity, folder))
+        _make_room(folder, identity.size, limit)
+        require_space(folder, identity.size, "a copy on this node")
+    return False
 
 
 def stage_everywhere(
@@ -114,11 +134,12 @@ def stage_everywhere(
     each = ("srun", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
     if tree:
-        looked = programs.attempt([*each, *words, "--look"])
+        arrived = folder / f".{number}.sqsh"
+        brought = (*words, f"--arrived={arrived}")
+        looked = programs.attempt([*each, *brought, "--look"])
         if looked.code == LACKING:
-            arrived = folder / f".{number}.sqsh"
             programs.capture(["sbcast", "--force", str(file), str(arrived)])
-            words = (*words, f"--arrived={arrived}")
+            words = brought
         elif looked.code != 0:
             raise WorkError(f"srun failed: {looked.err.strip()}", where=str(folder))
     programs.follow([*each, *words], reporter.say)
@@ -150,19 +171,32 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
         written.unlink(missing_ok=True)
 
 
-def _make_room(folder: Path, needed: int, limit: int) -> None:
-    """Remove the least recently used copies until one more fits into the limit."""
-    copies = sorted(folder.glob("*.sqsh"), key=lambda one: one.stat().st_mtime)
+@contextmanager
+def _alone(folder: Path, reporter: Reporter) -> Iterator[None]:
+    """Hold the lock of a folder of copies, which is made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    waiting = f"waiting for another copy to {folder}"
+    with exclusive(folder / ".stage.lock", waiting, reporter):
+        yield
+
+
+def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = None) -> None:
+    """Remove the least recently used copies until one more fits into the limit.
+
+    `arrived` is that one. What else was brought is a copy, as its job may have been killed.
+    """
+    found = (one for one in folder.glob("*.sqsh") if one != arrived)
+    copies = sorted(found, key=lambda one: one.stat().st_mtime)
     taken = sum(one.stat().st_size for one in copies)
     now = time.time()
     for one in copies:
         if taken + needed <= limit:
             return
-        found = one.stat()
-        if now - found.st_mtime > IN_USE:
+        facts = one.stat()
+        if now - facts.st_mtime > IN_USE:
             request.record_path(one).unlink(missing_ok=True)
             one.unlink()
-            taken -= found.st_size
+            taken -= facts.st_size
     if taken + needed > limit:
         raise MissingError(
             f"the copy does not fit: it takes {human(needed)}, others in use {human(taken)}, and "

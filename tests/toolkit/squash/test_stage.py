@@ -95,6 +95,37 @@ def test_a_copy_that_was_brought_is_checked_and_moved(file: Path, tmp_path: Path
     assert Path(done.stdout.splitlines()[-1]).read_bytes() == file.read_bytes()
 
 
+def test_a_copy_that_was_brought_counts_once(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    arrived = disk / ".7.sqsh"
+    arrived.write_bytes(file.read_bytes())
+    limit = file.stat().st_size + 1000
+    done = command("stage", file, disk, "--arrived", arrived, "--limit", str(limit))
+    assert done.returncode == 0, done.stderr
+    assert not arrived.exists()
+    arrived.write_bytes(b"of a start that was killed")
+    other = packed(tmp_path, "b")
+    brought = ("--arrived", arrived, "--limit", str(limit))
+    assert command("stage", other, disk, *brought).returncode == 3
+    assert not arrived.exists()
+
+
+def test_a_look_makes_the_room_that_sbcast_takes(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
+    other = packed(tmp_path, "b")
+    look = ("--look", "--limit", str(file.stat().st_size + 1000))
+    done = command("stage", other, disk, *look)
+    assert done.returncode == 3 and "STAGE_LIMIT" in done.stderr
+    age(copy)
+    assert command("stage", file, disk, *look).returncode == 0 and copy.exists()
+    left = disk / ".7.sqsh"
+    left.write_bytes(b"of a start that was killed")
+    assert command("stage", other, disk, *look, "--arrived", left).returncode == staging.LACKING
+    assert list(disk.iterdir()) == []
+
+
 def test_of_many_one_copies(file: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with ThreadPoolExecutor(8) as pool:
