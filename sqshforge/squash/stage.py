@@ -131,7 +131,8 @@ def stage_everywhere(
     number = job.get("SLURM_JOB_ID")
     if not number:
         raise RequestError("this is not a Slurm job", fix="leave --all-nodes out, or use sbatch")
-    each = ("srun", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
+    # -K0: a node that lacks the copy must not end the looks of others (KillOnBadExit=1).
+    each = ("srun", "-K0", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
     if tree:
         arrived = folder / f".{number}.sqsh"

@@ -126,6 +126,49 @@ def test_a_look_makes_the_room_that_sbcast_takes(file: Path, tmp_path: Path) -> 
     assert list(disk.iterdir()) == []
 
 
+# Two nodes, each with a disk of its own. Without -K0 this srun ends all when one fails, as by
+# KillOnBadExit=1 of slurm.conf.
+SRUN = """#!/bin/bash
+disk={disk}
+code=0
+ending=1
+while [[ $1 == -* ]]; do if [[ $1 == -K0 ]]; then ending=; fi; shift; done
+for node in 1 2; do
+    "${{@//$disk/$disk-$node}}" || code=$?
+    if [[ $code != 0 && -n $ending ]]; then exit 137; fi
+done
+exit $code
+"""
+SBCAST = """#!/bin/bash
+disk={disk}
+for node in 1 2; do cp "$2" "${{3//$disk/$disk-$node}}"; done
+echo sbcast >> $disk.calls
+"""
+
+
+def test_of_two_nodes_one_has_it_already(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, tools = tmp_path / "disk", tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("sbcast", SBCAST)):
+        (tools / name).write_text(text.format(disk=disk))
+        (tools / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    here = f"{disk}-2"
+    assert command("stage", file, here).returncode == 0
+    limit = str(file.stat().st_size + 1000)
+    for _ in range(2):
+        done = command("stage", file, disk, "--all-nodes", "--limit", limit)
+        assert done.returncode == 0, done.stderr
+        name = Path(done.stdout.splitlines()[-1]).name
+        for node in (1, 2):
+            found = sorted(one.name for one in Path(f"{disk}-{node}").iterdir())
+            assert found == [name, f"{name}.json"]
+    assert Path(f"{disk}.calls").read_text() == "sbcast\n"
+
+
 def test_of_many_one_copies(file: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     with ThreadPoolExecutor(8) as pool:
