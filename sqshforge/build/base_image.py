@@ -299,6 +299,7 @@ def _trusted(pinned: Path, folder: Path) -> Path:
     for key in (*sorted(TRUSTED.glob("*.gpg")), *sorted(TRUSTED.glob("*.asc")), pinned):
         if key.is_file():
             shutil.copyfile(key, folder / key.name)
+            (folder / key.name).chmod(0o644)
     return folder
 
 

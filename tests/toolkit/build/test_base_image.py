@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,15 @@ def test_apt_is_given_the_machine_s_keys_and_the_pinned_ones(root: Path, tmp_pat
     assert folder.stat().st_mode & 0o055 == 0o055
     names = {path.name for path in folder.iterdir()}
     assert names == {"bookworm.asc", *(path.name for path in TRUSTED.iterdir())}
+
+
+def test_apt_s_own_user_can_read_the_keys_under_a_strict_umask(root: Path, tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        folder = _trusted(root / "recipes/keys/bookworm.asc", tmp_path / "keys")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o644}
 
 
 def test_an_archive_has_the_parts_and_the_suites_that_the_recipe_names(root: Path) -> None:
