@@ -97,7 +97,11 @@ wanted() {
     squashfuse=squashfuse overlay=fuse-overlayfs engine=buildah without_engine=-
     # Amazon Linux 2023 packages neither buildah nor these two (docs/start/machines.md).
     if [ "$distribution" = amzn ]; then squashfuse=- overlay=- engine=docker; fi
-    if ! has buildah && docker version >/dev/null 2>&1; then without_engine="ENGINE=buildah"; fi
+    case $(docker --version 2>/dev/null) in
+    "Docker version "*) # and not podman by that name
+        if ! has buildah && docker version >/dev/null 2>&1; then without_engine="ENGINE=buildah"; fi
+        ;;
+    esac
     echo "buildah buildah $engine $without_engine"
     echo "netavark netavark netavark -"
     echo "mksquashfs squashfs-tools squashfs-tools -"

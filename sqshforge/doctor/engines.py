@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqshforge.doctor.finding import Finding, Host, tool
-from sqshforge.engine.docker import client_with_buildkit
+from sqshforge.engine.docker import client_with_buildkit, unfit
 from sqshforge.host import suggest
 
 BUILDAH = "buildah (builds images without a daemon)"
@@ -65,8 +65,9 @@ def _docker(host: Host) -> Finding:
     client = client_with_buildkit(host.programs)
     if client is None:
         found = host.programs.which("docker")
-        detail = f"{found} has no BuildKit" if found else "not found"
-        fix = "install its plugin docker-buildx" if found else host.install("docker")
+        why = unfit(found, host.programs) if found else None
+        detail = f"{found} {why[0]}" if why else "not found"
+        fix = why[1] if why else host.install("docker")
         return Finding(what, False, detail, f"{fix}; not needed beside buildah")
     asked = host.programs.attempt(
         [client, "version", "--format", "{{.Server.Version}}"], timeout=20

@@ -23,6 +23,10 @@ from sqshforge.platforms import Platform
 
 BUILDKIT = {"DOCKER_BUILDKIT": "1"}
 BUILDX_SINCE = 23  # from this client on BuildKit is a plugin of its own
+NO_BUILDKIT = (
+    "has no BuildKit: its buildx plugin is not installed",
+    "install the package docker-buildx (or docker-buildx-plugin)",
+)
 CUT = re.compile(r"rpc error: code = (Internal|Unavailable) desc = .*EOF")
 """What BuildKit says when it lost a connection of its own; seen with 20.10, in a build that was
 started just after another one was ended."""
@@ -55,17 +59,19 @@ class Docker:
     @classmethod
     def connect(cls, programs: Programs) -> Docker:
         """Docker, or a `MissingError` that says which part of it is missing."""
-        if programs.which("docker") is None:
+        first = programs.which("docker")
+        if first is None:
             raise MissingError(
                 "docker is not installed",
                 fix=f"{suggest.install(programs.which, 'docker')}, or ENGINE=buildah",
             )
         client = client_with_buildkit(programs)
         if client is None:
+            why, fix = unfit(first, programs) or NO_BUILDKIT
             raise MissingError(
-                "the docker client has no BuildKit: its buildx plugin is not installed",
-                where=str(programs.which("docker")),
-                fix="install the package docker-buildx (or docker-buildx-plugin)",
+                f"docker cannot build: the client {why}",
+                where=str(first),
+                fix=f"{fix}, or ENGINE=buildah",
             )
         docker = cls(client, programs)
         try:
@@ -200,16 +206,20 @@ def client_with_buildkit(programs: Programs) -> Path | None:
 
     Several clients may be installed; one without BuildKit cannot pass secrets to a build.
     """
-    for client in programs.all("docker"):
-        asked = programs.attempt([client, "--version"], timeout=20)
-        version = re.search(r"version (\d+)\.", asked.out)
-        if version is None:
-            continue
-        if int(version[1]) < BUILDX_SINCE:
-            return client
-        if programs.attempt([client, "buildx", "version"], timeout=20).code == 0:
-            return client
-    return None
+    return next((one for one in programs.all("docker") if unfit(one, programs) is None), None)
+
+
+def unfit(client: Path, programs: Programs) -> tuple[str, str] | None:
+    """Why a program by docker's name cannot build, and what fixes it; None for one that can."""
+    said = programs.attempt([client, "--version"], timeout=20).out.strip()
+    version = re.search(r"^Docker version (\d+)\.", said, re.MULTILINE)
+    if version is None:  # such as podman's, whose builds differ
+        line = said.partition("\n")[0] or "nothing"
+        return f"is not Docker's: it says {line}", suggest.install(programs.which, "docker")
+    if int(version[1]) < BUILDX_SINCE:
+        return None
+    has_plugin = programs.attempt([client, "buildx", "version"], timeout=20).code == 0
+    return None if has_plugin else NO_BUILDKIT
 
 
 def step(line: str) -> str:

@@ -150,11 +150,19 @@ def test_without_apt_get_the_packages_of_dnf_are_named_in_a_line(
 
 
 def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> None:
-    machine.has("dnf", "docker", "mksquashfs", "newuidmap")  # Amazon Linux 2023, at its best
+    machine.has("dnf", "mksquashfs", "newuidmap")  # Amazon Linux 2023, at its best
+    machine.has_program("docker", "#!/bin/sh\necho Docker version 25.0.8, build 0bab007\n")
     done = machine.run(user=True, system="amzn")
     assert done.returncode == 0 and machine.is_set_up, done.stderr
     shown = [line.split()[1] for line in done.stderr.splitlines()]
     assert shown == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
+
+
+def test_podman_under_docker_s_name_is_no_engine(machine: Machine) -> None:
+    machine.has("dnf", "mksquashfs", "newuidmap")
+    machine.has_program("docker", "#!/bin/sh\necho podman version 5.4.2\n")
+    done = machine.run(user=True, system="rocky")
+    assert done.returncode == 3 and "is without: buildah" in done.stderr
 
 
 def test_a_newer_python_beside_an_old_one_is_taken(machine: Machine) -> None:

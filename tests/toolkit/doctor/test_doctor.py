@@ -312,6 +312,21 @@ def test_a_docker_that_is_not_for_this_user_is_reported(machine: Make) -> None:
     assert found.fix == "sudo usermod --append --groups docker u, then log in again"
 
 
+def test_podman_under_docker_s_name_is_reported(machine: Make) -> None:
+    class Podman(Fake):
+        def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
+            if Path(argv[0]).name == "docker":
+                return Result((), 0, "podman version 5.4.2\n", "")
+            return super().attempt(argv, **given)
+
+    host = machine(besides=["docker"])
+    programs = Podman([*ALL, "docker"], {"buildah": "1.28.2"}, NATIVE, True)
+    found = one(Host(project=host.project, programs=programs, root=host.root, user="u"), "docker")
+    assert not found.ok and not found.needed
+    assert found.detail == "/usr/bin/docker is not Docker's: it says podman version 5.4.2"
+    assert "apt-get install docker.io; not needed beside buildah" in found.fix
+
+
 def test_too_little_room_tells_the_bytes(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "ROOM", 1e18)
     host = machine()

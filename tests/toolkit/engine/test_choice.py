@@ -101,6 +101,34 @@ def test_no_other_client_than_one_without_buildkit(
         engine.choose(None, Programs())
 
 
+PODMAN = """#!/bin/sh
+echo 'Emulate Docker CLI using podman. Create /etc/containers/nodocker to quiet msg.' >&2
+case $1 in
+--version) echo 'podman version 5.4.2' ;;
+buildx) echo 'buildah 1.39.3' ;;
+*) exit 1 ;;
+esac
+"""
+
+
+def test_podman_under_docker_s_name_is_not_taken_for_docker(
+    docker: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = tmp_path / "docker"
+    client.write_text(PODMAN)
+    client.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{CLIENT.parent}")
+    chosen = engine.choose(None, Programs())
+    assert isinstance(chosen, Docker) and chosen.client == CLIENT
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(Programs, "all", lambda self, name: [tmp_path / name])
+    assert engine.choose(None, Programs()).name == "buildah"
+    with pytest.raises(MissingError, match=r"not Docker's.*podman version 5\.4\.2") as caught:
+        engine.choose("docker", Programs())
+    assert caught.value.where == str(client)
+    assert "or ENGINE=buildah" in caught.value.fix
+
+
 def test_an_image_that_an_engine_does_not_have(docker: str) -> None:
     for name in engine.NAMES:
         assert engine.choose(name, Programs()).image("localhost/sqshforge-none:latest") is None
