@@ -240,10 +240,10 @@ fi
 [ -z "$made" ] || exit 0
 user=$(id -un 2>/dev/null) || user=$(id -u)
 [ -w . ] || fail "$PWD belongs to $(stat -c %U .), and $user cannot write there" \
-    "use a checkout of your own, or: sudo chown -R $user $PWD"
+    "use a checkout of your own, or: sudo chown -R $user '$PWD'"
 closed=$(find "$venv" ./*.egg-info -type d ! -writable -print -quit 2>/dev/null) || :
 [ -z "$closed" ] || fail "$PWD/$closed belongs to $(stat -c %U "$closed"), not to $user" \
-    "sudo chown -R $user $PWD"
+    "sudo chown -R $user '$PWD'"
 
 # Only one at a time; what a killed one has left running (pip, say) holds the lock on. Over NFS only
 # a file that is open for writing can be locked, and a script that is cannot be started.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pwd
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,7 @@ def not_ours(path: Path, folder: Path) -> MissingError:
     user = user_name()
     return MissingError(
         f"{path} belongs to {owner(path)}, and {user} cannot write there",
-        fix=f"sudo chown -R {user} {folder}  (or use a checkout of your own)",
+        fix=f"sudo chown -R {user} {shlex.quote(str(folder))}  (or use a checkout of your own)",
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -164,6 +165,6 @@ def _owners(host: Host) -> Iterator[Finding]:
                 f"{folder.name}/ is {host.user}'s",
                 closed is None,
                 "yes" if closed is None else f"{closed} belongs to {owner(closed)}",
-                f"sudo chown -R {host.user} {folder}",
+                f"sudo chown -R {host.user} {shlex.quote(str(folder))}",
                 needed=folder == host.project.build,
             )

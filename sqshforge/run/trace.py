@@ -10,6 +10,7 @@ and ptrace see calls and no page faults, and slow every one of them down; fanoti
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import tempfile
 from collections import Counter, deque
@@ -152,7 +153,7 @@ def default_command(image: Path) -> tuple[str, ...]:
         raise RequestError(
             "the image has no recipe, so there is no smoke test to start",
             where=str(image),
-            fix=f"name a command: sqshforge trace {image} -- COMMAND",
+            fix=f"name a command: sqshforge trace {shlex.quote(str(image))} -- COMMAND",
         )
     return command
 

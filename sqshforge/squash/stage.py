@@ -9,6 +9,7 @@ made: the lock is the kernel's, on the node's own file system.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -160,7 +161,7 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
             raise WorkError(
                 "the copy does not match the record",
                 where=f"{written.parent}, copied from {arrived or file}",
-                fix=f"sqshforge verify {file} tells whether the file is whole",
+                fix=f"sqshforge verify {shlex.quote(str(file))} tells whether the file is whole",
             )
         written.chmod(0o644)
         facts = request.record_path(file)

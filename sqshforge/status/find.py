@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
         raise RequestError(
             f"{what} is not a run's folder: it has no metrics.jsonl, no jobs/ID.jsonl and no "
             "config.json of a run",
-            fix=f"sqshforge status --root {what} lists the runs below it",
+            fix=f"sqshforge status --root {shlex.quote(what)} lists the runs below it",
         )
     looked = [str(folder.absolute())]
     if "/" not in what:

@@ -233,7 +233,7 @@ def test_root_s_environment_serves_a_user_until_it_must_change(machine: Machine)
     assert done.returncode == 3
     error, fix = done.stderr.splitlines()
     assert error == f"error: {machine.checkout}/.venv belongs to root, not to nobody"
-    assert fix == f"  fix:   sudo chown -R nobody {machine.checkout}"
+    assert fix == f"  fix:   sudo chown -R nobody '{machine.checkout}'"
     subprocess.run(shlex.split(fix.partition("sudo ")[2]), check=True)  # it is what makes it go on
     assert machine.run(user=True).returncode == 0 and machine.is_set_up
 
@@ -253,7 +253,9 @@ def test_a_checkout_of_another_user_is_reported(machine: Machine) -> None:
     done = machine.run(user=True)
     assert done.returncode == 3
     assert f"error: {machine.checkout} belongs to root, and nobody cannot write" in done.stderr
-    assert "use a checkout of your own" in done.stderr
+    assert (
+        f"use a checkout of your own, or: sudo chown -R nobody '{machine.checkout}'" in done.stderr
+    )
 
 
 # As over NFS, where what is open for reading alone takes no lock that excludes others.

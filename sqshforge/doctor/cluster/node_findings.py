@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -243,7 +244,7 @@ def _gpus(node: Node) -> Iterator[Finding]:
     yield Finding(what, bool(nvidia.cli), detail, fix, needed=by_enroot)
     if by_enroot:
         hook = f"{node.enroot.settings}/hooks.d/98-nvidia.sh"
-        fix = f"install enroot's package anew, or chmod +x {hook}"
+        fix = f"install enroot's package anew, or chmod +x {shlex.quote(hook)}"
         detail = hook if node.enroot.hook else f"{hook} is not there, or not executable"
         yield Finding("enroot's hook for GPUs", node.enroot.hook, detail, fix)
 

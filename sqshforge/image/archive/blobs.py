@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
+import shlex
 from pathlib import Path
 from typing import Protocol
 
@@ -68,7 +69,7 @@ class Tarred:
             program = {"gzip": "gunzip", "zstd": "unzstd", "bzip2": "bunzip2", "xz": "unxz"}[packed]
             raise RequestError(
                 f"{path} is compressed with {packed} as a whole, and is read in place",
-                fix=f"{program} --keep {path}",
+                fix=f"{program} --keep {shlex.quote(str(path))}",
             )
         reader = RegionReader(whole)
         stream = TarStream(lambda: reader.read(READ), self._where, reader.skip)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -15,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge import project
 from sqshforge.cli import main, workflow
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
+from sqshforge.project import not_ours
 from sqshforge.squash import request
 from tests.conftest import ROOT
 from tests.support import tiny_root
@@ -112,6 +115,31 @@ def test_of_every_command_on_a_file(
                 line, shell=True, cwd=tmp_path, env={**os.environ, **env}, capture_output=True
             )
             assert done.returncode == 0, (line, done.stderr)
+
+
+def test_the_fixes_of_errors_quote_their_paths(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "one two"
+    folder.mkdir()
+    compressed, bare = folder / "a.tar", folder / "bare.sqsh"
+    compressed.write_bytes(gzip.compress(b"x" * 2000))
+    bare.write_bytes(tiny.read_bytes())
+    commands: dict[str, list[str | Path]] = {
+        f"gunzip --keep '{compressed}'": [
+            "pack",
+            f"docker-archive:{compressed}",
+            "-o",
+            tmp_path / "o.sqsh",
+        ],
+        f"sqshforge status --root '{folder}' lists": ["status", folder],
+        f"sqshforge trace '{bare}' -- COMMAND": ["trace", bare],
+    }
+    for fix, words in commands.items():
+        done = Programs().attempt([SCRIPT, *words], cwd=tmp_path)
+        assert done.code != 0 and fix in done.err, done.err
+    owned = str(not_ours(folder, folder).fix)
+    assert f"sudo chown -R {project.user_name()} '{folder}'  (or" in owned
 
 
 def test_of_status(runs: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -325,6 +327,15 @@ def test_podman_under_docker_s_name_is_reported(machine: Make) -> None:
     assert not found.ok and not found.needed
     assert found.detail == "/usr/bin/docker is not Docker's: it says podman version 5.4.2"
     assert "apt-get install docker.io; not needed beside buildah" in found.fix
+
+
+def test_a_checkout_whose_path_has_a_space(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = machine()
+    home = Project(host.project.root / "one two")
+    home.build.mkdir(parents=True)
+    monkeypatch.setattr(doctor, "in_the_way", lambda folder: folder)
+    found = next(doctor._owners(replace(host, project=home)))
+    assert shlex.split(found.fix) == ["sudo", "chown", "-R", "u", str(home.build)]
 
 
 def test_too_little_room_tells_the_bytes(machine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
