@@ -81,8 +81,8 @@ def _next(project: Project, image: Path | None, nodes: int) -> str:
     if image is None:
         return suggest.make(project.root, "sqsh", TARGET="cpu-mamba")
     launcher = suggest.shown(project.root / "launch/mamba_fsdp.sbatch")
-    words = [f"IMAGE={suggest.shown(image)}", "sbatch", f"--nodes={nodes}", launcher]
-    return f"TRIAL=1 {shlex.join(words)}"
+    job = shlex.join(["sbatch", f"--nodes={nodes}", launcher])
+    return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {job}"
 
 
 def _header(plan: job.Plan, nodes: Sequence[Node], seconds: float) -> Iterator[str]:

@@ -18,6 +18,7 @@ import pytest
 
 from sqshforge import project
 from sqshforge.cli import main, workflow
+from sqshforge.doctor import cluster
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
@@ -115,6 +116,17 @@ def test_of_every_command_on_a_file(
                 line, shell=True, cwd=tmp_path, env={**os.environ, **env}, capture_output=True
             )
             assert done.returncode == 0, (line, done.stderr)
+
+
+def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path: Path) -> None:
+    image = tmp_path / "my images/a.sqsh"
+    line = cluster._next(project.Project(tmp_path), image, 2)
+    assignments = f"TRIAL=1 IMAGE='{image}' "
+    assert line == f"{assignments}sbatch --nodes=2 {tmp_path}/launch/mamba_fsdp.sbatch"
+    done = subprocess.run(
+        ["sh", "-c", f"{assignments} env"], capture_output=True, text=True, check=True
+    )
+    assert f"IMAGE={image}" in done.stdout.splitlines()
 
 
 def test_the_fixes_of_errors_quote_their_paths(
