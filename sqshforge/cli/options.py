@@ -48,6 +48,9 @@ def steps_of(
     return Steps(home, engine, Programs(), Reporter(), parameters, platform)
 
 
-def variables(platform: str | None) -> dict[str, str]:
-    """What a make command after this one takes for the same platform."""
-    return {"PLATFORM": platform} if platform else {}
+def variables(
+    platform: str | None, settings: tuple[str, ...] = (), engine: str | None = None
+) -> dict[str, str]:
+    """What a make command after this one takes for the same image, by the same engine."""
+    given = {"SET": " ".join(settings), "PLATFORM": platform, "ENGINE": engine}
+    return {name: value for name, value in given.items() if value}

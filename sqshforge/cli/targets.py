@@ -82,7 +82,7 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
         )
     rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
-    words = ({"SET": " ".join(settings)} if settings else {}) | variables(platform)
+    words = variables(platform, settings)
     click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target, **words)}")
 
 
@@ -246,7 +246,7 @@ def vendor(
     folder, bundle = steps.vendor(target)
     size = sum(one.path.stat().st_size for one in bundle.supplies)
     click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
-    words = {"OFFLINE": "1"} | variables(platform)
+    words = {"OFFLINE": "1"} | variables(platform, settings, engine)
     click.echo(f"next: {suggest.make(steps.project.root, 'image', TARGET=target, **words)}")
 
 
@@ -264,7 +264,7 @@ def build(target: str, settings: tuple[str, ...], platform: str | None, engine: 
     built = steps.build(target)
     state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
     click.echo(f"{built.source}: {state}, {human(built.image.size)}")
-    words = variables(platform)
+    words = variables(platform, settings, engine)
     click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target, **words)}")
 
 

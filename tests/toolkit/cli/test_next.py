@@ -15,10 +15,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from sqshforge import project
+from sqshforge.build.build import Built
+from sqshforge.build.inputs import Bundle
 from sqshforge.cli import main, workflow
 from sqshforge.doctor import cluster
+from sqshforge.engine import Image
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
@@ -127,6 +131,28 @@ def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path:
         ["sh", "-c", f"{assignments} env"], capture_output=True, text=True, check=True
     )
     assert f"IMAGE={image}" in done.stdout.splitlines()
+
+
+def test_a_build_with_other_parameters_is_packed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image(id="i", labels={}, size=1)
+    built = Built(name="n", image=image, source="buildah://n", seconds=0.0, up_to_date=True)
+    monkeypatch.setattr(workflow.Steps, "build", lambda *_: built)
+    monkeypatch.setattr(
+        workflow.Steps, "vendor", lambda *_: (tmp_path, Bundle(supplies=(), images={}))
+    )
+    given = ["--set", "X=Y", "--set", "A=b", "--engine", "buildah"]
+    for command, following in (
+        ("build", ["sqsh", "TARGET=cpu-mamba"]),
+        ("vendor", ["image", "TARGET=cpu-mamba", "OFFLINE=1"]),
+    ):
+        for words, settings in (([], []), (given, ["SET=X=Y A=b", "ENGINE=buildah"])):
+            monkeypatch.chdir(ROOT)
+            done = CliRunner(env={"ENGINE": ""}).invoke(main.cli, [command, "cpu-mamba", *words])
+            assert done.exit_code == 0, done.output
+            line = done.output.splitlines()[-1].removeprefix("next: ")
+            assert shlex.split(line) == ["make", *following, *settings]
 
 
 def test_the_fixes_of_errors_quote_their_paths(
