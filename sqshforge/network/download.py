@@ -153,5 +153,6 @@ def _wrong(name: str, wanted: str | None, found: str, where: str) -> WorkError:
         f"{name} has another checksum than the lock says:\n"
         f"    locked  {wanted}\n    found   {found}",
         where=where,
-        fix="do not use it: ask who changed it; if the change is intended, run sqshforge lock",
+        fix="do not use it: ask who changed it; if the change of an archive is intended, write the "
+        "new sum as archives.NAME.sha256 in the recipe, then sqshforge lock TARGET",
     )

@@ -34,6 +34,21 @@ def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
     assert f"archive data, {other}: its host did not answer" in dropped.unlocked
 
 
+def test_an_archive_that_was_changed_is_locked_by_the_sum_in_the_recipe(
+    index: Index, tmp_path: Path
+) -> None:
+    place = tmp_path / "data.tar.gz"
+    place.write_bytes(b"data")
+    before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
+    place.write_bytes(b"changed")
+    shutil.rmtree(tmp_path / "build")
+    kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})
+    assert kept.archives == before.archives
+    pinned = {"data": {"url": ARCHIVE, "sha256": sha256(place)}}
+    changed = resolved(tmp_path, index, before, archives=pinned)
+    assert [one.sha256 for one in changed.archives] == [sha256(place)]
+
+
 def test_an_archive_is_locked_from_the_first_address_that_answers(
     index: Index, tmp_path: Path
 ) -> None:

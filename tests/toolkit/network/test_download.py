@@ -128,6 +128,7 @@ def test_a_wrong_sum_is_reported_with_both_and_nothing_stays(host: Web, tmp_path
     assert SUM in caught.value.what
     assert hashlib.sha256(b"something else").hexdigest() in caught.value.what
     assert caught.value.where == host.url + PATH
+    assert "as archives.NAME.sha256 in the recipe, then sqshforge lock TARGET" in caught.value.fix
     assert left(tmp_path) == []
 
 
