@@ -60,7 +60,8 @@ def test_a_restored_optimizer_has_the_settings_that_were_asked_for(before: bool,
     """The moments are the checkpoint's."""
     backend = find_backend("fsdp")
     old_model, old = optimized(decay_all=before)
-    settings = {"decay_all": now, "weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6}
+    others = {"weight_decay": 0.3, "beta1": 0.8, "beta2": 0.9, "eps": 1e-6}
+    settings: dict[str, Any] = {"decay_all": now, **others}
     model, optimizer = optimized(**settings)
     backend.restore(model, optimizer, backend.state(old_model, old))
     asked = make_optimizer(model, OptimConfig(**settings), CPU)
