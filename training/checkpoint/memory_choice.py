@@ -9,7 +9,7 @@ from pathlib import Path
 
 from training.checkpoint.free_memory import free_in, is_tmpfs
 from training.checkpoint.in_memory import Copies, size
-from training.checkpoint.memory_folder import VARIABLE
+from training.checkpoint.memory_folder import STARTS, VARIABLE
 from training.config.config import Config
 from training.errors import RequestError
 from training.process_group import Group
@@ -92,8 +92,9 @@ def open_copies(
         return None
     room = _look()
     part = -(-takes * group.local_world_size // group.world_size)
-    # Fewer nodes have less memory, and copies are no reason to end a job that goes on.
-    choice = choose(asked, part, group.gather(room), refuses=not is_restarted())
+    # Fewer nodes, or a spare, have less memory, and copies are no reason to end a job that goes on.
+    goes_on = group.any(is_restarted())  # a spare has not started ranks before
+    choice = choose(asked, part, group.gather(room), refuses=not goes_on)
     setting = "auto" if asked is None else "True"
     say(f"{NAME}={setting}: {'on' if choice.on else 'off'}, as {choice.why}")
     if not choice.on:
@@ -102,8 +103,8 @@ def open_copies(
 
 
 def is_restarted() -> bool:
-    """Tell whether torchrun has started these ranks again in place."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    """Tell whether the node's agent has started these ranks again in place."""
+    return int(os.environ.get(STARTS) or 0) > 1
 
 
 def _look() -> Room:

@@ -15,7 +15,7 @@ from tests.training.support.runs import TINY, command, losses, run, train, write
 from training import manifest
 from training.checkpoint.free_memory import is_tmpfs
 from training.checkpoint.memory_choice import NO_AGENT
-from training.checkpoint.memory_folder import VARIABLE
+from training.checkpoint.memory_folder import STARTS, VARIABLE
 
 pytestmark = pytest.mark.processes
 
@@ -83,7 +83,7 @@ def test_a_restart_with_copies_of_each_kind(
         data_of_it = bytearray(copy.read_bytes())
         data_of_it[len(data_of_it) // 2] ^= 1
         copy.write_bytes(data_of_it)
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
+    monkeypatch.setenv(STARTS, "2")
     done = run(0, *flags, f"--num_steps={STEPS}")
     assert done.returncode == 0, done.stderr
     assert losses(save) == undisturbed

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support.run_folders import facts
-from tests.training.job.test_spares import STEPS, Nodes, job
+from tests.training.job.test_spares import STEPS, Nodes, job, short_of_memory
 from tests.training.support.jobs import records
 from tests.training.support.runs import losses, train, wait_for, write_text
 
@@ -100,6 +100,20 @@ def test_a_node_that_fails_twice_is_left_out(data: str, tmp_path: Path, undistur
     assert losses(save) == undisturbed
     assert [one["then"] for one in records(save, "failure")] == ["restart in place", "fewer nodes"]
     assert (save / "bad-nodes.4242.0").read_text() == "n2\n"
+
+
+def test_fewer_nodes_without_room_for_copies_go_on_without_them(
+    data: str, tmp_path: Path, undisturbed: Any
+) -> None:
+    save, path = tmp_path / "save", short_of_memory(tmp_path / "site", "WORLD_SIZE", "2")
+    asked = "--checkpoint_in_memory=True"
+    with job(save, data, asked, PYTHONPATH=path, RESTARTS="3", **SHRINK) as nodes:
+        nodes.reach(6)
+        nodes.kill(1)
+        assert nodes.end() == 0, nodes.said()
+    assert losses(save) == undisturbed
+    assert "checkpoint_in_memory=True: on" in nodes.said(0)
+    assert "checkpoint_in_memory=True: off, as two copies" in nodes.said(0)
 
 
 def test_degrees_that_do_not_go_on_with_fewer_nodes(data: str, tmp_path: Path) -> None:

@@ -222,3 +222,34 @@ def test_asked_to_stop(data: str, tmp_path: Path, undisturbed: list[float]) -> N
     with job(save, data) as nodes:
         assert nodes.end() == 0, nodes.said()
     assert losses(save) == undisturbed
+
+
+SHORT_OF_MEMORY = """\
+import os
+
+if os.environ.get("RANK") and os.environ.get("{name}") == "{value}":
+    from training.checkpoint import free_memory
+
+    free_memory.free_in = lambda folder: 1
+"""
+"""A sitecustomize.py: ranks with this variable find no room for copies of checkpoints."""
+
+
+def short_of_memory(folder: Path, name: str, value: str) -> str:
+    """The PYTHONPATH of such ranks."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(SHORT_OF_MEMORY.format(name=name, value=value))
+    return f"{folder}:{ROOT}"
+
+
+def test_a_spare_without_room_for_copies_goes_on_without_them(
+    data: str, tmp_path: Path, undisturbed: list[float]
+) -> None:
+    save, path = tmp_path / "save", short_of_memory(tmp_path / "site", "SLURM_NODEID", "2")
+    with job(save, data, "--checkpoint_in_memory=True", PYTHONPATH=path, RESTARTS="3") as nodes:
+        nodes.reach(6)
+        nodes.kill(1)
+        assert nodes.end() == 0, nodes.said()
+    assert losses(save) == undisturbed
+    assert "checkpoint_in_memory=True: on" in nodes.said(0)
+    assert "checkpoint_in_memory=True: off, as two copies" in nodes.said(0)

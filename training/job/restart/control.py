@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from training.checkpoint.memory_folder import MemoryFolder
+from training.checkpoint.memory_folder import STARTS, MemoryFolder
 from training.errors import BAD_NODE
 from training.job import start_folder
 from training.job.node import Job
@@ -106,6 +106,7 @@ class RestartControl:
         """Begin to follow ranks that are about to start, after so many restarts in place."""
         self._steps.clear()
         self._starts += 1
+        self._environment[STARTS] = str(self._starts)
         if self._memory is not None:
             self._memory.make()
         if self._job.node_rank == 0:
