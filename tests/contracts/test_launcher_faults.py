@@ -327,6 +327,17 @@ def test_failures_alone_count(shell: Shell) -> None:
     assert not list(shell.folder.glob("checkpoints/*/failures.*"))
 
 
+def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
+    """As on a full disk; the file may have been made, and nothing written."""
+    shell.program("sqshforge")
+    noted = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "failures.7"
+    noted.parent.mkdir(parents=True)
+    noted.touch()
+    code, said = shell.run(SRUN_CODE="1", MEANWHILE=f"rm {noted} && ln -s /dev/full {noted}")
+    assert code == 1 and "exit code 1: requeued" in said, said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
 def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
     shell.program("sqshforge")
     refused(shell, "error: REQUEUES=often is not a number of requeues\n", REQUEUES="often")
