@@ -54,7 +54,7 @@ def test_from_a_bundle_to_a_proven_sqsh_without_a_network(tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
     with engines.storage(tmp_path / "gathering"):
         said = make(here, "vendor")
-    assert said.splitlines()[-1] == "next: make image TARGET=cpu-mamba OFFLINE=1"
+    assert said.splitlines()[-1] == "next: make image TARGET=cpu-mamba OFFLINE=1 ENGINE=buildah"
     subprocess.run(["./setup.sh", "quickstart"], cwd=there, check=True, capture_output=True)
     (there / bundle).parent.mkdir(parents=True)
     shutil.move(here / bundle, there / bundle)

@@ -75,7 +75,8 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with engines.storage(folder / "engine"):
         done = sqshforge(root, "vendor", TARGET, "--engine", "buildah")
     assert done.code == 0, done.err
-    assert done.out.splitlines()[-1] == f"next: make image TARGET={TARGET} OFFLINE=1"
+    after = f"next: make image TARGET={TARGET} OFFLINE=1 ENGINE=buildah"
+    assert done.out.splitlines()[-1] == after
     yield root
 
 
