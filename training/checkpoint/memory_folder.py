@@ -21,7 +21,7 @@ from training.checkpoint.free_memory import free_in, is_tmpfs
 VARIABLE = "CHECKPOINT_MEMORY"
 """Names the folder to the ranks; empty: there is no tmpfs that can be written to."""
 STARTS = "RANKS_STARTS"
-"""Tells the ranks how often this node's agent has started them; torchrun counts no lost nodes."""
+"""How often the agent of this node has started its ranks; torchrun does not count lost nodes."""
 PREFIX = "sqshforge-checkpoint-"
 
 
