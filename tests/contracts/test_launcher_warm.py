@@ -199,7 +199,9 @@ def test_not_under_pyxis_where_that_is_off(shell: Shell, image: Path) -> None:
     noted(image)
     stack = shell.folder / "plugstack.conf"
     stack.write_text("required /usr/lib/slurm/spank_pyxis.so use_squashfuse=1\n")
-    shell.srun(RUNTIME="pyxis", IMAGE=str(image), PLUGSTACK=str(stack), WARM="0")
+    # A step beside the start would have been seen by then.
+    env = {"PLUGSTACK": str(stack), "MEANWHILE": "sleep 1"}
+    shell.srun(RUNTIME="pyxis", IMAGE=str(image), WARM="0", **env)
     assert not Path(f"{shell.called}.warm").exists()
 
 

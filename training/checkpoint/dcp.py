@@ -169,7 +169,8 @@ def load(
 ) -> Amount:
     """Read a checkpoint into a state's tensors, and this rank's random state; any number of ranks.
 
-    A GPU's random state stays what it is where the checkpoint was made without one, as `say` tells.
+    A GPU's random state stays what it is where the checkpoint was made without one, and `say` gets
+    a line of that.
     Raises RequestError listing every field in which the model differs from `expected`.
     """
     path, record = found.path, found.record

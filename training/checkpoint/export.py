@@ -107,7 +107,7 @@ def _require_own(folder: Path, config: Config) -> None:
 
 
 def _stamps(folder: Path) -> list[list[Any]]:
-    """Give what tells the files of a folder from others or changed ones: name, size and time."""
+    """List name, size and time of a folder's files: others, and changed ones, differ in these."""
     if not folder.exists():
         return []
     files = [(path.name, path.lstat()) for path in folder.iterdir()]

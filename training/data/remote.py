@@ -99,7 +99,7 @@ def _fetch_source(
 def _copy(url: str, folder: Path, setting: str) -> int:
     """Make a folder hold the files of a URL, or those that its pattern means; how many there are.
 
-    A listing beside the folder tells of which version each copy is. Copies of other versions, and
+    A listing beside the folder has the version of each copy. Copies of other versions, and
     of files that are gone, are removed before it is written: what is there then is of the listing,
     also where the copying was killed. Hidden files that are no copies stay.
     """
