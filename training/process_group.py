@@ -89,10 +89,11 @@ class Group:
     def barrier(self) -> None:
         dist.barrier(group=self.control)
 
-    def together(self, work: Callable[[], T]) -> T:
+    def together(self, work: Callable[[], T], *, copies: bool = False) -> T:
         """Run `work` on every rank; if it fails for the user on any, every rank raises that.
 
-        So no rank waits for one that has already given up.
+        So no rank waits for one that has already given up. It may take as long as a collective
+        call, and LONGEST_COPY where it `copies` data or models to a node.
         """
         error: TrainingError | None = None
         result: Any = None
@@ -100,6 +101,8 @@ class Group:
             result = work()
         except TrainingError as failed:
             error = failed
+        if copies:
+            self._meet()
         results = self.gather(None if error is None else (str(error), error.exit_code))
         failures = [(rank, *failure) for rank, failure in enumerate(results) if failure is not None]
         if failures:
@@ -110,9 +113,24 @@ class Group:
             )
         return result
 
+    def _meet(self) -> None:
+        """Wait until every rank is here: all tell rank 0, which then tells all.
+
+        By messages, as each of these, unlike a collective call, can be given a limit of its own. A
+        process that ends closes its connections, which ends the others' waiting.
+        """
+        sign = torch.zeros(1)  # (1,)
+        others = list(range(1, self.world_size)) if self.rank == 0 else [0]
+        ways: list[Callable[..., Any]] = [dist.isend, dist.irecv]
+        for way in reversed(ways) if self.rank == 0 else ways:
+            for message in [way(sign, other, group=self.control) for other in others]:
+                message.wait(LONGEST_COPY)
+
 
 LONGEST = 1800
 """Seconds that a collective call may take: gloo's own default."""
+LONGEST_COPY = timedelta(hours=12)
+"""How long ranks wait for one that copies what the run begins with."""
 
 
 def start(

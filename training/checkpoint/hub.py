@@ -55,9 +55,9 @@ def fetch(name: str, folder: str, group: Group, say: Callable[[str], None]) -> P
     where = ""
     for its_turn in (group.rank == 0, first, not first):
         if its_turn and not where:
-            where = group.together(lambda: _bring(name, folder))
+            where = group.together(lambda: _bring(name, folder), copies=True)
         else:
-            group.together(lambda: None)
+            group.together(lambda: None, copies=True)
     return Path(where)
 
 

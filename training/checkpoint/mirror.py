@@ -72,7 +72,7 @@ class Mirror:
 
         names = group.broadcast(group.together(begin))
         mine = manifest.share(names, group.rank, group.world_size)
-        group.together(lambda: self._fetch(place, mine, folder))
+        group.together(lambda: self._fetch(place, mine, folder), copies=True)
         group.together(lambda: self._publish(folder) if group.rank == 0 else None)
 
     def _newer(self) -> str | None:

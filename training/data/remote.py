@@ -91,7 +91,7 @@ def _fetch_source(
     place = Path(cache) if cache else Path(tempfile.gettempdir(), "training-data")
     folder = place / hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
     first = os.environ.get("LOCAL_RANK", "0") == "0"
-    count = group.together(lambda: _copy(url, folder, setting) if first else 0)
+    count = group.together(lambda: _copy(url, folder, setting) if first else 0, copies=True)
     say(f"{setting}: {count} files in {folder}")
     return f"{LINES_SOURCE}{folder}" if source.startswith(LINES_SOURCE) else str(folder)
 

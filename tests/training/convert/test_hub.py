@@ -187,7 +187,7 @@ def test_each_node_fetches_what_it_has_not(
         def broadcast(self, value: Any) -> Any:
             return True  # what the first one has found
 
-        def together(self, work: Any) -> Any:
+        def together(self, work: Any, *, copies: bool = False) -> Any:
             return work()
 
     folder, fetched = trained / "model" if rank == 0 else tmp_path / "empty", []
