@@ -54,7 +54,7 @@ def main() -> int:
     for count in nodes:
         if count < 2 or count * (1 + RANKS) + 64 > most:
             parser.error(f"--nodes: {count} cannot be tried with {most:,} open files (ulimit -Hn)")
-    rows = [measure(count) for count in nodes]
+    rows = [measure(count, 1 if given.small else PROCESSES) for count in nodes]
     result = {
         "what": f"agents of torchrun's static rendezvous, each with {RANKS} connections of ranks",
         "machine": machine(),
@@ -63,10 +63,10 @@ def main() -> int:
     return options.finish(given, "meet", result, met=all(row["own_ranks"] for row in rows))
 
 
-def measure(nodes: int) -> dict[str, Any]:
+def measure(nodes: int, processes: int) -> dict[str, Any]:
     """Let so many nodes meet, and leave; what was seen of it."""
     port = str(free_ports(1)[0])
-    step = -(-(nodes - 1) // PROCESSES)
+    step = -(-(nodes - 1) // processes)
     others = [range(begin, min(begin + step, nodes)) for begin in range(1, nodes, step)]
     code = "import sys; from benchmarks import meet; meet.be_agents(*map(int, sys.argv[1:]))"
     parts = [
