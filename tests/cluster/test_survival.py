@@ -21,12 +21,6 @@ WATCHED = (*FLAGS, "--hang_seconds=4", "--hang_abort_seconds=12")
 SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_checkpoints=2")
 
 
-def ranks(site: Site, job: int, node: str) -> list[int]:
-    """The processes of a job on a node that train."""
-    found = site.slurm.processes(node, job)
-    return [pid for pid in found if "-m training.mamba_fsdp" in processes.command(pid)]
-
-
 def test_scancelled_and_submitted_again(site: Site, undisturbed: Losses) -> None:
     first = site.submit("cancelled", *FLAGS)
     site.reach("cancelled", 8)
@@ -43,7 +37,7 @@ def test_all_processes_of_a_node_are_killed(site: Site, undisturbed: Losses) -> 
     site.reach("killed", 8)
     running = [processes.command(pid) for pid in site.slurm.processes("n2", job)]
     assert any("training.launch" in one for one in running)
-    assert ranks(site, job, "n2")
+    assert site.ranks(job, "n2")
     assert site.slurm.kill_processes("n2", job)
     said = site.complete(job)
     assert site.slurm.restarts(job) == 1
@@ -87,7 +81,7 @@ def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
 def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
     job = site.submit("hung", *WATCHED, RESTARTS="0")
     site.reach("hung", 8)
-    [victim] = ranks(site, job, "n2")
+    [victim] = site.ranks(job, "n2")
     os.kill(victim, signal.SIGSTOP)
     said = site.complete(job)
     assert "rank 1 hangs" in said and "stacks of rank" in said

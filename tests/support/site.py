@@ -101,6 +101,10 @@ class Site:
         hours, minutes, _ = map(int, self.slurm.show(job)["RunTime"].split(":"))
         limit = f"TimeLimit={60 * hours + minutes + 2}"
         self.slurm.ask("scontrol", "update", f"JobId={job}", limit)
+        with processes.slowed(self.ranks(job)):
+            self.slurm.until(
+                lambda: "asked to stop" in self.slurm.output(job), TIMEOUT, "it is not stopped"
+            )
         self.slurm.until(lambda: self.slurm.restarts(job) == 1, TIMEOUT, "it is not requeued")
         self.slurm.ask("scontrol", "update", f"JobId={job}", "TimeLimit=UNLIMITED")
         self.slurm.until(
@@ -116,6 +120,11 @@ class Site:
         victims = [pid for pid in found if processes.command(pid).startswith(program)]
         assert victims, f"no {program} runs"
         processes.kill(victims)
+
+    def ranks(self, job: int, node: str | None = None) -> list[int]:
+        """The processes of a job, on one node or all, that train."""
+        found = self.slurm.processes(node, job)
+        return [pid for pid in found if "-m training.mamba_fsdp" in processes.command(pid)]
 
     def losses(self, run: str) -> Losses:
         steps = json_lines.read(self.place(run) / "metrics.jsonl", "step")
