@@ -114,7 +114,7 @@ class Group:
         return result
 
     def _meet(self) -> None:
-        """Wait until every rank is here: all tell rank 0, which then tells all.
+        """Wait until every rank is here: each sends rank 0 a message, which then sends one to each.
 
         By messages, as each of these, unlike a collective call, can be given a limit of its own. A
         process that ends closes its connections, which ends the others' waiting.
