@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -162,6 +164,8 @@ def start(
     backend = "gloo"
     if on_gpu:
         backend = "cpu:gloo,cuda:nccl" if cpu_offload else "nccl"
+    atexit.unregister(_free_last_tensors)  # once, however often a process starts
+    atexit.register(_free_last_tensors)
     if "RANK" in os.environ:
         longest = timedelta(seconds=max(LONGEST, 2 * hang_abort_seconds))
         dist.init_process_group(backend, timeout=longest if hang_abort_seconds else None)
@@ -177,6 +181,16 @@ def start(
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
     )
+
+
+def _free_last_tensors() -> None:
+    """Give gloo's threads the time to free what the last collective calls were about.
+
+    They need the interpreter's lock for that. A thread that asks for it once the interpreter is
+    ending is ended too, in the midst of C++ that cannot be: a process that has done all its work
+    would die of SIGABRT.
+    """
+    time.sleep(0.1)
 
 
 def stop() -> None:

@@ -22,6 +22,12 @@ def test_a_copy_may_take_longer_than_a_collective_call(rank: int) -> None:
     assert done.stdout.count("goes on") == 2
 
 
+def test_a_process_may_end_right_after_a_collective_call() -> None:
+    """Every thread has its turn in the end, on one processor and with a lock that nobody yields."""
+    done = run(2, program=("-m", "tests.training.support.last_call"))
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_rank_that_dies_while_it_copies_ends_the_others() -> None:
     since = time.monotonic()
     done = run(2, "1", "dies", program=PROGRAM)
