@@ -1,72 +1,32 @@
-"""Tokenizing: the tokens are the tokenizer's own, in one line; killed work goes on to the byte."""
+"""Tokenizing: the tokens are the tokenizer's own, in one line."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
-import random
-import resource
-import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import descendants
-from tests.training.support.runs import ROOT, wait_for
+from tests.training.support.tokenizing import (
+    END,
+    SOURCE,
+    datasets,
+    make,
+    run,
+    tokenizers,
+    write_jsonl,
+    write_parquet,
+    write_set,
+    write_txt,
+)
+from tests.training.support.tokenizing import place_fixture as place_fixture
 from training.data.arrow import Arrow
-from training.data.tokenize import blocks, work
+from training.data.tokenize import blocks
 from training.data.tokenize import tokenizer as encoder
 from training.data.tokenize.__main__ import tokenize
 from training.data.tokenize.tokenizer import Encoder, open_tokenizer
 from training.errors import RequestError
-
-datasets = pytest.importorskip("datasets")
-tokenizers = pytest.importorskip("tokenizers")
-END = "<|endoftext|>"
-SOURCE = sorted(Path(os.__file__).parent.glob("*.py"))
-"""Real text of many kinds: the standard library's own."""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder with a tokenizer, and a cache of datasets that is not the user's."""
-    folder = tmp_path_factory.mktemp("tokenize")
-    patch = pytest.MonkeyPatch()
-    patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "cache")
-    patch.setattr(datasets.config, "HF_DATASETS_OFFLINE", True)
-    patch.setenv("HF_HOME", str(folder / "hub"))
-    patch.setenv("HF_DATASETS_OFFLINE", "1")
-    patch.setenv("HF_HUB_OFFLINE", "1")
-    patch.setenv("TOKENIZERS_PARALLELISM", "false")
-    make_tokenizer(folder / "bpe")
-    yield folder
-    patch.undo()
-
-
-def make_tokenizer(folder: Path) -> None:
-    folder.mkdir()
-    made = tokenizers.Tokenizer(tokenizers.models.BPE())
-    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=1000,
-        special_tokens=["<s>", END],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    made.train([str(path) for path in SOURCE[:10]], trainer)
-    made.enable_truncation(16)  # as some files have it; texts are not to be cut
-    made.save(str(folder / "tokenizer.json"))
-    about = {"eos_token": {"content": END}, "model_max_length": 2048}
-    (folder / "tokenizer_config.json").write_text(json.dumps(about))
 
 
 @pytest.fixture(scope="module")
@@ -88,36 +48,6 @@ def rows(path: Path) -> list[list[int]]:
     assert found.column_names == ["input_ids", "labels"]
     assert found["input_ids"][:] == found["labels"][:]
     return found["input_ids"][:]
-
-
-def make(place: Path, data: object, target: Path, *flags: str) -> Path:
-    base = (f"--dataset={data}", f"--tokenizer={place}/bpe", f"--save_path={target}")
-    tokenize([*base, "--num_proc=1", *flags])
-    return target
-
-
-def write_txt(folder: Path, texts: list[str]) -> object:
-    for number, text in enumerate(texts):
-        (folder / f"{number:03}.txt").write_text(text)
-    return folder
-
-
-def write_jsonl(folder: Path, texts: list[str]) -> object:
-    lines = [json.dumps({"id": number, "text": text}) for number, text in enumerate(texts)]
-    (folder / "a.jsonl").write_text("\n".join(lines[:5]))
-    with gzip.open(folder / "b.jsonl.gz", "wt") as file:
-        file.write("\n".join(lines[5:]))
-    return folder
-
-
-def write_parquet(folder: Path, texts: list[str]) -> object:
-    datasets.Dataset.from_dict({"text": texts}).to_parquet(str(folder / "a.parquet"))
-    return f"{folder}/*.parquet"
-
-
-def write_set(folder: Path, texts: list[str]) -> object:
-    datasets.Dataset.from_dict({"text": [text or None for text in texts]}).save_to_disk(str(folder))
-    return folder
 
 
 @pytest.mark.parametrize("write", [write_txt, write_jsonl, write_parquet, write_set])
@@ -213,150 +143,6 @@ def test_large_sets_are_of_several_files(
     assert list(chain.from_iterable(samples[at].inputs.tolist() for at in range(len(samples)))) == (
         list(chain.from_iterable(right))
     )
-
-
-def command(place: Path, *flags: str) -> list[str]:
-    # No bytecode: a limit of a file's size would cut that too, and later imports would fail.
-    program = [sys.executable, "-B", "-m", "training.data.tokenize"]
-    return [*program, f"--tokenizer={place}/bpe", *flags]
-
-
-def run(place: Path, *flags: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
-    def limited() -> None:
-        if limit is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    return subprocess.run(
-        command(place, *flags),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        preexec_fn=limited,
-    )
-
-
-def shards_done(work: Path, least: int) -> bool:
-    return (work / "journal.json").exists() and len(list(work.glob("*.tokens"))) >= least
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@pytest.mark.processes
-def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:100]])
-    alone = make(place, tmp_path / "data", tmp_path / "alone", "--seq_len=256")
-    target, work = tmp_path / "set", tmp_path / ".set.tokenizing"
-    flags = (f"--dataset={tmp_path}/data", f"--save_path={target}", "--seq_len=256")
-    draw = random.Random()
-    for moment in (0, 2, 6):  # shards that are done
-        argv = command(place, *flags, f"--num_proc={draw.choice((1, 2))}")
-        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
-        wait_for(partial(shards_done, work, moment), process)
-        time.sleep(draw.random() / 5)
-        below = descendants(process.pid)
-        process.kill()
-        process.wait()
-        end = time.monotonic() + 120
-        while any(Path(f"/proc/{pid}").exists() for pid in below):
-            assert time.monotonic() < end, "processes are left"
-            time.sleep(0.05)
-    if not target.exists():
-        done = run(place, *flags, "--num_proc=2")
-        assert done.returncode == 0, done.stderr
-        assert "going on: " in done.stdout
-    assert contents(target) == contents(alone)
-    assert not work.exists()
-
-
-@pytest.mark.processes
-def test_a_worker_that_is_killed_as_it_begins_is_reported(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
-    flags = (f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set", "--seq_len=512")
-    argv = command(place, *flags)
-    process = subprocess.Popen([*argv, "--num_proc=2"], cwd=ROOT, stderr=-1, text=True)
-
-    def workers() -> list[int]:
-        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(process.pid)}
-        return [pid for pid, line in lines.items() if "spawn_main" in line.read_text()]
-
-    assert wait_for(workers, process)
-    os.kill(workers()[0], signal.SIGKILL)
-    _, shown = process.communicate(timeout=300)
-    assert process.returncode == 1
-    assert shown.count("\n") == 1 and "a process of --num_proc was killed" in shown, shown
-
-
-def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("some words " * 100)
-    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
-    (tmp_path / ".set.tokenizing").mkdir()
-    (tmp_path / ".set.tokenizing" / "placed").touch()
-    make(place, f"{tmp_path}/a.txt", made, "--seq_len=16")
-    assert not (tmp_path / ".set.tokenizing").exists()
-
-
-@pytest.mark.processes
-def test_a_full_disk_and_begun_work_of_another_request(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.txt").write_text("some words " * 10_000)
-    flags = (f"--dataset={tmp_path}/a.txt", f"--save_path={tmp_path}/set", "--num_proc=1")
-    full = run(place, *flags, "--seq_len=16", limit=20_000)
-    assert full.returncode == 1 and full.stderr.count("\n") == 1
-    assert "error: the cache of datasets cannot be written: File too large" in full.stderr
-    make(place, f"{tmp_path}/a.txt", tmp_path / "first", "--seq_len=16")
-    with monkeypatch.context() as patch:
-        patch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
-        full = run(place, *flags, "--seq_len=16", limit=20_000)
-    assert full.returncode == 1 and full.stderr.count("\n") == 1
-    assert ".tokens cannot be written: File too large" in full.stderr
-    again = run(place, *flags, "--seq_len=32")
-    assert again.returncode == 2
-    assert "begun work of another request (other: seq_len)" in again.stderr
-    assert run(place, *flags, "--seq_len=16").returncode == 0
-
-
-@pytest.mark.parametrize("write", [write_jsonl, write_set])
-def test_begun_work_does_not_go_on_with_other_texts_of_the_same_lengths(
-    place: Path, tmp_path: Path, write: Callable[[Path, list[str]], object]
-) -> None:
-    texts = ["Some Words " * 100] * 9
-    (tmp_path / "data").mkdir()
-    data = write(tmp_path / "data", texts)
-    begin(place, data, tmp_path / "set")
-    write(tmp_path / "data", [text.lower() for text in texts])
-    with pytest.raises(RequestError, match=r"begun work of another request \(other: content\)"):
-        make(place, data, tmp_path / "set", "--seq_len=16")
-
-
-def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
-    place: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "one word", "body": "two more"}\n' * 99)
-    shutil.copytree(place / "bpe", tmp_path / "bpe")
-    data = tmp_path / "a.jsonl"
-    begin(tmp_path, data, tmp_path / "set")
-    with pytest.raises(RequestError, match=r"another request \(other: text_column\)"):
-        make(tmp_path, data, tmp_path / "set", "--seq_len=16", "--text_column=body")
-    (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
-    with pytest.raises(RequestError, match=r"another request \(other: eos\)"):
-        make(tmp_path, data, tmp_path / "set", "--seq_len=16")
-
-
-def begin(place: Path, data: object, target: Path) -> None:
-    """Make a set as far as a run that is killed after its last shard."""
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(work, "_assemble", killed)
-        make(place, data, target, "--seq_len=16")
 
 
 def test_a_longer_row_than_the_tokenizer_states_is_a_warning(

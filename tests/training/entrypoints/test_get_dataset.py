@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.training.data.test_tokenize import SOURCE, make_tokenizer
 from tests.training.support.runs import ROOT, run
+from tests.training.support.tokenizing import SOURCE, make_tokenizer
 from training import llama_fsdp, llama_smp
 from training.config.sections import DataConfig
 from training.data.arrow import Arrow

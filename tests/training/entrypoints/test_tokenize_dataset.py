@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.data.test_tokenize import SOURCE, make_tokenizer
 from tests.training.support.runs import run
+from tests.training.support.tokenizing import SOURCE, make_tokenizer
 from training.data.arrow import Arrow
 
 pytestmark = pytest.mark.processes

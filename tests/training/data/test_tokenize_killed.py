@@ -1,0 +1,153 @@
+"""Tokenizing that is killed goes on to the same bytes, and never with another request's work."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import descendants
+from tests.training.support.runs import ROOT, wait_for
+from tests.training.support.tokenizing import (
+    SOURCE,
+    command,
+    make,
+    run,
+    write_jsonl,
+    write_set,
+    write_txt,
+)
+from tests.training.support.tokenizing import place_fixture as place_fixture
+from training.data.tokenize import work
+from training.errors import RequestError
+
+
+def shards_done(work: Path, least: int) -> bool:
+    return (work / "journal.json").exists() and len(list(work.glob("*.tokens"))) >= least
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.processes
+def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:100]])
+    alone = make(place, tmp_path / "data", tmp_path / "alone", "--seq_len=256")
+    target, work = tmp_path / "set", tmp_path / ".set.tokenizing"
+    flags = (f"--dataset={tmp_path}/data", f"--save_path={target}", "--seq_len=256")
+    draw = random.Random()
+    for moment in (0, 2, 6):  # shards that are done
+        argv = command(place, *flags, f"--num_proc={draw.choice((1, 2))}")
+        process = subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.DEVNULL, text=True)
+        wait_for(partial(shards_done, work, moment), process)
+        time.sleep(draw.random() / 5)
+        below = descendants(process.pid)
+        process.kill()
+        process.wait()
+        end = time.monotonic() + 120
+        while any(Path(f"/proc/{pid}").exists() for pid in below):
+            assert time.monotonic() < end, "processes are left"
+            time.sleep(0.05)
+    if not target.exists():
+        done = run(place, *flags, "--num_proc=2")
+        assert done.returncode == 0, done.stderr
+        assert "going on: " in done.stdout
+    assert contents(target) == contents(alone)
+    assert not work.exists()
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_as_it_begins_is_reported(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    write_txt(tmp_path / "data", [path.read_text() for path in SOURCE[:40]])
+    flags = (f"--dataset={tmp_path}/data", f"--save_path={tmp_path}/set", "--seq_len=512")
+    argv = command(place, *flags)
+    process = subprocess.Popen([*argv, "--num_proc=2"], cwd=ROOT, stderr=-1, text=True)
+
+    def workers() -> list[int]:
+        lines = {pid: Path(f"/proc/{pid}/cmdline") for pid in descendants(process.pid)}
+        return [pid for pid, line in lines.items() if "spawn_main" in line.read_text()]
+
+    assert wait_for(workers, process)
+    os.kill(workers()[0], signal.SIGKILL)
+    _, shown = process.communicate(timeout=300)
+    assert process.returncode == 1
+    assert shown.count("\n") == 1 and "a process of --num_proc was killed" in shown, shown
+
+
+def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
+    (tmp_path / ".set.tokenizing").mkdir()
+    (tmp_path / ".set.tokenizing" / "placed").touch()
+    make(place, f"{tmp_path}/a.txt", made, "--seq_len=16")
+    assert not (tmp_path / ".set.tokenizing").exists()
+
+
+@pytest.mark.processes
+def test_a_full_disk_and_begun_work_of_another_request(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 10_000)
+    flags = (f"--dataset={tmp_path}/a.txt", f"--save_path={tmp_path}/set", "--num_proc=1")
+    full = run(place, *flags, "--seq_len=16", limit=20_000)
+    assert full.returncode == 1 and full.stderr.count("\n") == 1
+    assert "error: the cache of datasets cannot be written: File too large" in full.stderr
+    make(place, f"{tmp_path}/a.txt", tmp_path / "first", "--seq_len=16")
+    with monkeypatch.context() as patch:
+        patch.setenv("HF_DATASETS_CACHE", str(place / "cache"))
+        full = run(place, *flags, "--seq_len=16", limit=20_000)
+    assert full.returncode == 1 and full.stderr.count("\n") == 1
+    assert ".tokens cannot be written: File too large" in full.stderr
+    again = run(place, *flags, "--seq_len=32")
+    assert again.returncode == 2
+    assert "begun work of another request (other: seq_len)" in again.stderr
+    assert run(place, *flags, "--seq_len=16").returncode == 0
+
+
+@pytest.mark.parametrize("write", [write_jsonl, write_set])
+def test_begun_work_does_not_go_on_with_other_texts_of_the_same_lengths(
+    place: Path, tmp_path: Path, write: Callable[[Path, list[str]], object]
+) -> None:
+    texts = ["Some Words " * 100] * 9
+    (tmp_path / "data").mkdir()
+    data = write(tmp_path / "data", texts)
+    begin(place, data, tmp_path / "set")
+    write(tmp_path / "data", [text.lower() for text in texts])
+    with pytest.raises(RequestError, match=r"begun work of another request \(other: content\)"):
+        make(place, data, tmp_path / "set", "--seq_len=16")
+
+
+def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
+    place: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one word", "body": "two more"}\n' * 99)
+    shutil.copytree(place / "bpe", tmp_path / "bpe")
+    data = tmp_path / "a.jsonl"
+    begin(tmp_path, data, tmp_path / "set")
+    with pytest.raises(RequestError, match=r"another request \(other: text_column\)"):
+        make(tmp_path, data, tmp_path / "set", "--seq_len=16", "--text_column=body")
+    (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    with pytest.raises(RequestError, match=r"another request \(other: eos\)"):
+        make(tmp_path, data, tmp_path / "set", "--seq_len=16")
+
+
+def begin(place: Path, data: object, target: Path) -> None:
+    """Make a set as far as a run that is killed after its last shard."""
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(work, "_assemble", killed)
+        make(place, data, target, "--seq_len=16")
