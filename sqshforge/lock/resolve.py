@@ -248,9 +248,13 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
     total = archive.sha256 or next(filter(None, same), None)
     if total is None:
         try:
-            place = asked.project.bundle(recipe.name) / "archives" / archive.file
             addresses = [asked.mirrors.source(one) for one in archive.addresses]
-            with asked.reporter.track(f"archive {archive.file}") as tracker:
+            with (
+                # Not where builds have theirs: of that name may lie what another address gave.
+                temporary.folder("archive") as folder,
+                asked.reporter.track(f"archive {archive.file}") as tracker,
+            ):
+                place = folder / archive.file
                 total = download_from(addresses, place, None, asked.pip, tracker)
         except MissingError:
             hosts = "their hosts" if archive.mirrors else "its host"

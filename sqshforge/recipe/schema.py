@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -113,6 +114,12 @@ class Recipe(Part):
                 f"patches for {', '.join(strangers)}, which is neither triton, nor in sources, "
                 "nor in python.built"
             )
+        files = Counter(one.file for one in self.archives.values())
+        for name, archive in self.archives.items():
+            if not archive.file:
+                raise ValueError(f"archives.{name}: its address ends in no file's name")
+            if files[archive.file] > 1:  # they lie in one folder
+                raise ValueError(f"archives.{name}: another archive is named {archive.file}, too")
         for wanted, there, what in self._named():
             if wanted not in there:
                 raise ValueError(f"{what} names {wanted}, which is not there")

@@ -25,7 +25,6 @@ def test_an_archive_keeps_its_sum_while_its_host_is_silent_and_its_pin_the_same(
     before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
     assert [one.sha256 for one in before.archives] == [sha256(tmp_path / "data.tar.gz")]
     (tmp_path / "data.tar.gz").unlink()
-    shutil.rmtree(tmp_path / "build")
     kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})
     assert lock.changes(before, kept) == []
     other = ARCHIVE.replace("data.", "data2.")
@@ -41,12 +40,27 @@ def test_an_archive_that_was_changed_is_locked_by_the_sum_in_the_recipe(
     place.write_bytes(b"data")
     before = resolved(tmp_path, index, archives={"data": {"url": ARCHIVE}})
     place.write_bytes(b"changed")
-    shutil.rmtree(tmp_path / "build")
     kept = resolved(tmp_path, index, before, archives={"data": {"url": ARCHIVE}})
     assert kept.archives == before.archives
     pinned = {"data": {"url": ARCHIVE, "sha256": sha256(place)}}
     changed = resolved(tmp_path, index, before, archives=pinned)
     assert [one.sha256 for one in changed.archives] == [sha256(place)]
+
+
+def test_another_address_with_the_same_file_name_is_another_archive(
+    index: Index, tmp_path: Path
+) -> None:
+    urls = []
+    for version in ("v1", "v2"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "data.tar.gz").write_text(version)
+        urls.append(ARCHIVE.replace("data.", f"{version}/data."))
+    first = resolved(tmp_path, index, archives={"data": {"url": urls[0]}})
+    built = tmp_path / "build" / "vendor" / "small" / "archives"
+    built.mkdir(parents=True)
+    shutil.copy(tmp_path / "v1" / "data.tar.gz", built)
+    second = resolved(tmp_path, index, first, archives={"data": {"url": urls[1]}})
+    assert [one.sha256 for one in second.archives] == [sha256(tmp_path / "v2" / "data.tar.gz")]
 
 
 def test_an_archive_is_locked_from_the_first_address_that_answers(

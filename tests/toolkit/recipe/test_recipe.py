@@ -207,6 +207,14 @@ def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -
     assert "pybind11 in python.builders" in what
 
 
+def test_archives_lie_in_one_folder_so_each_has_a_name_of_its_own(tmp_path: Path) -> None:
+    first, second = ("{url: https://example.test/%s/tags/v1.0.tar.gz}" % one for one in "ab")
+    what = faults(write(tmp_path, GOOD + f"archives: {{a: {first}, b: {second}}}\n"))
+    assert "archives.a: another archive is named v1.0.tar.gz, too" in what
+    what = faults(write(tmp_path, GOOD + "archives: {a: {url: 'https://example.test/a/'}}\n"))
+    assert "archives.a: its address ends in no file's name" in what
+
+
 def test_parameters_stand_in_images_and_all_must_be_given(tmp_path: Path) -> None:
     text = GOOD.replace("debian:bookworm-slim", "'{account}.example.test/smp:{tag}'")
     what = faults(write(tmp_path, text))
