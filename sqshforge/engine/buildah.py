@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import resource
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -179,13 +180,38 @@ class Buildah:
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
         argv += _limits()
         argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
-        before = self._containers()
+        with self._among_builds() as are_there_others:
+            before = self._containers()
+            try:
+                self.programs.follow(argv, on_line)
+                self._annotate(plain, build)
+            except BaseException:
+                if not are_there_others():
+                    self._remove_leftovers(before)
+                raise
+
+    @contextmanager
+    def _among_builds(self) -> Iterator[Callable[[], bool]]:
+        """Count as a build in this storage, and be able to ask whether there are others.
+
+        Each has the storage's folder locked together with the others, so that who gets it alone is
+        the only one. The kernel drops the lock with its holder, however that ends.
+        """
+        folder = os.open(self.storage(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+        def are_there_others() -> bool:
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:  # or the file system has no locks
+                return True
+            return False
+
         try:
-            self.programs.follow(argv, on_line)
-            self._annotate(plain, build)
-        except BaseException:
-            self._remove_leftovers(before)
-            raise
+            with suppress(OSError):
+                fcntl.flock(folder, fcntl.LOCK_SH)
+            yield are_there_others
+        finally:
+            os.close(folder)
 
     def _without_bind_mounts(self, build: Build) -> list[str | Path]:
         """The options that stand for bind mounts where buildah does not know those."""
@@ -228,15 +254,18 @@ class Buildah:
         return [*ours, self.programs.require("unshare", "it takes the network away"), "--net"]
 
     def _containers(self) -> dict[str, str]:
-        """Working containers, each with the name of the image that it started from."""
+        """Working containers of builds, each with the name of the image that it started from."""
         listing = json.loads(self.programs.capture([self.program, "containers", "--json"]))
-        return {one["id"]: one["imagename"] for one in listing or ()}
+        # Those that have a name of ours are read: by a packer, say, that works beside.
+        others = (one for one in listing or () if not temporary.is_ours(one["containername"]))
+        return {one["id"]: one["imagename"] for one in others}
 
     def _remove_leftovers(self, before: Collection[str]) -> None:
         """Remove the working containers of a build that could not do so itself (killed, say).
 
         Other containers that appeared meanwhile are somebody else's: ours come from our base or
-        carry our label. One whose command is still ending is busy for a moment.
+        carry our label, as those of another build would, so there must be none. One whose command
+        is still ending is busy for a moment.
         """
         for container, image in self._containers().items():
             if container in before:

@@ -34,6 +34,11 @@ def name(kind: str) -> str:
     return f"sqshforge-{kind}-{_node()}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
 
 
+def is_ours(name: str) -> bool:
+    """Whether `name` gave it, on this machine."""
+    return _pattern("").fullmatch(name) is not None
+
+
 def abandoned(names: Iterable[str], kind: str = "") -> list[str]:
     """The names, of a kind or of all, that processes of this machine gave which are no more."""
     found = ((one, _pattern(kind).fullmatch(one)) for one in names)

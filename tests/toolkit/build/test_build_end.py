@@ -17,6 +17,7 @@ from sqshforge.build import base_image
 from sqshforge.build import build as building
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.network.mirrors import Mirrors
@@ -127,6 +128,26 @@ def test_of_two_builds_one_waits_and_has_nothing_to_do(engine: Engine, tmp_path:
 @pytest.fixture
 def buildah(storage: None) -> Engine:
     return engines.choose("buildah", PROGRAMS)
+
+
+def test_a_build_that_fails_leaves_the_containers_of_others(
+    buildah: Engine, tmp_path: Path
+) -> None:
+    """Another build's, which looks like its own, and that of a packer, which nobody may touch."""
+    root = checkouts.copy(tmp_path / "first", slow(tmp_path))
+    failing = checkouts.copy(tmp_path / "second", f"RUN : {tmp_path}; sleep 3; exit 7")
+    with checkouts.command(failing, "--engine", "buildah") as second:
+        assert containers.until(lambda: working_containers(buildah) != [], 120)
+        with checkouts.command(root, "--engine", "buildah") as first:
+            assert containers.until(lambda: at_work(first), 120)
+            ours = temporary.name("pack")
+            image = PROGRAMS.capture(["buildah", "images", "--quiet"]).split()[0]
+            PROGRAMS.capture(["buildah", "from", "--name", ours, image])
+            _, told = second.communicate(timeout=300)
+            _, err = first.communicate(timeout=300)
+    assert (first.returncode, second.returncode) == (0, 1), err + told
+    assert PROGRAMS.attempt(["buildah", "rm", ours]).code == 0
+    assert containers.until(lambda: working_containers(buildah) == [], 120)
 
 
 def test_a_build_has_the_limits_of_its_caller(buildah: Engine, tmp_path: Path) -> None:
