@@ -208,7 +208,7 @@ def test_patches_belong_to_something_and_triton_has_its_source(tmp_path: Path) -
 
 
 def test_archives_lie_in_one_folder_so_each_has_a_name_of_its_own(tmp_path: Path) -> None:
-    first, second = ("{url: https://example.test/%s/tags/v1.0.tar.gz}" % one for one in "ab")
+    first, second = (f"{{url: https://example.test/{one}/tags/v1.0.tar.gz}}" for one in "ab")
     what = faults(write(tmp_path, GOOD + f"archives: {{a: {first}, b: {second}}}\n"))
     assert "archives.a: another archive is named v1.0.tar.gz, too" in what
     what = faults(write(tmp_path, GOOD + "archives: {a: {url: 'https://example.test/a/'}}\n"))
