@@ -86,6 +86,7 @@ def _images(
             environment.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
             partial = tar.with_suffix(".part")
+            partial.unlink(missing_ok=True)  # buildah adds to no archive that is there
             engine.save(name, partial)
             partial.rename(tar)
         yield BuildInput(place="", path=tar, sha256=sha256(tar))

@@ -8,6 +8,7 @@ import click
 
 from sqshforge import platforms
 from sqshforge.cli import completion
+from sqshforge.errors import RequestError
 from sqshforge.run.container import parse_pairs
 
 if TYPE_CHECKING:
@@ -54,3 +55,14 @@ def variables(
     """What a make command after this one takes for the same image, by the same engine."""
     given = {"SET": " ".join(settings), "PLATFORM": platform, "ENGINE": engine}
     return {name: value for name, value in given.items() if value}
+
+
+def refuse_settings(settings: tuple[str, ...], platform: str | None, subject: str) -> None:
+    """Raise `RequestError` for --set and --platform on what is built already."""
+    given = [f"--set {one}" for one in settings] + ([f"--platform {platform}"] if platform else [])
+    if given:
+        raise RequestError(
+            f"{given[0]} is for a target, which is built with it; this is built already",
+            where=subject,
+            fix=f"leave {given[0].partition(' ')[0]} out, or name a target",
+        )

@@ -11,7 +11,13 @@ import click
 
 from sqshforge.cli import completion
 from sqshforge.cli.group import Commands
-from sqshforge.cli.options import engine_option, platform_option, set_option, steps_of
+from sqshforge.cli.options import (
+    engine_option,
+    platform_option,
+    refuse_settings,
+    set_option,
+    steps_of,
+)
 from sqshforge.errors import RequestError
 
 
@@ -88,7 +94,7 @@ def pack(
     if sources.is_address(source):
         if output is None:
             raise RequestError("pack needs an output for this source", fix="add -o FILE.sqsh")
-        _refuse_settings(settings, platform, source)
+        refuse_settings(settings, platform, source)
         packed = squash.pack_address(source, output, options, Programs(), Reporter(), cache)
     else:
         ours = steps_of(engine, settings, platform)
@@ -101,17 +107,6 @@ def pack(
         f"{packed.path}: {state}, {human(packed.size)}",
         f"next: {suggest.sqshforge('smoke-test', packed.path)}",
     )
-
-
-def _refuse_settings(settings: tuple[str, ...], platform: str | None, subject: str) -> None:
-    """Raise `RequestError` for --set and --platform on what is built already."""
-    given = [f"--set {one}" for one in settings] + ([f"--platform {platform}"] if platform else [])
-    if given:
-        raise RequestError(
-            f"{given[0]} is for a target, which is built with it; this is built already",
-            where=subject,
-            fix=f"leave {given[0].partition(' ')[0]} out, or name a target",
-        )
 
 
 @click.command("smoke-test")
@@ -140,11 +135,11 @@ def smoke_test(
 
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
-        _refuse_settings(settings, platform, subject)
+        refuse_settings(settings, platform, subject)
     else:
         steps = steps_of(engine, settings, platform)
         place = steps.sqsh(subject)
-        options = squash.Options.of("shared", hot=steps.hot(subject))
+        options = squash.Options.of("shared", keep=True, hot=steps.hot(subject))
         image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
     outcome = smoke.run(image, Programs(), Reporter())
     if as_json:

@@ -54,7 +54,9 @@ def show(target: str, platform: str | None) -> None:
     )
     click.echo(f"Debian       {' '.join(what.apt)}")
     click.echo(f"Python       {what.python.version}")
-    for package in locked.python.packages:
+    python = locked.python
+    every = (*python.packages, *python.built, *python.of_indexes())
+    for package in sorted(every, key=lambda one: one.name):
         click.echo(f"               {package.name} {package.version}")
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:

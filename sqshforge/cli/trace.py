@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from sqshforge.cli import completion
-from sqshforge.cli.options import engine_option, platform_option, steps_of
+from sqshforge.cli.options import engine_option, platform_option, refuse_settings, steps_of
 from sqshforge.errors import RequestError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from sqshforge.hot import HotList
 
 ENOUGH = 0.9  # of a list's lines: where fewer name a file, the list is to be written anew
@@ -59,17 +61,20 @@ def trace(
     target = default = None
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
+        refuse_settings((), platform, subject)
     else:
         target, steps = subject, steps_of(engine, platform=platform)
         default = steps.project.hot_list(steps.name(target))
         place = place or default
-        options = squash.Options.of("shared", hot=steps.hot(target))
+        options = squash.Options.of("shared", keep=True, hot=steps.hot(target))
         output = steps.sqsh(target)
         image = steps.pack(steps.build(target), output, options, Cache.of_user()).path
     if check:
         if place is None:
             raise RequestError("which list is to be checked?", fix="add --list FILE")
-        _check(HotList.read(place), place, image, subject)
+        again: list[str | Path] = [subject] if place == default else [subject, "--list", place]
+        again += ["--platform", platform] if platform else []
+        _check(HotList.read(place), place, image, again)
         return
     words = command or tracing.default_command(image)
     found = tracing.trace(image, words, Programs(), Reporter())
@@ -93,8 +98,11 @@ def trace(
     show_lines(f"next: {following}")
 
 
-def _check(hot: HotList, place: Path, image: Path, subject: str) -> None:
-    """Tell how many lines name a file of an image; end with 1 where they are too few."""
+def _check(hot: HotList, place: Path, image: Path, again: Sequence[str | Path]) -> None:
+    """Tell how many lines name a file of an image; end with 1 where they are too few.
+
+    `again` are the words that write such a list anew.
+    """
     from sqshforge.host import suggest
     from sqshforge.host.terminal import show_lines
     from sqshforge.squashfs.image import open_image
@@ -107,8 +115,8 @@ def _check(hot: HotList, place: Path, image: Path, subject: str) -> None:
     show_lines(*(f"names nothing: {line}" for line in missing))
     show_lines(f"{place}: {there} of {len(hot.lines)} lines name a file of {image}")
     enough = there >= ENOUGH * len(hot.lines)
-    again = ("trace", subject) if subject != str(image) else ("trace", subject, "--list", place)
-    show_lines(f"next: {suggest.sqshforge(*(('inspect', image) if enough else again))}")
+    following = ("inspect", image) if enough else ("trace", *again)
+    show_lines(f"next: {suggest.sqshforge(*following)}")
     if not enough:
         sys.exit(1)
 

@@ -15,6 +15,7 @@ from sqshforge.network import access
 TIMEOUT = 60.0  # seconds that a registry may take to answer
 ABSENT = ("manifest unknown", "name unknown", "not found", "repository name not known")
 CLOSED = ("unauthorized", "authentication required", "denied", "no basic auth credentials")
+NO_LOGIN = "getting username and password"  # how it begins where it cannot find out the login
 UNREACHED = "pinging container registry"  # how skopeo begins where no registry answers
 
 
@@ -82,14 +83,16 @@ def host_of(name: str) -> str:
 
 def reason(said: str) -> str:
     """What skopeo says is wrong, without the frame of its log."""
-    found = re.search(r'msg="((?:[^"\\]|\\.)*)"', said)
-    return json.loads(f'"{found[1]}"', strict=False) if found else said.strip()
+    found = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
+    return json.loads(f'"{found[-1]}"', strict=False) if found else said.strip()
 
 
 def state_of(why: str) -> State:
     """Whether a registry lacks an image, keeps it to itself, or was not reached."""
     if UNREACHED in why:
         return State.CLOSED if any(word in why for word in CLOSED) else State.SILENT
+    if NO_LOGIN in why:
+        return State.CLOSED
     if any(word in why for word in ABSENT):
         return State.ABSENT
     return State.CLOSED if any(word in why for word in CLOSED) else State.SILENT

@@ -236,7 +236,8 @@ def _candidates(
     with apt_of(sources, platform) as apt:
         if programs.attempt([*apt("apt-get"), "update"]).code != 0:
             return {}
-        said = programs.attempt([*apt("apt-cache"), "policy", *packages])
+        asked = [*apt("apt-cache"), "policy", *packages]
+        said = programs.attempt(asked, env={"LC_ALL": "C", "LANGUAGE": ""})
     found = re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said.out, re.MULTILINE)
     return {name: version for name, version in found if version != "(none)"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from sqshforge.recipe.words import normalize, put_in
 
 # Where parameters stand beside images, whose own names stay in the lock: key by key, * for any.
 FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
+
+DEBIAN = re.compile(r"([a-z0-9][a-z0-9+.-]+)=[^=]")  # a pinned package
 
 
 def extended(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,7 +59,10 @@ def _entry_name(entry: Any) -> str:
     """What an entry of a list is about: a package's name, or the entry itself."""
     if isinstance(entry, Mapping):
         entry = entry.get("package", entry)
-    return normalize(entry) if isinstance(entry, str) and "==" in entry else repr(entry)
+    if isinstance(entry, str) and "==" in entry:
+        return normalize(entry)
+    pinned = DEBIAN.match(entry) if isinstance(entry, str) else None
+    return repr(pinned[1] if pinned else entry)
 
 
 def schema() -> str:
@@ -65,8 +71,8 @@ def schema() -> str:
 
 
 def targets(folder: Path) -> list[str]:
-    """The names of all recipes, sorted."""
-    return sorted(path.stem for path in folder.glob("*.yaml"))
+    """The names of all recipes, sorted; hidden files are those of editors."""
+    return sorted(path.stem for path in folder.glob("[!.]*.yaml"))
 
 
 def find(

@@ -115,11 +115,11 @@ class Recipe(Part):
                 "nor in python.built"
             )
         files = Counter(one.file for one in self.archives.values())
-        for name, archive in self.archives.items():
+        for key, archive in self.archives.items():
             if not archive.file:
-                raise ValueError(f"archives.{name}: its address ends in no file's name")
+                raise ValueError(f"archives.{key}: its address ends in no file's name")
             if files[archive.file] > 1:  # they lie in one folder
-                raise ValueError(f"archives.{name}: another archive is named {archive.file}, too")
+                raise ValueError(f"archives.{key}: another archive is named {archive.file}, too")
         for wanted, there, what in self._named():
             if wanted not in there:
                 raise ValueError(f"{what} names {wanted}, which is not there")

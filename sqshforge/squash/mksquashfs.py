@@ -48,15 +48,17 @@ PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to pack. `jobs` and `force` change nothing of the bytes.
+    """How to pack. `jobs`, `force` and `keep` change nothing of the bytes.
 
-    `hot` are the files that come first; with `xattrs` there are none.
+    `hot` are the files that come first; with `xattrs` there are none. With `keep` a file of the
+    same image stays as it is, whatever other options it was packed with.
     """
 
     level: int
     block: str
     jobs: int
     force: bool = False
+    keep: bool = False
     xattrs: bool = False
     devices: bool = False
     hot: HotList = NONE
@@ -68,6 +70,7 @@ class Options:
         *,
         jobs: int | None = None,
         force: bool = False,
+        keep: bool = False,
         xattrs: bool = False,
         devices: bool = False,
         hot: HotList = NONE,
@@ -87,6 +90,7 @@ class Options:
             block=block,
             jobs=jobs or resources.processors(),
             force=force,
+            keep=keep,
             xattrs=xattrs,
             devices=devices,
             hot=hot,

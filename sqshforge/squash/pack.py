@@ -39,7 +39,7 @@ from sqshforge.squash.content import Opened, base_layers, open_content
 from sqshforge.squash.mksquashfs import Options, Squasher
 from sqshforge.squash.request import (
     PackRequest,
-    fits,
+    fitting,
     read_record,
     stale_signature,
     write_record,
@@ -93,8 +93,8 @@ def pack(
     lock = output.with_name(f".{output.name}.lock")
     with exclusive(lock, f"waiting for another packer of {output}", reporter):
         remove_leftovers(output)
-        known = config.digest is not None and not options.force and fits(output, request)
-        if not known:
+        known = None if config.digest is None or options.force else fitting(output, request)
+        if known is None:
             _may_replace(output, options)
             # Compressed it takes a third or so; what it takes is not known before.
             require_space(output.parent, max(config.size // 2, 1 << 20), f"packing {output.name}")
@@ -104,9 +104,9 @@ def pack(
     return Packed(
         path=output,
         size=output.stat().st_size,
-        key=request.key,
+        key=known or request.key,
         seconds=time.monotonic() - started,
-        up_to_date=known,
+        up_to_date=known is not None,
     )
 
 

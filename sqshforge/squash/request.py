@@ -162,18 +162,28 @@ def _frozen(value: Any) -> Any:
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
-def fits(output: Path, request: PackRequest) -> bool:
-    """Whether the output is the file that would come out, untouched since it was written."""
+def fitting(output: Path, request: PackRequest) -> str | None:
+    """The key of the output, where it is the file that is wanted, untouched since it was written.
+
+    None where it is not: that is the file that would come out, or, with `keep`, one of this image.
+    """
     facts = read_record(output)
-    if facts is None or facts["key"] != request.key or not output.is_file():
-        return False
+    if facts is None or not output.is_file():
+        return None
+    wanted = [request.key]
+    if request.options.keep and isinstance(facts.get("settings"), dict):
+        wanted.append(content_key(request.config, facts["settings"]))
     found = output.stat()
-    if found.st_size != facts["size"]:
-        return False
+    if facts["key"] not in wanted or found.st_size != facts["size"]:
+        return None
     # Reading a file of many gigabytes takes long; its times tell whether that is called for.
-    if (found.st_mtime_ns, found.st_ctime_ns) == (facts.get("mtime_ns"), facts.get("ctime_ns")):
-        return True
-    return files.digest(output, request.options.jobs) == facts.get("digest")
+    untouched = (facts.get("mtime_ns"), facts.get("ctime_ns"))
+    if (found.st_mtime_ns, found.st_ctime_ns) != untouched and (
+        files.digest(output, request.options.jobs) != facts.get("digest")
+    ):
+        return None
+    key: str = facts["key"]
+    return key
 
 
 def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -> Path | None:

@@ -81,8 +81,11 @@ def _ours(path: Path) -> tuple[int, str]:
     manifest = read_document(path / MANIFEST)
     files = manifest.get("files") if manifest else None
     if not isinstance(files, dict):
-        there = (path / MANIFEST).exists()
-        return 0, f"its {MANIFEST} cannot be read" if there else f"it has no {MANIFEST}"
+        try:
+            is_absent = not (path / MANIFEST).exists()
+        except OSError:  # the folder is another user's
+            is_absent = False
+        return 0, f"it has no {MANIFEST}" if is_absent else f"its {MANIFEST} cannot be read"
     total = 0
     for name, file in files.items():
         size = whole(file.get("size") if isinstance(file, dict) else file)  # format 2, format 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
         return Found(_home(folder))
     if "/" not in what:
         for run in (run for root in below for run in _below(root, DEPTH)):
-            if (run / jobs.FOLDER / f"{what}.jsonl").is_file():
+            if _is_file(run / jobs.FOLDER / f"{what}.jsonl"):
                 return Found(_home(run), what)
         for root in below:
             if is_run(root / what):
@@ -75,10 +76,17 @@ def one(what: str, below: Sequence[Path]) -> Found:
 
 def _home(folder: Path) -> Path:
     """The run that a folder's last job trains: its flags may name another folder to save to."""
-    if (folder / metrics.FILE).is_file():
+    if _is_file(folder / metrics.FILE):
         return folder
     named = next((Path(job.last.run) for job in jobs.read(folder) if job.last.run), folder)
     return named if named != folder.absolute() and is_run(named) else folder
+
+
+def _is_file(path: Path) -> bool:
+    """Whether there is one that may be seen: folders above it may be another user's."""
+    with suppress(OSError):
+        return path.is_file()
+    return False
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:

@@ -143,9 +143,9 @@ def test_a_build_that_fails_leaves_the_containers_of_others(
             ours = temporary.name("pack")
             image = PROGRAMS.capture(["buildah", "images", "--quiet"]).split()[0]
             PROGRAMS.capture(["buildah", "from", "--name", ours, image])
-            _, told = second.communicate(timeout=300)
+            _, reported = second.communicate(timeout=300)
             _, err = first.communicate(timeout=300)
-    assert (first.returncode, second.returncode) == (0, 1), err + told
+    assert (first.returncode, second.returncode) == (0, 1), err + reported
     assert PROGRAMS.attempt(["buildah", "rm", ours]).code == 0
     assert containers.until(lambda: working_containers(buildah) == [], 120)
 

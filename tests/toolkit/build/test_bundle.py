@@ -118,6 +118,11 @@ def test_gathering_goes_on_where_it_was_stopped(
     assert missing.read_bytes() == content
     assert kept.stat().st_mtime_ns == before
     assert not list(bundle.rglob("*.part"))
+    kept.rename(kept.with_suffix(".part"))  # as where it was stopped while it saved the base image
+    (bundle / "bundle.json").unlink()
+    done = sqshforge(root, "vendor", TARGET, "--engine", "buildah")
+    assert done.code == 0, done.err
+    assert kept.is_file() and not list(bundle.rglob("*.part"))
 
 
 def refused(root: Path, **environment: str) -> Result:

@@ -38,6 +38,10 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
     done = sqshforge("show", "cpu-mamba")
     assert done.code == 0
     assert "torch 2.13.0+cpu" in done.out
+    compiled = sqshforge("show", "cuda-mamba").out
+    assert re.search(r"^ +mamba-ssm \d", compiled, re.MULTILINE), "compiled packages, too"
+    vendors = sqshforge("show", "neuron-mamba2").out
+    assert re.search(r"^ +torch-neuronx ?", vendors, re.MULTILINE), "and those of a vendor's index"
     assert done.out.splitlines()[-1] == "next: make image TARGET=cpu-mamba"
 
 

@@ -16,7 +16,7 @@ from sqshforge.doctor.finding import Finding, Host
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock, LockedImage, bases
 from sqshforge.network.mirrors import Mirrors
-from sqshforge.network.registries import Registries
+from sqshforge.network.registries import Registries, State, reason, state_of
 from sqshforge.project import Project
 from sqshforge.recipe import Recipe
 from tests.support import checkouts
@@ -156,6 +156,25 @@ def test_an_image_that_takes_a_login_names_the_registry(tmp_path: Path) -> None:
             == "cannot be seen (reading manifest 1: requested access to the resource is denied)"
         )
         assert one.fix == f"skopeo login {host}, or {FIX}"
+
+
+@pytest.mark.parametrize(
+    ("said", "state"),
+    [
+        (
+            'level=fatal msg="getting username and password: credential helper: exec: '
+            '\\"docker-credential-desktop\\": executable file not found in $PATH"',
+            State.CLOSED,
+        ),
+        (
+            'level=error msg="The storage driver must be set"\n'
+            'level=fatal msg="reading manifest 1: manifest unknown"',
+            State.ABSENT,
+        ),
+    ],
+)
+def test_what_skopeo_says_is_read_from_its_last_word(said: str, state: State) -> None:
+    assert state_of(reason(said)) == state
 
 
 def test_the_lock_has_the_digest_of_the_first_address_that_has_one(

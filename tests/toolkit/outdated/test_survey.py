@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -201,10 +203,22 @@ def test_an_image_has_newer_tags_and_its_own_moves(
     assert replace(moved, moved="") == image
 
 
+def speak_german(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have apt-cache answer as it does in Germany, unless it is asked for C's words."""
+    folder.mkdir()
+    german = f"{shutil.which('apt-cache')} \"$@\" | sed 's/Candidate:/Installationskandidat:/'"
+    english = f'exec {shutil.which("apt-cache")} "$@"'
+    stub = folder / "apt-cache"
+    stub.write_text(f'#!/bin/sh\n[ "$LC_ALL" = C ] && {english}\n{german}\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
 def test_debian_packages_of_a_vendor_are_asked_of_its_archive(
-    index: Index, web: Web, tmp_path: Path
+    index: Index, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index.add(wheel("app"))
+    speak_german(tmp_path / "bin", monkeypatch)
     stanza = "Package: chip\nArchitecture: amd64\nVersion: {}\nFilename: x.deb\nSize: 1\n\n"
     web.files["/dists/jammy/main/binary-amd64/Packages"] = "".join(
         map(stanza.format, ("1.9-a", "1.10-b"))

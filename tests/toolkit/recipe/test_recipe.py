@@ -9,6 +9,7 @@ import yaml
 
 from sqshforge import recipe
 from sqshforge.errors import RequestError
+from sqshforge.recipe.load import extended
 
 GOOD = """\
 target: {name}
@@ -171,6 +172,18 @@ def test_one_recipe_laid_over_another(tmp_path: Path) -> None:
     assert (what.title, what.disk_gb) == ("more", 1)
     write(tmp_path, "target: child\nextends: parent\ntitle: less\napt: null\n", "child")
     assert recipe.load(child).apt == ()
+
+
+def test_a_pinned_debian_package_takes_the_place_of_the_parent_s() -> None:
+    parent = {"packages": ["tools=1.0", "lib", "lib-dev=2"]}
+    child = {"packages": ["tools=1.1", "lib=3"]}
+    assert extended(parent, child) == {"packages": ["lib-dev=2", "tools=1.1", "lib=3"]}
+
+
+def test_the_hidden_files_of_editors_are_no_recipes(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "cpu-mamba")
+    (tmp_path / ".#cpu-mamba.yaml").symlink_to("nowhere")
+    assert recipe.targets(tmp_path) == ["cpu-mamba"]
 
 
 def test_the_whole_of_an_extending_recipe_stands_alone(tmp_path: Path) -> None:

@@ -147,6 +147,10 @@ def test_a_list_is_checked_against_a_file(tiny: Path, tmp_path: Path) -> None:
     bad = sqshforge("trace", tiny, "--list", place, "--check")
     assert bad.code == 1
     assert "names nothing: usr/gone" in bad.out and "1 of 2 lines" in bad.out
+    following = bad.out.partition("next: ")[2].strip()
+    assert following.endswith(f" trace {tiny} --list {place}"), following
+    other = sqshforge("trace", tiny, "--list", place, "--check", "--platform", "linux/arm64")
+    assert other.code == 2 and "leave --platform out" in other.err
 
 
 @pytest.mark.processes

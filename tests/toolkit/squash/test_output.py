@@ -106,6 +106,15 @@ def test_another_profile_replaces_the_file(image: str, tmp_path: Path) -> None:
     assert pack(image, tmp_path / "a.sqsh", squash.Options.of("shared")).up_to_date
 
 
+def test_what_is_tested_is_the_file_that_is_there(image: str, tmp_path: Path) -> None:
+    """The same image's, whatever other options it was packed with; another image's is replaced."""
+    first = pack(image, tmp_path / "a.sqsh", squash.Options.of("fast"))
+    kept = pack(image, tmp_path / "a.sqsh", squash.Options.of("shared", keep=True))
+    assert (kept.up_to_date, kept.key) == (True, first.key)
+    edit(first.path)
+    assert not pack(image, tmp_path / "a.sqsh", squash.Options.of("shared", keep=True)).up_to_date
+
+
 @pytest.mark.parametrize("record", [None, "{}", "no json", "[]", '{"key": "", "sha256": ""}'])
 def test_a_file_that_is_not_ours_stays(record: str | None, tree: Path, tmp_path: Path) -> None:
     output = tmp_path / "a.sqsh"

@@ -127,6 +127,26 @@ def test_another_users_folders_are_passed_over() -> None:
     assert shown == {"closed": ["metrics.jsonl"], "run": []}
 
 
+def test_a_job_is_found_beside_another_users_closed_folders() -> None:
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    with tempfile.TemporaryDirectory(prefix="sqshforge-test-") as name:
+        place = Path(name)
+        place.chmod(0o755)
+        other = write(place / "alice", history(5))
+        closed = [other / "jobs", other / "checkpoints" / "step_5_ckp"]
+        for folder in closed:
+            folder.mkdir(parents=True)
+            folder.chmod(0)
+        noted(write(place / "bob", history(5)), None, job="77")
+        ours = [*(user if os.getuid() == 0 else []), sys.executable, "-m", "sqshforge", "status"]
+        one = Programs().attempt([*ours, "77", "--root", name])
+        every = Programs().attempt([*ours, "--root", name])
+        for folder in closed:
+            folder.chmod(0o700)
+    assert one.code == 0 and "bob" in one.out, one.err
+    assert every.code == 0 and "alice" in every.out and "bob" in every.out, every.err
+
+
 def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(5))
     noted(run, None)
