@@ -174,14 +174,16 @@ def test_mounts_of_ones_own(shell: Shell) -> None:
     assert mounts == [f"--mount={around}:rbind,x-create=auto"]
 
 
-SAVES_TO = {
-    "mamba_fsdp": "--save_ckpt_path={}",
-    "llama_fsdp": "--checkpoint_dir={}",
-    "mixtral_fsdp": "--checkpoint_dir={}",
-    "llama_smp": "--checkpoint_dir={}",
-    "mamba2_neuron": "--checkpoint_dir={}",
-    "mamba_composer": "trainer.save_folder={}",
-}
+SAVES_TO = ("save_ckpt_path", "checkpoint_dir")
+"""What entry points call the flag of their run's folder, beside its aliases."""
+
+
+def saving_flags(launcher: str) -> list[str]:
+    """Each spelling of the flag of the run's folder, as a launcher's entry point takes it."""
+    if launcher == "mamba_composer":
+        return ["trainer.save_folder"]
+    module = importlib.import_module(MODULES.get(launcher, f"training.{launcher}"))
+    return [name for flag in module.FLAGS if flag.name in SAVES_TO for name in flag.spellings]
 
 
 def test_the_folder_that_a_flag_names_is_the_runs(any_shell: Shell) -> None:
@@ -190,12 +192,16 @@ def test_the_folder_that_a_flag_names_is_the_runs(any_shell: Shell) -> None:
     name = any_shell.launcher.stem
     below = "/tagged" if name == "mamba2_neuron" else ""
     tag = ["--tag=tagged"] if below else []
-    words = any_shell.srun(SAVES_TO[name].format("new/run"), *tag, CHECKPOINTS="other")
     run = f"{any_shell.folder}/new/run"
-    assert words[-2 if below else -1] == SAVES_TO[name].format(run)
-    assert f"--mount={run}{below}:{run}{below}" in words
-    assert f"--env=CHECKPOINTS={run}{below}" in words
-    assert not (any_shell.folder / "other").exists()
+    flags = saving_flags(name)
+    for flag in flags:
+        words = any_shell.srun(f"{flag}=new/run", *tag, CHECKPOINTS="other")
+        assert words[-2 if below else -1] == f"{flags[0]}={run}"  # the last one counts
+        assert f"--mount={run}{below}:{run}{below}" in words
+        assert f"--env=CHECKPOINTS={run}{below}" in words
+        assert not (any_shell.folder / "other").exists()
+        shutil.rmtree(any_shell.folder / "new")
+    assert len(flags) == (2 if name == "mamba_fsdp" else 1)
 
 
 @pytest.mark.parametrize("folder", ["lr=3e-4,bs=8", "12:30"])
