@@ -177,38 +177,3 @@ def test_a_third_folder_is_refused(tmp_path: Path, root: Path) -> None:
     assert code == 2
     assert "error: 'more' is one word too many" in said
     assert "fix: sbatch mamba2_neuron.sbatch DATA_DIR SAVE_DIR [--FLAG=VALUE ...]" in said
-
-
-@pytest.mark.parametrize("data", ["stream:{}", "packed:{}/*.bin", "lines:{}/a?.json", "{}"])
-def test_ones_own_data_are_seen_in_the_container(tmp_path: Path, root: Path, data: str) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
-    shell.program("sqshforge")
-    assert f"--mount={folder}:{folder}" in shell.srun(f"--dataset_path={data.format(folder)}")
-
-
-def test_what_flags_name_is_seen_in_the_container(tmp_path: Path, root: Path) -> None:
-    """But for what the image has itself, and for what is not there."""
-    names = ("weights", "tokenizer.json", "held-out")
-    for name in names:
-        (tmp_path / name).touch()
-    shell = Shell(tmp_path, root / "launch" / "llama_fsdp.sbatch")
-    shell.program("sqshforge")
-    words = shell.srun(
-        f"--init_weights={tmp_path}/weights",
-        "--tokenizer",
-        f"{tmp_path}/tokenizer.json",
-        f"--eval_dataset_path=stream:{tmp_path}/held-out",
-        "--tensorboard_dir=/etc/hostname",
-        f"--trace_dir={tmp_path}/none",
-    )
-    mounts = [word.partition(":")[0] for word in words if word.startswith("--mount=")]
-    run = tmp_path / "checkpoints" / "llama_fsdp-trial"
-    assert mounts == [f"--mount={path}" for path in (run, *(tmp_path / name for name in names))]
-
-
-def test_the_python_sources_of_a_trial_are_the_images(tmp_path: Path, root: Path) -> None:
-    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
-    shell.program("sqshforge")
-    assert not [word for word in shell.srun() if word.startswith("--mount=/usr")]

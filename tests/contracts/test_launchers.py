@@ -212,22 +212,6 @@ def test_a_run_that_cannot_be_mounted_is_refused(shell: Shell, folder: str) -> N
     assert f"error: the run's folder {shell.folder}/{folder} has a colon or a comma" in said
 
 
-def test_only_what_is_there_is_mounted(shell: Shell) -> None:
-    shell.program("sqshforge")
-    data = shell.folder / "set"
-    assert f"--mount={data}:{data}" not in shell.srun(DATASET=str(data))
-    data.mkdir()
-    assert f"--mount={data}:{data}" in shell.srun(DATASET=str(data))
-
-
-def test_data_that_cannot_be_mounted_is_named(shell: Shell) -> None:
-    shell.program("sqshforge")
-    data = shell.folder / "set,12:30"
-    data.mkdir()
-    _, said = shell.run(DATASET=str(data))
-    assert f"{data} is not mounted: its name has a colon or a comma" in said
-
-
 def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
     shell.program("sqshforge")
     (shell.folder / "training").mkdir()
