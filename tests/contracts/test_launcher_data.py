@@ -177,3 +177,36 @@ def test_a_third_folder_is_refused(tmp_path: Path, root: Path) -> None:
     assert code == 2
     assert "error: 'more' is one word too many" in said
     assert "fix: sbatch mamba2_neuron.sbatch DATA_DIR SAVE_DIR [--FLAG=VALUE ...]" in said
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("mamba_fsdp", ["dataset_path"]),
+        ("llama_fsdp", ["dataset", "dataset_path"]),
+        ("mixtral_fsdp", ["dataset", "dataset_path"]),
+        ("llama_smp", ["training_dir"]),
+        ("mamba2_neuron", ["data_dir", "dataset_path"]),
+    ],
+)
+def test_data_in_the_folder_of_sbatch(
+    tmp_path: Path, root: Path, name: str, flags: list[str]
+) -> None:
+    """The container starts in another folder, and a set of the hub is called like a path."""
+    shell = Shell(tmp_path, root / "launch" / f"{name}.sbatch")
+    shell.program("sqshforge")
+    (tmp_path / "my" / "set").mkdir(parents=True)
+    mount = f"--mount={tmp_path}/my/set:{tmp_path}/my/set"
+    for asked in ("my/set", "./my/set", "stream:my/set"):
+        absolute = f"--{flags[0]}={asked.rpartition(':')[0]}{':' * asked.count(':')}"
+        absolute += f"{tmp_path}/my/set"
+        words = shell.srun(TRIAL="", DATASET=asked)
+        assert absolute in words and mount in words
+        assert "--tokenizer" not in " ".join(words) or asked.startswith("stream:")
+        for flag in flags:
+            words = shell.srun(f"--{flag}={asked}", TRIAL="")
+            assert words[-1] == absolute and mount in words
+    for asked in ("me/texts", "stream:me/texts", "text:*.py", "/fsx/set", "synthetic:"):
+        words = shell.srun(f"--{flags[-1]}={asked}", TRIAL="")
+        assert words[-1] == f"--{flags[-1]}={asked}"
+        assert f"--{flags[0]}={asked}" in shell.srun(TRIAL="", DATASET=asked)
