@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.host.programs import Programs
 from tests.support import containers
 from tests.support.launcher_shell import NOTHING, SCONTROL, Shell
 
@@ -43,6 +44,21 @@ def test_an_image_that_is_cut_short(shell: Shell) -> None:
         "error: {image} is cut short: 100 of 1000 bytes (on node-1 node-2)\n",
         "fix: copy or pack it again\n",
     )
+
+
+def test_an_image_that_pyxis_would_unpack_is_cut_short(shell: Shell) -> None:
+    """Its files cannot be listed, by which their room is counted."""
+    shell.image.unlink()
+    (shell.folder / "file").write_bytes(os.urandom(200_000))
+    Programs().capture(["mksquashfs", shell.folder / "file", shell.image, "-quiet"])
+    length = shell.image.stat().st_size
+    os.truncate(shell.image, length // 2)
+    shell.tool("unsquashfs")
+    code, said = shell.run(RUNTIME="pyxis")
+    assert code == 2, said
+    assert f"error: {shell.image} is cut short: {length // 2} of" in said
+    assert "fix: copy or pack it again\n" in said
+    assert "FATAL" not in said and "unsquashfs" not in said
 
 
 def of_platform(shell: Shell, name: str) -> None:
