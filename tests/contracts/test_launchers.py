@@ -289,13 +289,22 @@ def test_flags_after_two_dashes(shell: Shell) -> None:
 def test_without_data_it_says_how_to_go_on(shell: Shell) -> None:
     """It trains nothing else instead, with a model that was asked for least of all."""
     shell.program("sqshforge")
-    for asked in ({}, {"MODEL": "state-spaces/mamba-130m"}):
+    build = shell.image.parent
+    for asked in ({}, {"MODEL": "state-spaces/mamba-130m"}, {"IMAGE": "my image.sqsh"}):
         code, said = shell.run("--batch_size=1", TRIAL="", **asked)
         assert code == 2 and not shell.called.exists()
         assert "error: there is no /fsx/data/wikicorpus_llama2_7B_tokenized_4k, the" in said
-        make = "sqshforge run build/cuda-mamba.sqsh --mount=/fsx:/fsx -- python3 -m "
-        assert f"fix: {make}training.get_dataset --launcher=mamba_fsdp makes it; or" in said
-        assert "or DATASET=... names what to train on, or TRIAL=1 trains a tiny model" in said
+        assert "(DATASET=... trains on another, TRIAL=1 a tiny model)\n" in said
+        image = "my\\ image.sqsh" if "IMAGE" in asked else "build/cpu-mamba.sqsh"
+        make = f"sqshforge run {image} --mount=/fsx:/fsx -- python3 -m training.get_dataset"
+        assert said.endswith(f"fix: {make} --launcher=mamba_fsdp\n")
+    shell.image.rename(build / "cuda13-mamba.sqsh")
+    assert "run build/cuda13-mamba.sqsh --" in shell.run(TRIAL="")[1]
+    (build / "cuda13-mamba.sqsh").rename(shell.folder / "elsewhere")
+    _, said = shell.run(TRIAL="")  # the first is to be made
+    make = "make sqsh TARGET=cuda-mamba && sqshforge run build/cuda-mamba.sqsh --mount="
+    assert f"fix: {make}" in said
+    (shell.folder / "elsewhere").rename(shell.image)
     tiny = "--model_name=mamba-tiny"
     assert tiny in shell.srun()
     assert tiny not in shell.srun(TRIAL="", DATASET="/data")
