@@ -129,7 +129,7 @@ def is_local(name: str) -> bool:
 
 
 def find(name: str, config: str = "") -> LocalTexts:
-    """Find what is at a local path or pattern, or at URLs (commas between).
+    """Find what is at a local path, or at patterns or URLs (commas between).
 
     config: which configuration of a folder that has several. Raises RequestError where there is
     nothing, or what belongs together is not known.
@@ -144,10 +144,20 @@ def find(name: str, config: str = "") -> LocalTexts:
     if path.is_dir():
         # Absolute: a folder that is called json is not the library's builder of that name.
         return _of_folder(name, path.absolute(), config)
-    found = sorted(one for one in iglob(str(path), recursive=True) if Path(one).is_file())  # noqa: PTH207
+    found = _matching(name)
+    if not found and "," in name:
+        for pattern in name.split(","):
+            if not (files := _matching(pattern)):
+                raise RequestError(f"no file matches {pattern}")
+            found += files
     if not found:
         raise RequestError(f"no file matches {name}")
-    return _of_files(name, found, config)
+    return _of_files(name, list(dict.fromkeys(found)), config)
+
+
+def _matching(pattern: str) -> list[str]:
+    path = str(Path(pattern).expanduser())
+    return sorted(one for one in iglob(path, recursive=True) if Path(one).is_file())  # noqa: PTH207
 
 
 def shown(files: Sequence[str]) -> str:
