@@ -161,6 +161,22 @@ def test_gpus_whose_driver_nothing_brings_in(shell: Shell) -> None:
     assert code == 0, said
 
 
+@pytest.mark.root
+def test_gpus_that_slurm_has_closed(shell: Shell) -> None:
+    """With ConstrainDevices, to jobs that have asked for none; a trial may run without them."""
+    become = containers.with_driver(shell.folder / "dev", "nvidia0", "nvidia1")
+    shell.program("nvidia-container-cli")
+    own = {"DATASET": str(shell.folder)}
+    code, said = shell.run(**own, TRIAL="", become=become)
+    assert code == 2 and not shell.called.exists(), said
+    what = "the node's GPUs are closed to this job, which asks Slurm for none: /dev/nvidia1: Oper"
+    assert f"error: {what}ation not permitted (on node-1 node-2)\n" in said
+    assert "fix: sbatch --gpus-per-node=2 ...\n" in said
+    shutil.rmtree(shell.folder / "dev")
+    code, said = shell.run(**own, become=become)
+    assert code == 0, said
+
+
 def test_one_node_that_is_not_as_the_others(shell: Shell) -> None:
     """All faults of all nodes are reported at once."""
     shell.program(

@@ -115,13 +115,18 @@ def started(argv: list[str]) -> Iterator[subprocess.Popen[bytes]]:
             process.kill()
 
 
-def with_driver(place: Path) -> list[str]:
-    """What root puts before a command to give it a /dev with the device of NVIDIA's driver."""
+def with_driver(place: Path, *devices: str) -> list[str]:
+    """What root puts before a command to give it a /dev with the device of NVIDIA's driver.
+
+    devices: others, which nobody may open for writing, as where Slurm gives a job none of them.
+    """
+    closed = " && ".join(f"touch /dev/{name} && chattr +i /dev/{name}" for name in devices)
     script = f"""
     PATH=$PATH:/usr/sbin:/usr/bin:/sbin:/bin
     mkdir {place} && mount -t tmpfs tmpfs {place} && mkdir {place}/upper {place}/work
     mount -t overlay overlay -o lowerdir=/dev,upperdir={place}/upper,workdir={place}/work /dev
     touch /dev/nvidiactl
+    {closed}
     exec "$@"
     """
     return [str(shutil.which("unshare")), "--mount", str(shutil.which("bash")), "-ec", script, "-"]
