@@ -189,7 +189,7 @@ def run(
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.sqsh")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--limit", envvar="STAGE_LIMIT", default="200G", help="For all in DIR [200G].")
+@click.option("--limit", envvar="STAGE_LIMIT", default="200G", help="For all yours in DIR [200G].")
 @click.option("--all-nodes", is_flag=True, help="In a job: on each of its nodes.")
 @click.option(
     "--by",
@@ -202,6 +202,7 @@ def run(
 @click.option(
     "--arrived", type=click.Path(path_type=Path), help="A copy on that disk: check and take it."
 )
+@click.option("--digest", metavar="DIGEST", help="That of FILE.sqsh, where it is known.")
 def stage(
     file: Path,
     folder: Path,
@@ -210,6 +211,7 @@ def stage(
     by: str,
     look: bool,
     arrived: Path | None,
+    digest: str | None,
 ) -> None:
     """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path.
 
@@ -222,13 +224,13 @@ def stage(
     file, folder, most = file.absolute(), folder.absolute(), size(limit)
     arrived = arrived and arrived.absolute()
     if look:
-        there = staging.look(file, folder, most, Reporter(), arrived)
+        there = staging.look(file, folder, most, Reporter(), arrived, digest)
         sys.exit(0 if there else staging.LACKING)
     if all_nodes:
         tree = by == "sbcast"
         place = staging.stage_everywhere(file, folder, limit, Programs(), Reporter(), tree=tree)
     else:
-        place = staging.stage(file, folder, most, Reporter(), arrived)
+        place = staging.stage(file, folder, most, Reporter(), arrived, digest)
     click.echo(os.fsencode(place))  # exact, whatever bytes it has
 
 

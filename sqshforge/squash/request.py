@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -176,14 +177,21 @@ def fitting(output: Path, request: PackRequest) -> str | None:
     found = output.stat()
     if facts["key"] not in wanted or found.st_size != facts["size"]:
         return None
-    # Reading a file of many gigabytes takes long; its times tell whether that is called for.
-    untouched = (facts.get("mtime_ns"), facts.get("ctime_ns"))
-    if (found.st_mtime_ns, found.st_ctime_ns) != untouched and (
+    if not is_untouched(found, facts) and (
         files.digest(output, request.options.jobs) != facts.get("digest")
     ):
         return None
     key: str = facts["key"]
     return key
+
+
+def is_untouched(found: os.stat_result, facts: Mapping[str, Any]) -> bool:
+    """Whether a file's times are those in its record.
+
+    Reading a file of many gigabytes takes long; its times tell whether that is called for.
+    """
+    times = (facts.get("mtime_ns"), facts.get("ctime_ns"))
+    return (found.st_mtime_ns, found.st_ctime_ns) == times
 
 
 def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -> Path | None:

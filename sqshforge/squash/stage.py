@@ -3,13 +3,16 @@
 The copy is named by its content: the content key in the file's record, else the file's digest. It
 has that name only when it is whole and its digest is right. The least recently used copies go
 where a limit would be passed. Of several jobs on a node one copies and the others take what it
-made: the lock is the kernel's, on the node's own file system.
+made: the lock is the kernel's, on the node's own file system. Each user has a folder of their own
+in the folder of copies: a copy that is there is started unread, so no other user may have made it.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
+import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -29,8 +32,11 @@ from sqshforge.squash import request
 IN_USE = 900
 """Seconds after its last use in which a copy is not removed: a job may be about to start it."""
 
+DIGITS = "[0-9a-f]{64}"
+COPY = re.compile(rf"({DIGITS}|\.[0-9]+)\.sqsh")
+"""Names of copies, and of what sbcast brings for a job. Other files in the folder are not ours."""
 
-LONGEST_KEY = 128  # digits
+OWN_FOLDER = "name a folder of your own, or have root make one with the mode 1777"
 
 LACKING = 1
 """Exit code of a look at a folder that lacks the copy."""
@@ -45,46 +51,74 @@ class Identity:
     digest: str
 
     @classmethod
-    def of(cls, file: Path) -> Identity:
-        """Identify a file by its record; one without is read. `RequestError` for no sqsh."""
+    def of(cls, file: Path, digest: str | None = None) -> Identity:
+        """Identify a file by its record, or by its digest where it has none.
+
+        It is read unless its digest is known, or its times are still those in the record. Raises
+        `RequestError` for no sqsh, `WorkError` where the record is not that of the file.
+        """
         require_sqsh(file)
-        size, facts = file.stat().st_size, request.read_record(file)
-        if facts is not None and facts["size"] == size and isinstance(facts.get("digest"), str):
-            return cls(_plain(facts["key"]), size, facts["digest"])
-        found = files.digest(file, processors())
-        return cls(_plain(found), size, found)
+        found, facts = file.stat(), request.read_record(file)
+        recorded = facts.get("digest") if facts is not None else None
+        if facts is None or not isinstance(recorded, str):
+            digest = digest or files.digest(file, processors())
+            return cls(_plain(digest), found.st_size, digest)
+        is_same = found.st_size == facts["size"]
+        if is_same and (digest or not request.is_untouched(found, facts)):
+            # Squash files are padded: after a small edit the size is often what it was.
+            is_same = (digest or files.digest(file, processors())) == recorded
+        if not is_same:
+            beside = request.record_path(file)
+            raise WorkError(
+                "the file does not match the record beside it",
+                where=f"{file}, {beside.name}",
+                fix=f"copy {beside.name} with the file, or remove it; sqshforge verify "
+                f"{shlex.quote(str(file))} tells whether the file is whole",
+            )
+        return cls(_plain(facts["key"]), found.st_size, recorded)
+
+
+def own_folder(folder: Path) -> Path:
+    """The folder of this user in a folder of copies."""
+    return folder / str(os.geteuid())
 
 
 def place_of(identity: Identity, folder: Path) -> Path:
-    """The path of a copy in a folder of copies."""
-    return folder / f"{identity.name}.sqsh"
+    """The path of the copy of this user in a folder of copies."""
+    return own_folder(folder) / f"{identity.name}.sqsh"
 
 
 def is_there(identity: Identity, folder: Path) -> bool:
-    """Whether a folder has the copy. What is under its name was whole when it got it."""
+    """Whether this user has the copy. What is under its name was whole when it got it."""
     place = place_of(identity, folder)
     return place.is_file() and place.stat().st_size == identity.size
 
 
 def stage(
-    file: Path, folder: Path, limit: int, reporter: Reporter, arrived: Path | None = None
+    file: Path,
+    folder: Path,
+    limit: int,
+    reporter: Reporter,
+    arrived: Path | None = None,
+    digest: str | None = None,
 ) -> Path:
     """Copy a squash file into a folder unless it is there; the path of the copy.
 
-    `limit` is how many bytes all copies may take. `arrived` is a copy that was brought to the same
-    file system by other means, as sbcast: it is checked and moved. Raises `RequestError` for what
-    is no squash file, `MissingError` where there is no room, and `WorkError` where what was copied
-    is not what the record says.
+    `limit` is how many bytes all copies of this user may take. `arrived` is a copy that was brought
+    to the same file system by other means, as sbcast: it is checked and moved. `digest` is that of
+    the file, where it is known. Raises `RequestError` for what is no squash file or a folder that
+    this user's copies are not safe in, `MissingError` where there is no room, and `WorkError` where
+    the file, or what was copied, is not what the record says.
     """
     try:
-        identity = Identity.of(file)
+        identity = Identity.of(file, digest)
         place = place_of(identity, folder)
         with _alone(folder, reporter):
             if is_there(identity, folder):
                 reporter.say(f"{place}: there already")
             else:
                 remove_leftovers(place)
-                _make_room(folder, identity.size, limit, arrived)
+                _make_room(place.parent, identity.size, limit, arrived)
                 with reporter.track(f"copy {file.name} to {folder}"):
                     _copy(file, identity, place, arrived)
             os.utime(place)
@@ -95,21 +129,27 @@ def stage(
 
 
 def look(
-    file: Path, folder: Path, limit: int, reporter: Reporter, arrived: Path | None = None
+    file: Path,
+    folder: Path,
+    limit: int,
+    reporter: Reporter,
+    arrived: Path | None = None,
+    digest: str | None = None,
 ) -> bool:
     """Whether a folder has the copy of a file; if it lacks it, room is made for one.
 
     What brings the copy to `arrived` next makes no room itself. Raises as `stage` does.
     """
-    identity = Identity.of(file)
+    identity = Identity.of(file, digest)
+    place = place_of(identity, folder)
     with _alone(folder, reporter):
         if arrived is not None:
             arrived.unlink(missing_ok=True)  # of this job's start that was killed
         if is_there(identity, folder):
             return True
-        remove_leftovers(place_of(identity, folder))
-        _make_room(folder, identity.size, limit)
-        require_space(folder, identity.size, "a copy on this node")
+        remove_leftovers(place)
+        _make_room(place.parent, identity.size, limit)
+        require_space(place.parent, identity.size, "a copy on this node")
     return False
 
 
@@ -127,16 +167,19 @@ def stage_everywhere(
 
     With `tree` Slurm's sbcast brings it, which reads it once and hands it on from node to node;
     else each node copies it from where it lies. Nodes that have it from an earlier job are asked
-    first. Raises as `stage` does, `RequestError` outside of a job.
+    first. What has to be read to know the file is read here, once for all nodes. Raises as `stage`
+    does, `RequestError` outside of a job.
     """
     number = job.get("SLURM_JOB_ID")
     if not number:
         raise RequestError("this is not a Slurm job", fix="leave --all-nodes out, or use sbatch")
+    identity = Identity.of(file)
     # -K0: a node that lacks the copy must not end the looks of others (KillOnBadExit=1).
     each = ("srun", "-K0", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
+    words += (f"--digest={identity.digest}",)
     if tree:
-        arrived = folder / f".{number}.sqsh"
+        arrived = own_folder(folder) / f".{number}.sqsh"
         brought = (*words, f"--arrived={arrived}")
         looked = programs.attempt([*each, *brought, "--look"])
         if looked.code == LACKING:
@@ -145,7 +188,7 @@ def stage_everywhere(
         elif looked.code != 0:
             raise WorkError(f"srun failed: {looked.err.strip()}", where=str(folder))
     programs.follow([*each, *words], reporter.say)
-    return place_of(Identity.of(file), folder)
+    return place_of(identity, folder)
 
 
 def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> None:
@@ -175,11 +218,39 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
 
 @contextmanager
 def _alone(folder: Path, reporter: Reporter) -> Iterator[None]:
-    """Hold the lock of a folder of copies, which is made where it is missing."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Hold the lock of this user's folder of copies, which is made where it is missing."""
+    own = own_folder(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        own.mkdir(mode=0o700, exist_ok=True)
+        above, facts = folder.stat(), own.lstat()
+    except OSError as error:
+        raise RequestError(
+            f"there can be no folder for this user's copies: {error.strerror}",
+            where=str(own),
+            fix=OWN_FOLDER,
+        ) from None
+    _require_safe(folder, above, of_root=True)
+    _require_safe(own, facts)
     waiting = f"waiting for another copy to {folder}"
-    with exclusive(folder / ".stage.lock", waiting, reporter):
+    with exclusive(own / ".stage.lock", waiting, reporter):
         yield
+
+
+def _require_safe(folder: Path, facts: os.stat_result, *, of_root: bool = False) -> None:
+    """Raise `RequestError` for a folder in which another user could put a file in another's place.
+
+    In one of root's that everybody may write to, the sticky bit keeps each to their own.
+    """
+    owners = {os.geteuid(), 0} if of_root else {os.geteuid()}
+    is_open = facts.st_mode & stat.S_IWOTH and not (of_root and facts.st_mode & stat.S_ISVTX)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid not in owners or is_open:
+        raise RequestError(
+            "other users could replace the copies there, which are started unread: it belongs to "
+            f"uid {facts.st_uid} and has the mode {stat.S_IMODE(facts.st_mode):04o}",
+            where=str(folder),
+            fix=OWN_FOLDER,
+        )
 
 
 def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = None) -> None:
@@ -187,7 +258,7 @@ def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = Non
 
     `arrived` is that one. What else was brought is a copy, as its job may have been killed.
     """
-    found = (one for one in folder.glob("*.sqsh") if one != arrived)
+    found = (one for one in folder.iterdir() if COPY.fullmatch(one.name) and one != arrived)
     copies = sorted(found, key=lambda one: one.stat().st_mtime)
     taken = sum(one.stat().st_size for one in copies)
     now = time.time()
@@ -211,6 +282,6 @@ def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = Non
 def _plain(name: str) -> str:
     """The digits of a key or digest, without what it was made by."""
     plain = name.rpartition(":")[2]
-    if not (plain.isascii() and plain.isalnum() and len(plain) <= LONGEST_KEY):
+    if not re.fullmatch(DIGITS, plain):
         raise RequestError(f"the record's key {name!r} is invalid", fix="pack the file anew")
     return plain

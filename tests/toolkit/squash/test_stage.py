@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sqshforge.errors import WorkError
 from sqshforge.squash import request
 from sqshforge.squash import stage as staging
 
@@ -21,6 +23,11 @@ OLD = 10_000  # seconds ago: no job is about to start it
 def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, "-m", "sqshforge", *map(str, words)]
     return subprocess.run(argv, capture_output=True, text=True)
+
+
+def own(disk: Path) -> Path:
+    """The folder of this user among the copies."""
+    return disk / str(os.geteuid())
 
 
 def packed(folder: Path, name: str, size: int = 200_000) -> Path:
@@ -52,7 +59,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
     assert first.returncode == 0, first.stderr
     copy = Path(first.stdout.splitlines()[-1])
     facts = request.read_record(file)
-    assert facts is not None and copy == disk / f"{facts['key'].partition(':')[2]}.sqsh"
+    assert facts is not None and copy == own(disk) / f"{facts['key'].partition(':')[2]}.sqsh"
     assert copy.read_bytes() == file.read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o644
     inode = copy.stat().st_ino
@@ -61,7 +68,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
     assert second.stdout.splitlines()[-1] == str(copy) and copy.stat().st_ino == inode
     assert "there already" in second.stdout + second.stderr
     assert command("verify", copy).returncode == 0
-    assert sorted(one.name for one in disk.iterdir()) == [copy.name, f"{copy.name}.json"]
+    assert sorted(one.name for one in copy.parent.iterdir()) == [copy.name, f"{copy.name}.json"]
 
 
 def test_a_file_without_a_record_is_named_by_its_digest(file: Path, tmp_path: Path) -> None:
@@ -81,16 +88,58 @@ def test_what_is_not_what_its_record_says_is_not_taken(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "does not match the record" in done.stderr
     assert f"sqshforge verify '{file}' tells" in done.stderr
-    assert list((tmp_path / "disk").iterdir()) == []
+    assert not (tmp_path / "disk").exists()
+
+
+def test_a_file_of_the_same_size_with_the_record_of_another(file: Path, tmp_path: Path) -> None:
+    """As where a file is packed again, and copied without its record over the earlier one."""
+    disk = tmp_path / "disk"
+    assert command("stage", file, disk).returncode == 0
+    data = bytearray(file.read_bytes())
+    data[-5000] ^= 1
+    file.write_bytes(data)
+    done = command("stage", file, disk)
+    assert done.returncode == 1 and "there already" not in done.stderr
+    assert "error: the file does not match the record beside it" in done.stderr
+    assert "fix:   copy a.sqsh.json with the file, or remove it" in done.stderr
+    request.record_path(file).unlink()
+    done = command("stage", file, disk)
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.splitlines()[-1]).read_bytes() == data
+
+
+def test_a_copied_file_with_its_record_is_the_same(file: Path, tmp_path: Path) -> None:
+    identity = staging.Identity.of(file)
+    (tmp_path / "shared").mkdir()
+    for one in (file, request.record_path(file)):
+        shutil.copy(one, tmp_path / "shared")
+    assert staging.Identity.of(tmp_path / "shared" / file.name) == identity
+
+
+def test_what_the_first_node_has_read_no_node_reads_again(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = staging.Identity.of(file)
+    (tmp_path / "shared").mkdir()
+    copied = Path(shutil.copy(file, tmp_path / "shared"))
+    bare = staging.Identity.of(copied)
+    assert bare.name == found.digest.partition(":")[2]
+    monkeypatch.setattr(staging.files, "digest", None)
+    assert staging.Identity.of(copied, found.digest) == bare
+    shutil.copy(request.record_path(file), tmp_path / "shared")
+    assert staging.Identity.of(copied, found.digest) == found
+    assert staging.Identity.of(file) == found  # untouched since it was packed
+    with pytest.raises(WorkError, match="does not match the record"):
+        staging.Identity.of(copied, f"sha256-16MiB:{'0' * 64}")
 
 
 def test_a_copy_that_was_brought_is_checked_and_moved(file: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    arrived = disk / ".7.sqsh"
+    own(disk).mkdir(parents=True)
+    arrived = own(disk) / ".7.sqsh"
     arrived.write_bytes(file.read_bytes()[:-1])
     assert command("stage", file, disk, "--arrived", arrived).returncode == 1
-    assert list(disk.iterdir()) == []
+    assert list(own(disk).iterdir()) == []
     arrived.write_bytes(file.read_bytes())
     done = command("stage", file, disk, "--arrived", arrived)
     assert done.returncode == 0, done.stderr
@@ -100,8 +149,8 @@ def test_a_copy_that_was_brought_is_checked_and_moved(file: Path, tmp_path: Path
 
 def test_a_copy_that_was_brought_counts_once(file: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    arrived = disk / ".7.sqsh"
+    own(disk).mkdir(parents=True)
+    arrived = own(disk) / ".7.sqsh"
     arrived.write_bytes(file.read_bytes())
     limit = file.stat().st_size + 1000
     done = command("stage", file, disk, "--arrived", arrived, "--limit", str(limit))
@@ -123,10 +172,10 @@ def test_a_look_makes_the_room_that_sbcast_takes(file: Path, tmp_path: Path) -> 
     assert done.returncode == 3 and "STAGE_LIMIT" in done.stderr
     age(copy)
     assert command("stage", file, disk, *look).returncode == 0 and copy.exists()
-    left = disk / ".7.sqsh"
+    left = own(disk) / ".7.sqsh"
     left.write_bytes(b"of a start that was killed")
     assert command("stage", other, disk, *look, "--arrived", left).returncode == staging.LACKING
-    assert list(disk.iterdir()) == []
+    assert list(own(disk).iterdir()) == []
 
 
 # Two nodes, each with a disk of its own. Without -K0 this srun ends all when one fails, as by
@@ -167,7 +216,7 @@ def test_of_two_nodes_one_has_it_already(
         assert done.returncode == 0, done.stderr
         name = Path(done.stdout.splitlines()[-1]).name
         for node in (1, 2):
-            found = sorted(one.name for one in Path(f"{disk}-{node}").iterdir())
+            found = sorted(one.name for one in own(Path(f"{disk}-{node}")).iterdir())
             assert found == [name, f"{name}.json"]
     assert Path(f"{disk}.calls").read_text() == "sbcast\n"
 
@@ -178,7 +227,7 @@ def test_of_many_one_copies(file: Path, tmp_path: Path) -> None:
         done = list(pool.map(lambda _: command("stage", file, disk), range(8)))
     assert [one.returncode for one in done] == [0] * 8, [one.stderr for one in done]
     assert len({one.stdout.splitlines()[-1] for one in done}) == 1
-    assert len(list(disk.glob("*.sqsh"))) == 1 and not list(disk.glob(".*"))
+    assert len(list(own(disk).glob("*.sqsh"))) == 1 and not list(own(disk).glob(".*"))
 
 
 def test_the_least_recently_used_go(tmp_path: Path) -> None:
@@ -197,6 +246,27 @@ def test_the_least_recently_used_go(tmp_path: Path) -> None:
     assert not request.record_path(copies[1]).exists()
 
 
+def test_other_files_are_neither_removed_nor_counted(file: Path, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
+    others = [
+        folder / name
+        for folder in (disk, own(disk))
+        for name in ("mine.sqsh", ".mine.sqsh", f"{copy.stem}-2.sqsh", f"{copy.stem[1:]}.sqsh")
+    ]
+    for one in others:
+        shutil.copy(file, one)
+        request.record_path(one).write_text("{}")
+        age(one, 2 * OLD)
+    (own(disk) / "folder.sqsh").mkdir()
+    age(copy)
+    limit = file.stat().st_size + 1000
+    done = command("stage", packed(tmp_path, "b"), disk, "--limit", str(limit))
+    assert done.returncode == 0, done.stderr
+    assert not copy.exists()
+    assert all(one.exists() and request.record_path(one).exists() for one in others)
+
+
 def test_one_that_may_be_about_to_start_stays(file: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
@@ -211,8 +281,8 @@ def test_a_killed_copy_leaves_nothing_for_long(
     file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = tmp_path / "disk"
-    disk.mkdir()
-    left = disk / f".{staging.Identity.of(file).name}.sqsh.99999.tmp"
+    own(disk).mkdir(parents=True)
+    left = own(disk) / f".{staging.Identity.of(file).name}.sqsh.99999.tmp"
     left.write_bytes(b"half")
     assert command("stage", file, disk).returncode == 0
     assert not left.exists()
