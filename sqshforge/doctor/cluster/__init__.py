@@ -72,17 +72,19 @@ def main(project: Project, request: Request, programs: Programs, reporter: Repor
     if missing:
         show_lines("", f"{missing} missing")
         return MissingError.exit_code
-    show_lines("", "all there", f"next: {_next(project, image, len(nodes))}")
+    partition = plan.partition if plan.is_asked else ""
+    show_lines("", "all there", f"next: {_next(project, image, len(nodes), partition)}")
     return 0
 
 
-def _next(project: Project, image: Path | None, nodes: int) -> str:
+def _next(project: Project, image: Path | None, nodes: int, partition: str = "") -> str:
     """The first job, which proves a cluster; before it, what makes an image."""
     if image is None:
         return suggest.make(project.root, "sqsh", TARGET="cpu-mamba")
     launcher = suggest.shown(project.root / "launch/mamba_fsdp.sbatch")
-    job = shlex.join(["sbatch", f"--nodes={nodes}", launcher])
-    return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {job}"
+    there = [f"--partition={partition}"] if partition else []
+    words = ["sbatch", f"--nodes={nodes}", *there, launcher]
+    return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {shlex.join(words)}"
 
 
 def _header(plan: job.Plan, nodes: Sequence[Node], seconds: float) -> Iterator[str]:

@@ -30,6 +30,7 @@ CLOCKS = 10.0  # seconds in which the nodes are to say what time it is
 ENDING = 15.0  # seconds in which srun is to end after its last task
 LONGEST = 64 << 10  # characters of what one node says
 IDLE = "idle"
+POWERED_DOWN = "idle~"  # as in clouds, where Slurm starts a node when a job takes it
 # Becomes the probe, which is the first word: srun's input comes only when all nodes have started.
 START = "import base64, sys, zlib; exec(zlib.decompress(base64.b64decode(sys.argv[1])))"
 SCRIPT = """\
@@ -51,6 +52,7 @@ class Plan:
 
     count: int
     partition: str = ""
+    is_asked: bool = False  # the partition, by an option or a variable that sbatch does not know
     names: tuple[str, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)  # state by name, of those left out
     inside: bool = False  # of a job, whose nodes these are
@@ -103,7 +105,8 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
     if os.environ.get("SLURM_JOB_ID") and os.environ.get("SLURM_JOB_NODELIST"):
         return _of_the_job(nodes, partition, programs)
     states = _partitions(programs)
-    chosen = partition or os.environ.get("SLURM_PARTITION") or states.default
+    asked = partition or os.environ.get("SLURM_PARTITION", "")
+    chosen = asked or states.default
     if chosen not in states.nodes:
         raise RequestError(
             f"there is no partition {chosen!r}" if chosen else "no partition is the default one",
@@ -115,6 +118,12 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
         raise RequestError(
             f"partition {chosen} has {len(there)} nodes, not {nodes}", fix=f"--nodes={len(there)}"
         )
+    powered_down = [name for name, state in there.items() if state == POWERED_DOWN]
+    if not idle and nodes is None and powered_down:
+        raise MissingError(
+            f"no node of partition {chosen} is idle; powered down: {folded(powered_down)}",
+            fix=f"--nodes=N --timeout=600 has Slurm start N of them (at most {len(powered_down)})",
+        )
     if not idle and nodes is None:
         raise MissingError(
             f"no node of partition {chosen} is idle",
@@ -123,7 +132,7 @@ def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
         )
     named = tuple(idle[:nodes]) if nodes is None or nodes <= len(idle) else ()
     others = {name: state for name, state in there.items() if named and name not in named}
-    return Plan(nodes or len(idle), chosen, named, others)
+    return Plan(nodes or len(idle), chosen, bool(asked), named, others)
 
 
 def _of_the_job(nodes: int | None, partition: str, programs: Programs) -> Plan:

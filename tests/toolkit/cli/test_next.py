@@ -127,6 +127,8 @@ def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path:
     line = cluster._next(project.Project(tmp_path), image, 2)
     assignments = f"TRIAL=1 IMAGE='{image}' "
     assert line == f"{assignments}sbatch --nodes=2 {tmp_path}/launch/mamba_fsdp.sbatch"
+    line = cluster._next(project.Project(tmp_path), image, 2, "gpu")
+    assert "sbatch --nodes=2 --partition=gpu " in line
     done = subprocess.run(
         ["sh", "-c", f"{assignments} env"], capture_output=True, text=True, check=True
     )

@@ -62,9 +62,21 @@ def test_as_many_as_asked_and_waiting_for_those_that_are_not_idle() -> None:
     assert waiting.count == 3 and waiting.names == () and waiting.others == {}
 
 
+def test_nodes_that_are_powered_down_can_be_started() -> None:
+    sinfo = "c1 gpu idle~\nc2 gpu idle~\nc3 gpu down~\n"
+    powered_down = Slurm({"srun": "", "sinfo": sinfo})
+    with pytest.raises(MissingError) as raised:
+        job.plan(None, "gpu", powered_down)
+    assert raised.value.what == "no node of partition gpu is idle; powered down: c[1-2]"
+    assert raised.value.fix == "--nodes=N --timeout=600 has Slurm start N of them (at most 2)"
+    plan = job.plan(2, "gpu", powered_down)
+    assert plan.count == 2 and plan.names == ()
+
+
 def test_the_partition_of_slurm_s_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not job.plan(1, "", HERE).is_asked
     monkeypatch.setenv("SLURM_PARTITION", "gpu")
-    assert job.plan(1, "", HERE).partition == "gpu"
+    assert job.plan(1, "", HERE).partition == "gpu" and job.plan(1, "", HERE).is_asked
     assert job.plan(1, "all", HERE).partition == "all"
 
 

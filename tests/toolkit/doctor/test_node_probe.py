@@ -132,7 +132,7 @@ def probe(
     folder: Path, seconds: float = 30.0, said: bytes = b"", **variables: str
 ) -> dict[str, Any]:
     """Run the probe as a node does, for a PATH that begins with a folder; its report."""
-    plan = job.Plan(1, "p", ("n1",))
+    plan = job.Plan(1, "p", names=("n1",))
     words = job.srun(plan, "x", seconds, [folder / "marker"], None)
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(folder), "SLURMD_NODENAME": "n1"}
     done = subprocess.run(
@@ -229,7 +229,7 @@ def test_a_node_without_python_says_so(tmp_path: Path) -> None:
     for name in ("sh", "hostname"):
         found = Programs().require(name)
         (tmp_path / name).symlink_to(found.resolve())
-    words = job.srun(job.Plan(1, "p", ("n1",)), "x", 30, [], None)
+    words = job.srun(job.Plan(1, "p", names=("n1",)), "x", 30, [], None)
     done = subprocess.run(
         words[words.index("sh") :],
         capture_output=True,
