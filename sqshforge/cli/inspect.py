@@ -85,7 +85,7 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
         show_table(found.table())
         show_lines("", f"{file}: {'verified' if found.ok else 'FAILED'}")
         if found.ok:
-            show_lines(f"next: {suggest.sqshforge('smoke-test', file)}")
+            show_lines(f"next: {suggest.sqshforge('smoke-test', suggest.sqsh(file))}")
     sys.exit(0 if found.ok else 1)
 
 

@@ -105,7 +105,7 @@ def pack(
     state = "up to date" if packed.up_to_date else f"packed in {duration(packed.seconds)}"
     show_lines(
         f"{packed.path}: {state}, {human(packed.size)}",
-        f"next: {suggest.sqshforge('smoke-test', packed.path)}",
+        f"next: {suggest.sqshforge('smoke-test', suggest.sqsh(packed.path))}",
     )
 
 

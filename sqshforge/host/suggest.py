@@ -67,6 +67,12 @@ def shown(word: str | Path) -> str:
     return str(word.relative_to(here)) if word.is_relative_to(here) else str(word)
 
 
+def sqsh(file: Path) -> str:
+    """A squash file for commands that take targets, too: those have neither a / nor .sqsh."""
+    word = shown(file)
+    return word if "/" in word or word.endswith(".sqsh") else f"./{word}"
+
+
 def _program() -> list[str]:
     """How this program was called: by the name that the PATH has, else by its place."""
     called = Path(sys.argv[0])

@@ -122,6 +122,16 @@ def test_of_every_command_on_a_file(
             assert done.returncode == 0, (line, done.stderr)
 
 
+@pytest.mark.parametrize("name", ["out", "out.sqsh", "sub/out"])
+def test_a_file_is_not_taken_for_a_target(name: str, tmp_path: Path) -> None:
+    (tmp_path / "tree/etc").mkdir(parents=True)
+    (tmp_path / "tree/etc/os-release").write_text("ID=test\n")
+    (tmp_path / "sub").mkdir()
+    shown = "./out" if name == "out" else name
+    for words in (["pack", "rootfs:tree", "-o", name, "--no-cache"], ["verify", name]):
+        assert said(*words, cwd=tmp_path).endswith(f"smoke-test {shown}")
+
+
 def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path: Path) -> None:
     image = tmp_path / "my images/a.sqsh"
     line = cluster._next(project.Project(tmp_path), image, 2)
