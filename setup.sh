@@ -94,15 +94,21 @@ wanted() {
     echo "certificates ca-certificates ca-certificates -"
     echo "venv python3-venv python3-libs -"
     case $goal in dev | venv) return 0 ;; esac
-    squashfuse=squashfuse overlay=fuse-overlayfs engine=buildah without_engine=-
+    squashfuse=squashfuse overlay=fuse-overlayfs builder=buildah engine=buildah without_engine=-
     # Amazon Linux 2023 packages neither buildah nor these two (docs/start/machines.md).
     if [ "$distribution" = amzn ]; then squashfuse=- overlay=- engine=docker; fi
     case $(docker --version 2>/dev/null) in
     "Docker version "*) # and not podman by that name
-        if ! has buildah && docker version >/dev/null 2>&1; then without_engine="ENGINE=buildah"; fi
+        if has buildah; then
+            :
+        elif has docker-daemon; then
+            without_engine="ENGINE=buildah"
+        elif [ "$engine" = docker ]; then # its package is here already
+            builder=docker-daemon engine=-
+        fi
         ;;
     esac
-    echo "buildah buildah $engine $without_engine"
+    echo "$builder buildah $engine $without_engine"
     echo "netavark netavark netavark -"
     echo "mksquashfs squashfs-tools squashfs-tools -"
     echo "mmdebstrap mmdebstrap - making the base image where no registry answers"
@@ -141,8 +147,16 @@ has() { # what `wanted` names
         done
         return 1
         ;;
+    docker-daemon) docker version >/dev/null 2>&1 ;;
     venv) .venv/bin/python -c '' 2>/dev/null || "$python" -c 'import ensurepip, venv' 2>/dev/null ;;
     *) command -v "$1" >/dev/null ;;
+    esac
+}
+
+start_docker() { # how to have docker's daemon answer
+    case $(docker version 2>&1) in
+    *"permission denied"*) echo "sudo usermod -aG docker $(id -un), then log in again" ;;
+    *) echo "${as_root}systemctl enable --now docker" ;;
     esac
 }
 
@@ -157,6 +171,7 @@ survey() {
         *" $package "*) ;;
         *) [ "$package" = - ] || packages="$packages${packages:+ }$package" ;;
         esac
+        [ "$name" != docker-daemon ] || name="docker's daemon"
         if [ "$feature" = - ]; then
             required="$required${required:+, }$name"
         else
@@ -233,8 +248,12 @@ if [ -n "$required" ]; then
         fail "the tests need what is not here: $required" \
             "run them on Debian 12 or later, or Ubuntu 22.04 or later"
     fi
+    fix="${packages:+${as_root}dnf install $packages}"
+    case $required in
+    *"docker's daemon"*) fix="$fix${fix:+ && }$(start_docker)" ;;
+    esac
     fail "this machine has no apt-get, and is without: $required" \
-        "${as_root}dnf install $packages  (see docs/start/machines.md)"
+        "$fix  (see docs/start/machines.md)"
 fi
 
 [ -z "$made" ] || exit 0

@@ -158,6 +158,59 @@ def test_without_apt_get_it_goes_on_where_the_tools_are(machine: Machine) -> Non
     assert shown == ["buildah", "mmdebstrap", "squashfuse", "fuse-overlayfs"]
 
 
+# A docker whose client alone answers.
+DOCKER = """#!/bin/sh
+case $1 in
+--version) echo Docker version 25.0.8, build 0bab007 ;;
+*) echo '{said}' >&2; exit 1 ;;
+esac
+"""
+NO_DAEMON = (
+    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. "
+    "Is the docker daemon running?"
+)
+NOT_ALLOWED = (
+    "permission denied while trying to connect to the Docker daemon socket at "
+    "unix:///var/run/docker.sock"
+)
+
+
+@pytest.mark.parametrize(
+    ("said", "there", "fix"),
+    [
+        (NO_DAEMON, ["mksquashfs"], "sudo systemctl enable --now docker"),
+        (NOT_ALLOWED, ["mksquashfs"], "sudo usermod -aG docker nobody, then log in again"),
+        (
+            NO_DAEMON,
+            [],
+            "sudo dnf install squashfs-tools && sudo systemctl enable --now docker",
+        ),
+    ],
+)
+def test_a_docker_that_does_not_answer_is_not_installed_again(
+    machine: Machine, said: str, there: list[str], fix: str
+) -> None:
+    machine.has("dnf", "newuidmap", *there)
+    machine.has_program("docker", DOCKER.format(said=said))
+    done = machine.run(user=True, system="amzn")
+    assert done.returncode == 3
+    lacking = "docker's daemon" if there else "docker's daemon, mksquashfs"
+    assert done.stderr.splitlines() == [
+        f"error: this machine has no apt-get, and is without: {lacking}",
+        f"  fix:   {fix}  (see docs/start/machines.md)",
+    ]
+
+
+def test_where_buildah_is_packaged_it_is_named_beside_a_docker_that_does_not_answer(
+    machine: Machine,
+) -> None:
+    machine.has("dnf", "mksquashfs", "newuidmap")
+    machine.has_program("docker", DOCKER.format(said=NO_DAEMON))
+    done = machine.run(user=True, system="fedora")
+    assert done.returncode == 3 and "is without: buildah" in done.stderr
+    assert "sudo dnf install buildah" in done.stderr
+
+
 def test_podman_under_docker_s_name_is_no_engine(machine: Machine) -> None:
     machine.has("dnf", "mksquashfs", "newuidmap")
     machine.has_program("docker", "#!/bin/sh\necho podman version 5.4.2\n")
