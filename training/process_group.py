@@ -132,7 +132,7 @@ class Group:
 LONGEST = 1800
 """Seconds that a collective call may take: gloo's own default."""
 LONGEST_COPY = timedelta(hours=12)
-"""How long ranks wait for one that copies what the run begins with."""
+"""How long ranks wait for one that copies what the run begins with, nodes for the final model."""
 
 
 def start(

@@ -55,7 +55,7 @@ def write(config: Config, say: Callable[[str], None]) -> None:
     if not config.run.final_model_dir:
         return
     from training.convert.source import Source
-    from training.convert.target import write_model
+    from training.convert.target import clear_leftovers, write_model
 
     folder = _folder(config)
     new = folder.with_name(folder.name + NEW)
@@ -64,6 +64,7 @@ def write(config: Config, say: Callable[[str], None]) -> None:
     with writing(folder):
         if new.exists():  # of a start that was killed
             shutil.rmtree(new)
+        clear_leftovers(new)
     done = write_model(source, "hf", new, None, None)
     with writing(folder):
         # Both, as a start that is killed here leaves one or the other, or a part of it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,9 @@ from training.errors import RequestError, TrainingError
 
 SHARD = 5 * 10**9
 """Bytes of a file of tensors, at most, where nothing else is asked for."""
+
+TEMPORARY = ".tmp"
+"""Ends the name of a folder while it is written."""
 
 TOKENIZER = (
     "tokenizer.json",
@@ -118,6 +122,17 @@ def write_model(
 def tokenizer_files(folder: Path) -> dict[str, Path]:
     """Find the files of a tokenizer in a folder, and what else goes along with a model."""
     return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what processes that were killed while they wrote a folder have left beside it.
+
+    Only for a folder that no other process writes.
+    """
+    name = re.compile(rf"{re.escape(folder.name)}\.\d+{re.escape(TEMPORARY)}")
+    for path in folder.absolute().parent.iterdir():
+        if name.fullmatch(path.name):
+            shutil.rmtree(path)
 
 
 def _pieces(stored: list[Stored]) -> list[tuple[Stored, ...]]:
@@ -213,7 +228,7 @@ def _refuse(folder: Path, needed: int) -> None:
 @contextmanager
 def _complete_or_absent(folder: Path) -> Iterator[Path]:
     """Give a temporary folder beside one, which takes its name when all of it is on disk."""
-    place = folder.absolute().with_name(f"{folder.absolute().name}.{os.getpid()}.tmp")
+    place = folder.absolute().with_name(f"{folder.absolute().name}.{os.getpid()}{TEMPORARY}")
     try:
         place.mkdir()
         yield place

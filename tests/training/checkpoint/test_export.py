@@ -112,6 +112,18 @@ def test_a_start_that_was_killed_between_hinders_none(
         assert not (tmp_path / "model.new").exists()
 
 
+def test_what_starts_left_that_were_killed_while_they_wrote_is_removed(
+    tmp_path: Path, written: list[Path]
+) -> None:
+    names = {"model.new.17.tmp", "model.new.4711.tmp", "model.tmp", "model.new.notes.tmp"}
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_text("half of it")
+    export_model(asked(tmp_path))
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"save", "model", "model.tmp", "model.new.notes.tmp"}
+
+
 @pytest.mark.parametrize("final", ["base", "base/tuned", ".", "link", "save"])
 def test_it_is_apart_from_the_base_model_and_the_run(tmp_path: Path, final: str) -> None:
     base = tmp_path / "base"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from training.job import job_log
 from training.job.restart.control import Decision
+from training.job.restart.elastic import InPlaceAgent
 from training.job.restart.escalation import (
     NO_CAUSE,
     STUCK,
@@ -153,3 +156,22 @@ def test_the_page_has_every_step(root: Path) -> None:
         assert f"**{step.value}**" in page
     for code in job_log.MEANING:
         assert re.search(rf"[( ]{code}[,)]", page) or code < 2, code
+
+
+@pytest.mark.parametrize(("node", "hours"), [(0, 0), (1, 12)])
+def test_nodes_whose_ranks_have_ended_wait_for_that_of_rank_0(
+    monkeypatch: pytest.MonkeyPatch, node: int, hours: int
+) -> None:
+    """It writes the trained model alone, and srun ends it soon after another node has ended."""
+    waited: list[float] = []
+    agent = object.__new__(InPlaceAgent)
+    agent._exit_barrier_timeout = 300.0
+    monkeypatch.setattr(agent, "_worker_group", SimpleNamespace(group_rank=node), raising=False)
+    monkeypatch.setattr(InPlaceAgent, "_publish_stop", lambda self: None)
+    monkeypatch.setattr(
+        LocalElasticAgent,
+        "_exit_barrier",
+        lambda self: waited.append(self._exit_barrier_timeout),
+    )
+    agent._exit_barrier()
+    assert waited == [hours * 3600 or 300]

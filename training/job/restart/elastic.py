@@ -34,6 +34,7 @@ from training.job.restart.control import Decision, RestartControl, tell
 from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, WITHOUT_NODE, Step
 from training.job.restart.presence import Presence
 from training.job.restart.roster import SILENCE
+from training.process_group import LONGEST_COPY
 
 GRACE = 5.0
 """Seconds that ranks of a node get to end by themselves after the first of them has failed."""
@@ -257,6 +258,8 @@ class InPlaceAgent(LocalElasticAgent):
     def _exit_barrier(self) -> None:
         # A node that fails after this one has succeeded must not wait for it at a rendezvous.
         self._publish_stop()
+        if int(self._worker_group.group_rank or 0):  # rank 0 writes the model, which srun would end
+            self._exit_barrier_timeout = LONGEST_COPY.total_seconds()
         super()._exit_barrier()
 
     def _end_those_left(self) -> None:
