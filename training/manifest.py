@@ -70,8 +70,11 @@ def checkpoints(save_path: str) -> Path:
 
 
 def candidates(path: str) -> list[tuple[int, Path]]:
-    """Give the checkpoints of a run's folder, the newest first; or the one that the path is of."""
-    found = list(numbered(checkpoints(path)))
+    """Give the checkpoints of a run's folder, the newest first; or the one that the path is of.
+
+    The path may also be that of the folder in a run's folder that they lie in.
+    """
+    found = list(numbered(checkpoints(path))) or list(numbered(Path(path)))
     step = step_of(Path(path).name)
     if found or step is None:
         return found

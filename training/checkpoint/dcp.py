@@ -125,7 +125,7 @@ class FoundCheckpoint:
 def find(
     folders: list[str], group: Group, tell: Callable[[str], None], copies: Copies | None = None
 ) -> tuple[FoundCheckpoint | None, list[Path]]:
-    """Find the newest sound checkpoint of the first folder that has one, and the broken before it.
+    """Find the newest sound checkpoint of the first folder that has any, and the broken before it.
 
     A collective call, for every rank: each reads its share of the files to the end, from memory
     where it has copies, and compares them with the manifest. Each broken checkpoint is reported and
@@ -149,6 +149,8 @@ def find(
                 return FoundCheckpoint(path, record, Sources.of(held, group.rank)), broken
             tell(manifest.passed_over(path, fault))
             broken.append(path)
+        if broken:  # what is lost here is not in another folder
+            break
     return None, broken
 
 

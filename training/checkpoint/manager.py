@@ -25,7 +25,7 @@ from training.checkpoint.in_memory import Copies, size
 from training.checkpoint.lease import RunLease
 from training.checkpoint.memory_choice import is_restarted
 from training.checkpoint.mirror import Mirror
-from training.config.config import Config
+from training.config.config import Config, RunConfig
 from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError
 from training.manifest import Manifest
@@ -188,6 +188,21 @@ class Resumed:
     in_memory: float | None = None  # share of the bytes that came from memory; None: none were read
 
 
+def require_start(run: RunConfig) -> None:
+    """Refuse a load_ckpt_path that has no checkpoint where the run has none of its own either.
+
+    It may be the run's own folder, as in published command lines. Raises RequestError.
+    """
+    load, own = run.load_ckpt_path, run.save_ckpt_path
+    if not load or Path(load).resolve() == Path(own).resolve():
+        return
+    if not any(manifest.candidates(folder) for folder in run.checkpoint_folders):
+        raise RequestError(
+            f"load_ckpt_path: {load} has no checkpoint; fix: name a run's folder or one of its "
+            "step_N_ckp folders, or leave it out to begin at step 0"
+        )
+
+
 def resume(
     config: Config,
     group: Group,
@@ -208,9 +223,10 @@ def resume(
     run, since = config.run, time.perf_counter()
     found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
     if found is None and broken:
+        folder = next(one for one in run.checkpoint_folders if broken[0].is_relative_to(one))
         raise TrainingError(
-            f"none of the {len(broken)} checkpoints of {' and '.join(run.checkpoint_folders)} is "
-            "sound; take them away to begin at step 0"
+            f"none of the {len(broken)} checkpoints of {folder} is sound; take them away to begin "
+            "without them"
         )
     if found is None:
         say("no checkpoint found: starting at step 0")

@@ -198,7 +198,7 @@ class RunConfig:
     load_ckpt_path: str = setting(
         "",
         "folder of another run, or one of its checkpoints, to start from while save_ckpt_path has "
-        "no checkpoint",
+        "no checkpoint; it must have one, unless it is the same folder",
     )
     mirror_url: str = setting(
         "", "URL that checkpoints are copied to and fetched from, as s3://bucket/prefix"

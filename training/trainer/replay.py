@@ -30,7 +30,7 @@ KEPT = ("num_steps", "seed", "same_seed", "device", "on_nan", "hang_seconds", "h
 def replayed(config: Config, scratch: str) -> Config:
     """Give the configuration of a replay: the run's own, which writes to `scratch` alone."""
     run = config.run
-    own = run.save_ckpt_path
+    start = next((one for one in run.checkpoint_folders if manifest.candidates(one)), "")
     kept = {name: getattr(run, name) for name in KEPT}
     data = replace(
         config.data,
@@ -48,7 +48,7 @@ def replayed(config: Config, scratch: str) -> Config:
         run=RunConfig(
             **kept,
             save_ckpt_path=scratch,
-            load_ckpt_path=own if manifest.candidates(own) else run.load_ckpt_path,
+            load_ckpt_path=start,
             async_checkpoint=False,
             checkpoint_in_memory=False,
             progress=False,

@@ -15,7 +15,7 @@ from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
 from training.checkpoint.in_memory import Copies
 from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
-from training.checkpoint.manager import Saver, resume
+from training.checkpoint.manager import Saver, require_start, resume
 from training.checkpoint.memory_choice import open_copies
 from training.checkpoint.mirror import Mirror
 from training.config import degrees, lr_schedule
@@ -105,6 +105,7 @@ def set_up(
 
     if run.mirror_url:
         Mirror(run).pull(group, say)
+    group.by_first(lambda: require_start(run))
     size = STATE_BYTES * parameters
     copies = open_copies(config, group, size, say)
     model, optimizer = _build_model(config, group, backend, say, copies)

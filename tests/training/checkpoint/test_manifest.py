@@ -145,6 +145,7 @@ def test_a_checkpoint_may_be_named_itself(tmp_path: Path) -> None:
         make(tmp_path, step)
     first, last = (manifest.checkpoints(str(tmp_path)) / f"step_{step}_ckp" for step in (9, 20))
     assert manifest.candidates(str(tmp_path)) == [(20, last), (9, first)]
+    assert manifest.candidates(f"{tmp_path}/checkpoints/") == [(20, last), (9, first)]
     assert manifest.candidates(str(first)) == [(9, first)]
     assert manifest.candidates(f"{tmp_path}/checkpoints/step_7_ckp") == []
     assert manifest.candidates(str(tmp_path / "nowhere")) == []

@@ -174,6 +174,28 @@ def test_load_path_is_the_start_of_a_new_folder(
     assert done.returncode == 0, done.stderr
     assert f"resumed from {undisturbed}/checkpoints/step_{STEPS}_ckp" in done.stdout
     assert [line["step"] for line in steps(tmp_path)] == [31]
+    gone = run(0, *flags(tmp_path, data, f"--load_ckpt_path={tmp_path}/gone", "--num_steps=32"))
+    assert gone.returncode == 0, gone.stderr  # a run that is started again has its own
+    assert f"resumed from {tmp_path}/checkpoints/step_31_ckp" in gone.stdout
+
+
+@pytest.mark.parametrize("load", ["nowhere", "empty", "run/checkpoints/step_7_ckp"])
+def test_a_load_path_without_a_checkpoint_is_refused(
+    tmp_path: Path, data: str, undisturbed: Any, load: str
+) -> None:
+    """Rather than to train from random weights."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "run").symlink_to(undisturbed)
+    done = run(0, *flags(tmp_path / "save", data, f"--load_ckpt_path={tmp_path}/{load}"))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert f"load_ckpt_path: {tmp_path}/{load} has no checkpoint; fix: name" in done.stderr
+    assert not (tmp_path / "save" / "metrics.jsonl").exists()
+
+
+def test_a_load_path_that_is_the_runs_own_may_be_empty(tmp_path: Path, data: str) -> None:
+    (tmp_path / "same").symlink_to(tmp_path / "save")
+    done = run(0, *flags(tmp_path / "save", data, f"--load_ckpt_path={tmp_path}/same/"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_checkpoint_of_another_model_is_refused(

@@ -86,3 +86,18 @@ def test_where_none_is_sound_nothing_begins_anew(tmp_path: Path, data: str) -> N
     assert "step_2_ckp is broken (__0_0.distcp is not what was written" in done.stdout
     assert steps(tmp_path) == before
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_2_ckp"]
+
+
+def test_where_none_of_its_own_is_sound_a_run_does_not_begin_from_another(
+    tmp_path: Path, data: str, undisturbed: Path
+) -> None:
+    flags = (*TINY, f"--save_ckpt_path={tmp_path}", f"--dataset_path={data}")
+    load = f"--load_ckpt_path={undisturbed}"
+    assert run(0, *flags, load, f"--num_steps={STEPS + 2}").returncode == 0
+    flip_a_bit(tmp_path / "checkpoints" / f"step_{STEPS + 2}_ckp" / "__0_0.distcp")
+    before = steps(tmp_path)
+    done = run(0, *flags, load, f"--num_steps={STEPS + 4}")
+    assert done.returncode == 1
+    assert f"none of the 1 checkpoints of {tmp_path} is sound; take them away" in done.stderr
+    assert "resumed from" not in done.stdout
+    assert steps(tmp_path) == before
