@@ -83,7 +83,7 @@ def test_refusals(tmp_path: Path, change: dict[str, object], shown: str) -> None
     write_packed(tmp_path)
     given = settings(Path(), Path("save"), **change)
     done = run(0, write(tmp_path / "config.yaml", given), cwd=tmp_path)
-    assert done.returncode == (2 if "data__eval_paths" in change else 1), done.stderr
+    assert done.returncode == (1 if "optimizer__lr" in change else 2), done.stderr
     assert shown in done.stderr and "Traceback" not in done.stderr
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: "]
 

@@ -26,11 +26,11 @@ from numpy.typing import ArrayLike, NDArray
 from training.data.base import Sample, numbered
 from training.data.files import LARGE, Maps
 from training.data.layout import LAYOUTS, LOSS_BIT, SIZE, WORD, Layout, words_of
-from training.errors import RequestError, TrainingError, writing
+from training.errors import RequestError, writing
 from training.ops.loss import IGNORED
 
 PROBE = 1 << 16
-"""Words at the beginning of a file that are looked at for a loss bit."""
+"""Words at the beginning of each file that are looked at before training."""
 
 
 class Packed:
@@ -44,8 +44,9 @@ class Packed:
     whichever is nearer. shuffled: the windows are read in random order.
 
     Raises RequestError for a file that is missing, empty, no whole number of words or not of its
-    PATH.size, and where no loss bit is found; and TrainingError on reading an id that is not below
-    `vocab_size` (which without one is all that the layout can hold).
+    PATH.size, where no loss bit is found, and for an id that is not below `vocab_size` (without
+    one, all that the layout can hold): of the first PROBE words of each file at once, of others
+    on reading.
     """
 
     knows_documents = True
@@ -63,7 +64,7 @@ class Packed:
         self.seq_length, self.layout = seq_length, layout
         self.vocab_size = vocab_size or layout.vocabulary
         self._paths = find_packed([paths] if isinstance(paths, str) else paths)
-        self._sizes = sizes = [_tokens_of(path) for path in self._paths]
+        self._sizes = sizes = self._look()
         self._ends = list(accumulate(size // (seq_length + 1) for size in sizes))  # in windows
         self._tokens = sum(sizes)
         self._maps = Maps(random=shuffled and self._tokens * WORD.itemsize >= LARGE)
@@ -72,7 +73,6 @@ class Packed:
             if position_weighting
             else None
         )
-        self._find_loss_bit()
         names = [f"{Path(p).name} {size}" for p, size in zip(self._paths, sizes, strict=True)]
         facts = [f"packed {seq_length} {layout} {position_weighting}", *names]
         self.fingerprint = hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
@@ -83,7 +83,7 @@ class Packed:
     def __getitem__(self, index: int) -> Sample:
         path, begin, words = self._window(index)  # words (l + 1,)
         tokens = words & (self.layout.vocabulary - 1)  # (l + 1,)
-        if words.min() < 0 or tokens.max() >= self.vocab_size:
+        if self._is_foreign(words, tokens):
             raise self._fault(path, begin, words, tokens)
         positions = words >> self.layout.token_bits & (self.layout.positions - 1)  # (l + 1,)
         begins = (positions[1:] < positions[:-1]) | (positions[1:] == 0)  # (l,)
@@ -128,30 +128,46 @@ class Packed:
 
     def _fault(
         self, path: str, begin: int, words: NDArray[np.int32], tokens: NDArray[np.int32]
-    ) -> TrainingError:
+    ) -> RequestError:
         at = int(np.argmax((words < 0) | (tokens >= self.vocab_size)))
         what = (
             f"bit 31 is set (word {int(words[at]) & 0xFFFFFFFF:#010x}): the file is no packed data"
             if words[at] < 0
             else f"the id {tokens[at]:,} is not below the vocabulary's size, {self.vocab_size:,}: "
-            "the file is of another tokenizer or another layout"
+            "the file is of another tokenizer or another layout; fix: tokenize it for this model, "
+            "or name its layout (packed-17/13:)"
         )
-        return TrainingError(f"{path}: token {begin + at:,}: {what}", local=True)
+        return RequestError(f"{path}: token {begin + at:,}: {what}", local=True)
 
     def _read(self, number: int, begin: int, count: int) -> NDArray[np.int32]:
         """Read words of a file, (count,), from number `begin` on."""
         size = self._sizes[number] * WORD.itemsize
         return self._maps.read(self._paths[number], WORD, begin * WORD.itemsize, count, size)
 
-    def _find_loss_bit(self) -> None:
-        """Refuse what would be trained on with no target at all, such as plain ids."""
-        for number, size in enumerate(self._sizes):
-            if (self._read(number, 0, min(size, PROBE)) >> LOSS_BIT & 1).any():
-                return
-        raise RequestError(
-            f"{self._paths[0]}: no loss bit (bit {LOSS_BIT}) is set in the first {PROBE:,} words "
-            "of any file, so no target would count; write them with the loss bit"
-        )
+    def _look(self) -> list[int]:
+        """Count the files' tokens, and refuse what the words at their beginnings show to be wrong.
+
+        What has no loss bit, such as plain ids, would be trained on with no target at all.
+        """
+        sizes, is_marked, fault = [], False, None
+        for path in self._paths:
+            size, words = _opened(path, PROBE)  # words: (tokens that are looked at,)
+            tokens = words & (self.layout.vocabulary - 1)  # the same
+            is_marked = is_marked or bool((words >> LOSS_BIT & 1).any())
+            if fault is None and self._is_foreign(words, tokens):
+                fault = self._fault(path, 0, words, tokens)
+            sizes.append(size)
+        if not is_marked:
+            raise RequestError(
+                f"{self._paths[0]}: no loss bit (bit {LOSS_BIT}) is set in the first {PROBE:,} "
+                "words of any file, so no target would count; write them with the loss bit"
+            )
+        if fault is not None:
+            raise fault
+        return sizes
+
+    def _is_foreign(self, words: NDArray[np.int32], tokens: NDArray[np.int32]) -> bool:
+        return bool(words.min() < 0 or tokens.max() >= self.vocab_size)
 
 
 class PackedWriter:
@@ -249,7 +265,7 @@ def publish(written: Path, path: Path) -> None:
 
 def count_tokens(pattern: str) -> int:
     """Count the tokens of files by name or pattern. Raises RequestError as Packed does."""
-    return sum(_tokens_of(path) for path in find_packed([pattern]))
+    return sum(_opened(path, 0)[0] for path in find_packed([pattern]))
 
 
 def require_held_out(held_out: Sequence[str], trained: Sequence[str]) -> None:
@@ -279,11 +295,15 @@ def find_packed(patterns: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _tokens_of(path: str) -> int:
-    """The number of tokens of a file, checked against its PATH.size."""
+def _opened(path: str, count: int) -> tuple[int, NDArray[np.int32]]:
+    """The number of tokens of a file, checked against its PATH.size, and its first words, `count`.
+
+    The words are fewer where the file has no more.
+    """
     try:
         with Path(path).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
+            words = np.fromfile(file, WORD, count)  # (count,), or fewer
         noted = None
         with suppress(FileNotFoundError):
             noted = Path(path + SIZE).read_text().strip()
@@ -303,4 +323,4 @@ def _tokens_of(path: str) -> int:
             f"{path}: has {tokens:,} tokens, and {path}{SIZE} says {noted[:40]!r}; "
             "copy both again, or remove the one that is wrong"
         )
-    return tokens
+    return tokens, words

@@ -167,17 +167,23 @@ def test_data_without_any_loss_bit_is_refused(tmp_path: Path) -> None:
         Packed(f"{tmp_path}/plain", 4)
 
 
-def test_ids_beyond_the_vocabulary_are_reported_by_file_and_place(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_reported_by_file_and_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the beginning of any file before training, further on when they are read."""
+    save(tmp_path / "0", row(30))
     tokens = row(30)
     tokens[17] = (400, 17, 1)
-    samples = Packed(save(tmp_path / "a", tokens), 4, vocab_size=400)
+    path, fault = save(tmp_path / "a", tokens), r"a: token 17: the id 400 is not below .* 400"
+    with pytest.raises(RequestError, match=fault):
+        Packed(f"{tmp_path}/*", 4, vocab_size=400)
+    monkeypatch.setattr(packed, "PROBE", 17)
+    samples = Packed(path, 4, vocab_size=400)
     assert samples.vocab_size == 400
     samples[2]
-    with pytest.raises(
-        TrainingError, match=r"a: token 17: the id 400 is not below .* 400"
-    ) as shown:
+    with pytest.raises(RequestError, match=fault) as shown:
         samples[3]
-    assert shown.value.local and shown.value.exit_code == 1
+    assert shown.value.local and shown.value.exit_code == 2
     assert Packed(f"{tmp_path}/a", 4, vocab_size=401)[3].inputs[2] == 400
     assert Packed(f"{tmp_path}/a", 4).vocab_size == 1 << 16
     assert Packed(f"{tmp_path}/a", 4, layout=WIDE).vocab_size == 1 << 17
@@ -185,8 +191,8 @@ def test_ids_beyond_the_vocabulary_are_reported_by_file_and_place(tmp_path: Path
 
 def test_words_with_bit_31_are_reported(tmp_path: Path) -> None:
     np.array([1 << 30, 1 << 30, -2, 3], "<i4").tofile(tmp_path / "a")
-    with pytest.raises(TrainingError, match=r"token 2: bit 31 is set \(word 0xfffffffe\)"):
-        Packed(f"{tmp_path}/a", 3)[0]
+    with pytest.raises(RequestError, match=r"token 2: bit 31 is set \(word 0xfffffffe\)"):
+        Packed(f"{tmp_path}/a", 3)
 
 
 def test_a_file_that_shrinks_or_goes_is_reported(tmp_path: Path) -> None:
