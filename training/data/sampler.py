@@ -50,8 +50,10 @@ class Reader:
 
     step_sequences: of all ranks, where batches have more rows; 0: as many as these.
 
+    to_the_end: reading ends after the last sample of the epochs, and the rows beyond it are empty.
+
     Raises RequestError if there are fewer samples than a batch of all ranks takes, or, with
-    `epochs`, than one step does.
+    `epochs`, than one step does; `to_the_end`, if there is none.
     """
 
     documents = False
@@ -69,21 +71,27 @@ class Reader:
         shuffle: bool = True,
         skip: int = 0,
         epochs: int = 0,
+        to_the_end: bool = False,
         setting: str = "dataset_path",
     ) -> None:
         self.samples, self.batch_size, self.shuffle = samples, batch_size, shuffle
         self.seed, self.rank, self.world_size = seed, rank, world_size
         self.accumulation = accumulation
         self.step_sequences = step_sequences or self._at_once * accumulation
-        self._end = epochs * len(samples)
+        self._end, self._to_the_end = epochs * len(samples), to_the_end
         self._begin = self._skip = self.position = skip
-        if len(samples) < min(self._at_once, self.step_sequences):
+        if len(samples) < (1 if to_the_end else min(self._at_once, self.step_sequences)):
             raise RequestError(
                 f"{setting}: has {samples.described()}, which make {len(samples):,} samples of "
-                f"seq_length {samples.seq_length}; one step needs {self._at_once:,} "
-                f"(batch_size {batch_size} x {world_size} ranks)"
+                f"seq_length {samples.seq_length}; "
+                + (
+                    "an evaluation needs one"
+                    if to_the_end
+                    else f"one step needs {self._at_once:,} (batch_size {batch_size} x "
+                    f"{world_size} ranks)"
+                )
             )
-        if epochs and self._end < skip + self.step_sequences:
+        if epochs and not to_the_end and self._end < skip + self.step_sequences:
             raise RequestError(
                 f"epochs: {epochs} of {len(samples):,} samples are less than the one step of "
                 f"{self.step_sequences:,}"
@@ -147,12 +155,18 @@ class Reader:
         return self.step_sequences - (self.position - self._begin) % self.step_sequences
 
     def _is_spent(self) -> bool:
-        """Whether the step that the next batch is part of would go beyond the last epoch."""
+        """Whether the step that the next batch is part of would go beyond the last epoch.
+
+        Of what is read to the end, whether nothing is left.
+        """
+        if self._to_the_end:
+            return self.position >= self._end
         return bool(self._end) and self.position + self._left > self._end
 
     def _sample(self, place: int) -> Sample:
-        """Read the sample at a place of the next batch; beyond the step nothing of it counts."""
-        if place < self._left:
+        """Read the sample at a place of the next batch; beyond step or end nothing of it counts."""
+        is_beyond = self._to_the_end and self.position + place >= self._end
+        if place < self._left and not is_beyond:
             return self.samples[self._number(self.position + place)]
         return without_targets(self.samples[self._number(self.position)])
 

@@ -247,6 +247,7 @@ def feed_of(config: Config, setting: str, source: Source, rank: int, world_size:
             shuffle=training and not isinstance(source, Mixture),
             skip=data.n_samples_to_skip if training else 0,
             epochs=data.epochs if training else 1,
+            to_the_end=not training,
             setting=setting,
         )
     feed.documents = _begins_anew(feed, config, setting)
