@@ -222,6 +222,9 @@ def resume(
     """
     run, since = config.run, time.perf_counter()
     found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
+    # The copy of a broken one at the URL may be sound.
+    if broken and run.mirror_url and Mirror(run).pull(group, say, broken):
+        found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
     if found is None and broken:
         folder = next(one for one in run.checkpoint_folders if broken[0].is_relative_to(one))
         raise TrainingError(

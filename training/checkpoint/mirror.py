@@ -7,7 +7,7 @@ The manifest is sent last and removed first, so what has one is complete.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -47,12 +47,15 @@ class Mirror:
 
         group.together(end)
 
-    def pull(self, group: Group, say: Callable[[str], None]) -> None:
-        """Bring the newest checkpoint here, if it is newer than what is here."""
-        found = group.together(lambda: self._newer() if group.rank == 0 else None)
+    def pull(self, group: Group, say: Callable[[str], None], broken: Collection[Path] = ()) -> bool:
+        """Bring the newest checkpoint here, if it is newer than what is here; whether it was.
+
+        broken: those here that are known not to be sound; one that is replaced is set aside.
+        """
+        found = group.together(lambda: self._newer(broken) if group.rank == 0 else None)
         name = group.broadcast(found)
         if name is None:
-            return
+            return False
         say(f"fetching {self.url}/checkpoints/{name}")
         place = f"{self.root}/checkpoints/{name}"
         step = manifest.step_of(name)
@@ -73,15 +76,18 @@ class Mirror:
         names = group.broadcast(group.together(begin))
         mine = manifest.share(names, group.rank, group.world_size)
         group.together(lambda: self._fetch(place, mine, folder), copies=True)
-        group.together(lambda: self._publish(folder) if group.rank == 0 else None)
+        group.together(lambda: self._publish(folder, broken) if group.rank == 0 else None)
+        return True
 
-    def _newer(self) -> str | None:
+    def _newer(self, broken: Collection[Path]) -> str | None:
         """Name the newest complete checkpoint there, unless a sound one here is as new."""
         there = self._complete()
-        here = manifest.newest(manifest.checkpoints(str(self.save_path)), lambda line: None)
-        if not there or (here and max(there) <= here[1].step):
-            return None
-        return there[max(there)]
+        sound = (
+            step
+            for step, path in manifest.numbered(manifest.checkpoints(str(self.save_path)))
+            if path not in broken and manifest.read(path)[0] is not None
+        )
+        return there[max(there)] if there and max(there) > next(sound, -1) else None
 
     def _complete(self) -> dict[int, str]:
         """List the complete checkpoints there: step -> the folder's name."""
@@ -91,10 +97,13 @@ class Mirror:
         names = [one.split("/")[-2] for one in files]
         return {step: name for name in names if (step := manifest.step_of(name)) is not None}
 
-    def _publish(self, folder: Path) -> None:
+    def _publish(self, folder: Path, broken: Collection[Path]) -> None:
         complete, fault = manifest.read(folder)
         if complete is None:
             raise TrainingError(f"{self.url}/checkpoints/{folder.stem} is broken: {fault}")
+        for one in broken:
+            if one.name == folder.stem:
+                manifest.set_aside(one, str(self.save_path))
         with one_line_errors(f"{folder} cannot be written"):
             manifest.publish(folder, complete)
 

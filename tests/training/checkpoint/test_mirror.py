@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.training.checkpoint.test_manifest import make
+from tests.training.checkpoint.test_survive_broken import flip_a_bit
 from tests.training.support.runs import losses, run, steps
 from training import manifest
 from training.checkpoint.mirror import Mirror
@@ -171,6 +172,33 @@ def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None
     shown.clear()
     mirror(there, run, 1).pull(Alone(), shown.append)
     assert shown == []
+
+
+def test_one_with_other_bytes_here_is_fetched_again(tmp_path: Path) -> None:
+    """Of the same size, so that only its checksum tells; what was here is kept beside it."""
+    there, here = tmp_path / "bucket", tmp_path / "scratch"
+    given = (
+        *(*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir=file://{there}"),
+        f"--checkpoint_scratch={here}",
+    )
+    first = run(0, *given, "--max_steps=4", program=ENTRY_POINT)
+    assert first.returncode == 0, first.stderr
+    name = "step_4_ckp"
+    sound = files(there / "checkpoints" / name)
+    flip_a_bit(here / "checkpoints" / name / "__0_0.distcp")
+    again = run(0, *given, "--max_steps=5", program=ENTRY_POINT)
+    assert again.returncode == 0, again.stderr
+    assert f"fetching file://{there}/checkpoints/{name}" in again.stdout
+    assert f"resumed from {here}/checkpoints/{name} at step 4" in again.stdout
+    assert [line["step"] for line in steps(here)] == [1, 2, 3, 4, 5]
+    assert files(here / "checkpoints" / name) == sound
+    assert files(here / "checkpoints" / f"{name}.broken") != sound
+    for place in (here, there):  # it is rotten there too: the run goes on from before, and says so
+        flip_a_bit(place / "checkpoints" / "step_5_ckp" / "__0_0.distcp")
+    last = run(0, *given, "--max_steps=6", program=ENTRY_POINT)
+    assert last.returncode == 0, last.stderr
+    assert f"fetching file://{there}/checkpoints/step_5_ckp" in last.stdout
+    assert f"resumed from {here}/checkpoints/{name} at step 4" in last.stdout
 
 
 @pytest.mark.parametrize(
