@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from training.convert.config import read_json
+from training.data.tokenize.tokenizer import frame, open_tokenizer
 from training.errors import RequestError
 
 if TYPE_CHECKING:  # it takes torch
@@ -54,7 +55,7 @@ class Bytes:
 
 
 class Tokens:
-    """The tokens of a tokenizer.json."""
+    """The tokens of a tokenizer.json; a prompt is those that training reads of an unended text."""
 
     def __init__(self, path: Path) -> None:
         try:
@@ -68,6 +69,10 @@ class Tokens:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises plain Exception
             raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
+        # As for training: a text is never cut or padded, and has the tokenizer's beginning alone.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self._before, _ = frame(self._tokenizer)
         self.size = max(self._tokenizer.get_vocab().values(), default=-1) + 1
         self._path = path
         # The last tokens, of which the first are named; they stay for the spaces between words.
@@ -77,12 +82,11 @@ class Tokens:
     @property
     def eos(self) -> int | None:
         """The one that training.data.tokenize puts at the end of each text."""
-        from training.data.tokenize.tokenizer import open_tokenizer
-
         return open_tokenizer(str(self._path)).eos
 
     def encode(self, text: str) -> list[int]:
-        self._ids = self._tokenizer.encode(text).ids
+        plain = self._tokenizer.encode(text, add_special_tokens=False).ids
+        self._ids = [*self._before, *plain]
         self._given = len(self._ids)
         return list(self._ids)
 

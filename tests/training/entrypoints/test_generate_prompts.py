@@ -214,6 +214,31 @@ def test_where_the_end_is_stated(tmp_path: Path, capsys: Any) -> None:
     assert "eos_token_id must be token ids, not 'end'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("of_file", ["truncation", "padding", "end"])
+def test_a_prompt_is_the_tokens_that_training_would_read(of_file: str, tmp_path: Path) -> None:
+    """With the tokenizer's beginning, and without what its file says of cutting and ending."""
+    import tokenizers
+
+    path = tokenizer(tmp_path, "byte level")
+    made = tokenizers.Tokenizer.from_file(str(path))
+    made.add_special_tokens(["<s>", "</s>"])
+    begin, end = (made.token_to_id(one) for one in ("<s>", "</s>"))
+    plain = made.encode("the quick fox jumps", add_special_tokens=False).ids
+    assert 3 < len(plain) < 30
+    if of_file == "truncation":
+        made.enable_truncation(3)
+    elif of_file == "padding":
+        made.enable_padding(length=30)
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>" if of_file == "end" else "<s> $A",
+        special_tokens=[("<s>", begin), ("</s>", end)],
+    )
+    made.save(str(path))
+    vocabulary = Tokens(path)
+    assert vocabulary.encode("the quick fox jumps") == [begin, *plain]
+    assert vocabulary.encode("") == [begin]
+
+
 def test_prompts_that_cannot_be_taken_are_reported_by_their_lines(
     tmp_path: Path, capsys: Any
 ) -> None:

@@ -143,12 +143,22 @@ def _absent(name: str, error: Exception) -> RequestError:
     )
 
 
+def frame(made: Any) -> tuple[list[int], list[int]]:
+    """Find the ids that a tokenizer of the library itself puts before and after every text."""
+    plain = made.encode(PROBE, add_special_tokens=False).ids
+    whole = made.encode(PROBE).ids
+    for at in range(len(whole) - len(plain) + 1):
+        if plain and whole[at : at + len(plain)] == plain:
+            return whole[:at], whole[at + len(plain) :]
+    return [], []
+
+
 class Encoder:
     """Encodes documents in one thread; each ends with eos if `append_eos`."""
 
     def __init__(self, tokenizer: Tokenizer, append_eos: bool) -> None:
         self._made = _made(tokenizer.name, tokenizer.definition) if tokenizer.definition else None
-        before, after = self._frame() if self._made else ([], [])
+        before, after = frame(self._made) if self._made else ([], [])
         if append_eos and tokenizer.eos is not None and after[-1:] != [tokenizer.eos]:
             after = [*after, tokenizer.eos]
         self._before, self._after = array("i", before), array("i", after)
@@ -179,16 +189,6 @@ class Encoder:
         if not line:
             return np.zeros(0, np.int32), np.zeros(0, np.int64)  # (0,) each
         return np.frombuffer(line, np.int32), np.frombuffer(found_ends, np.int64)
-
-    def _frame(self) -> tuple[list[int], list[int]]:
-        """Find the ids that the tokenizer itself puts before and after every text."""
-        assert self._made is not None
-        plain = self._made.encode(PROBE, add_special_tokens=False).ids
-        whole = self._made.encode(PROBE).ids
-        for at in range(len(whole) - len(plain) + 1):
-            if plain and whole[at : at + len(plain)] == plain:
-                return whole[:at], whole[at + len(plain) :]
-        return [], []
 
 
 def _batches(texts: Sequence[str]) -> Iterator[list[tuple[str, bool, bool]]]:
