@@ -24,7 +24,7 @@ from training.config.flags import (
 )
 from training.config.sections import STREAM
 from training.config.setting import boolean
-from training.data.splits import NoSplit, find, is_local
+from training.data.splits import NoSplit, find, is_local, is_tokenized
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems import llama
@@ -107,9 +107,11 @@ def configure(arguments: Sequence[str]) -> Config:
 
 
 def _source(dataset: str) -> str:
-    """A name of the hub is streamed; what has a kind, or is a path, is meant as it stands."""
+    """A name is streamed; what has a kind, or is a path or tokenized, is meant as it stands."""
     is_path = dataset.startswith(("/", "./", "../", "~"))
-    return dataset if ":" in dataset or is_path else f"{STREAM}{MOVED.get(dataset, dataset)}"
+    if ":" in dataset or is_path or is_tokenized(Path(dataset)):
+        return dataset
+    return f"{STREAM}{MOVED.get(dataset, dataset)}"
 
 
 def _has_split(settings: Mapping[str, Any]) -> bool:

@@ -204,7 +204,9 @@ def _found(given: Path) -> tuple[list[Path], Path]:
     if not paths:
         others = [one for one in (*PATTERNS, "*.jsonl", "*.jsonl.gz") if any(folder.glob(one))]
         fix = (
-            f"there are {others[0]}: write {folder}/{others[0]}" if others else "give their folder"
+            f"there are {others[0]}: write lines:{folder}/{others[0]}"
+            if others
+            else "give their folder"
         )
         raise RequestError(f"{folder}: has no {' or '.join(patterns)} files; {fix}")
     return paths, folder

@@ -345,10 +345,35 @@ def how_to_read(path: str, seq_length: int = 0) -> str:
     first = next(iter(files), "")
     if not first:
         return ""
-    if _keys(Path(first)) >= {"input_ids", "attention_mask"}:
-        pattern = "*" + "".join(PurePosixPath(first).suffixes[-2:])
-        return f"{path} has lines of tokens; write lines:{Path(first).parent}/{pattern}"
+    if lines := lines_of_tokens(first):
+        return f"{path} has lines of tokens; write {lines}"
     return f"{path} has texts, as {first}, and no tokens; {how_to_read_texts(path, seq_length)}"
+
+
+def lines_of_tokens(file: str, given: str = "") -> str:
+    """Name the source that reads a file's lines of tokens; empty if it has no such lines.
+
+    given: what the file was found by; a pattern of names in one folder stands as it is.
+    """
+    path = Path(file)
+    if not _keys(path) >= {"input_ids", "attention_mask"}:
+        return ""
+    folder, name = os.path.split(given)
+    if has_magic(name) and not has_magic(folder):
+        return f"lines:{given}"
+    return f"lines:{path.parent}/*{''.join(path.suffixes[-2 if path.suffix == '.gz' else -1 :])}"
+
+
+def is_tokenized(folder: Path) -> bool:
+    """Tell whether there is a set on disk that says that it has tokens."""
+    parts = [folder] if (folder / "state.json").is_file() else []
+    if (folder / "dataset_dict.json").is_file():
+        parts = [path.parent for path in folder.glob("*/dataset_info.json")]
+    try:
+        listed = [json.loads((one / "dataset_info.json").read_text()) for one in parts]
+        return any("input_ids" in one["features"] for one in listed)
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def how_to_read_texts(path: str, seq_length: int = 0) -> str:

@@ -87,7 +87,9 @@ def test_a_pattern_says_which_files(folder: Path, pattern: str, count: int) -> N
 
 
 def test_a_pattern_that_means_no_file_is_reported(folder: Path) -> None:
-    with pytest.raises(RequestError, match=r"has no d\*\.json files; there are \*\.json: write /"):
+    with pytest.raises(
+        RequestError, match=r"has no d\*\.json files; there are \*\.json: write lines:/"
+    ):
         Lines(folder / "d*.json", 4, seed=0)
 
 

@@ -317,6 +317,27 @@ def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
         open_feed(config(dataset_path=f"stream:{tmp_path}/set"), 0, 1)
 
 
+@pytest.mark.parametrize(
+    ("source", "fix"),
+    [
+        ("lines/*.jsonl", "write lines:{}/lines/*.jsonl"),
+        ("lines/**/*.jsonl", "write lines:{}/lines/*.jsonl"),
+        ("lines/part.1.jsonl", "write lines:{}/lines/*.jsonl"),
+        ("lines/p*.jsonl", "write lines:{}/lines/p*.jsonl"),
+        ("lines", "write lines:{}/lines/*.jsonl"),
+        ("table/*.parquet", "by save_to_disk of the library datasets, and give its folder alone"),
+    ],
+)
+def test_files_that_are_tokenized_are_no_stream(tmp_path: Path, source: str, fix: str) -> None:
+    tokens = datasets.Dataset.from_dict({"input_ids": [[1, 2]], "attention_mask": [[1, 1]]})
+    tokens.to_json(f"{tmp_path}/lines/part.1.jsonl")
+    tokens.to_parquet(f"{tmp_path}/table/a.parquet")
+    with pytest.raises(RequestError) as error:
+        open_feed(config(dataset_path=f"stream:{tmp_path}/{source}"), 0, 1)
+    assert "is tokenized already" in str(error.value)
+    assert str(error.value).endswith(fix.format(tmp_path))
+
+
 def test_validation_freq_finds_the_held_out_split_of_a_folder(tmp_path: Path) -> None:
     flags = ("--checkpoint_dir=/x", "--validation_freq=5")
     for make in (carded, cloned, saved):

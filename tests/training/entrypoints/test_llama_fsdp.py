@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
 
@@ -101,6 +102,21 @@ def test_what_a_dataset_is(dataset: str, source: str) -> None:
     assert (
         configure(("--checkpoint_dir=/x", f"--dataset_path={dataset}")).data.dataset_path == source
     )
+
+
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_a_tokenized_set_in_this_folder_is_not_streamed(
+    has_splits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, columns in (("tokens", {"input_ids": [[1, 2]]}), ("texts", {"text": ["a"]})):
+        made = datasets.Dataset.from_dict(columns)
+        (datasets.DatasetDict(train=made) if has_splits else made).save_to_disk(name)
+    found = [
+        configure(("--checkpoint_dir=/x", f"--dataset={name}")).data.dataset_path
+        for name in ("tokens", "texts")
+    ]
+    assert found == ["tokens", "stream:texts"]
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,9 @@ def test_files_of_the_other_kind_are_named(tmp_path: Path) -> None:
     for name, zipped, there in (("packed", 0, r"*.json.gz"), ("plain", 1, "*.json")):
         flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}", f"--zipped_data={zipped}")
         done = run(0, *flags, "--max_steps=1", program=ENTRY_POINT)
-        answer = f"there are {there}: write {tmp_path}/{name}/{there}"
+        answer = f"there are {there}: write lines:{tmp_path}/{name}/{there}"
         assert done.returncode == 2 and answer in done.stderr, done.stderr
-        flags = (*MODEL, save, f"--training_dir={tmp_path}/{name}/{there}", "--max_steps=1")
+        flags = (*MODEL, save, f"--training_dir=lines:{tmp_path}/{name}/{there}", "--max_steps=1")
     done = run(0, *flags, program=ENTRY_POINT)
     assert done.returncode == 0, done.stderr
 

@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 from training.config.sections import STREAM
 from training.data.files import ArrowFiles
 from training.data.libraries import datasets_library
-from training.data.splits import TEXT, TRAIN, VALIDATION, LocalTexts, find, is_local
+from training.data.splits import (
+    TEXT,
+    TRAIN,
+    VALIDATION,
+    LocalTexts,
+    find,
+    is_local,
+    lines_of_tokens,
+)
 from training.data.tokenize.blocks import IDS
 from training.data.tokenize.texts import causes
 from training.errors import RequestError, TrainingError
@@ -183,11 +191,21 @@ class Shards:
             there = ", ".join(sorted(table.column_names))
             if IDS in table.column_names:
                 raise TrainingError(
-                    f"{self.name} is tokenized already; leave out {STREAM!r} before it", local=True
+                    f"{self.name} is tokenized already; {self._how_tokens_are_read()}", local=True
                 )
             raise self._fault(shard, f"there is no column {TEXT!r}; there are: {there}")
         found: list[Any] = table.column(TEXT).to_pylist()
         return found
+
+    def _how_tokens_are_read(self) -> str:
+        if self.is_saved:
+            return f"leave out {STREAM!r} before it"
+        if self._files and (lines := lines_of_tokens(self._files[0], self.name)):
+            return f"write {lines}"
+        return (
+            f"{STREAM!r} reads texts; save it as a set on disk, by save_to_disk of the library "
+            "datasets, and give its folder alone"
+        )
 
     def _fault(self, shard: int, what: str) -> TrainingError:
         return TrainingError(
