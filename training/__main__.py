@@ -35,10 +35,10 @@ class _Parser(Parser):
 def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     parser = _Parser("python -m training", str(__doc__))
-    parser.add_argument("--config", required=True, metavar="FILE", help="a YAML file")
+    parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a YAML file")
     parser.add_argument("changes", nargs="*", metavar="key=value", help="settings that count more")
     given, unknown = parser.parse_known_intermixed_args(list(arguments))
-    return load(Path(given.config), [*given.changes, *unknown])
+    return load(given.config, [*given.changes, *unknown])
 
 
 if __name__ == "__main__":

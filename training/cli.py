@@ -18,12 +18,28 @@ import textwrap
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
 from training.errors import RequestError, TrainingError
 
 WIDEST = 100
 """Columns of help, where a terminal has more."""
+
+
+def with_home(text: str) -> str:
+    """Put the home folder for the ~ that a path begins with, be it after a kind, as in packed:~/x.
+
+    A shell does so at the start of a word alone: it leaves --name=~/x as it is. Raises ValueError
+    with what the path must be, where there is no such home folder.
+    """
+    kind = re.match(r"([\w/-]+:)?(?=~)", text)
+    if kind is None:
+        return text
+    try:
+        return kind[0] + str(Path(text[kind.end() :]).expanduser())
+    except RuntimeError:
+        raise ValueError("a path, with ./ before a ~ that means no home folder") from None
 
 
 def duration(seconds: float) -> str:
@@ -82,9 +98,17 @@ class Parser(argparse.ArgumentParser):
             formatter_class=HelpFormatter,
             **others,
         )
+        self.register("type", Path, _path)
 
     def error(self, message: str) -> NoReturn:
         raise RequestError(message)
+
+
+def _path(text: str) -> Path:
+    try:
+        return Path(with_home(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be {error}, not {text!r}") from error
 
 
 def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:

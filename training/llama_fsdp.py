@@ -23,7 +23,7 @@ from training.config.flags import (
     with_ours,
 )
 from training.config.sections import STREAM
-from training.config.setting import boolean
+from training.config.setting import boolean, path
 from training.data.splits import NoSplit, find, is_local, is_tokenized
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
@@ -72,7 +72,7 @@ OWN = (
     ),
     Flag(
         "dataset",
-        str,
+        path,
         "c4",
         "a set of the hub, streamed; a folder or source of docs/training/data.md",
         ("dataset_path",),

@@ -25,7 +25,7 @@ from training.config.flags import (
     settings_of,
     with_ours,
 )
-from training.config.setting import boolean, integer
+from training.config.setting import boolean, integer, path
 from training.data.splits import how_to_read
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
@@ -81,21 +81,21 @@ _OWN = {
         Flag("sequence_parallel_enabled", boolean, False, "is not there"),
     ),
     "data": (
-        Flag("data_dir", str, "",
+        Flag("data_dir", path, "",
              "folder of a tokenized set, or a source of docs/training/data.md", ("dataset_path",)),
         Flag("seq_len", integer, 0, "tokens of a sequence; 0: those of the set's rows"),
     ),
     "run": (
-        Flag("checkpoint_dir", str, "./", "folder that has a folder for each tag"),
+        Flag("checkpoint_dir", path, "./", "folder that has a folder for each tag"),
         Flag("tag", str, "exp", "name of the run"),
         Flag("checkpoint_freq", integer, 0, "steps between checkpoints; 0: at the end only"),
         Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
         Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
         Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
-        Flag("checkpoint_load_dir", str, "./", "with that: folder of its tag"),
+        Flag("checkpoint_load_dir", path, "./", "with that: folder of its tag"),
         Flag("checkpoint_load_tag", str, "exp", "with that: its tag"),
         Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
-        Flag("compile_cache", str, "", "folder of compiled graphs (default: in checkpoint_dir)"),
+        Flag("compile_cache", path, "", "folder of compiled graphs (default: in checkpoint_dir)"),
     ),
 }  # fmt: skip
 OWN = tuple(replace(flag, section=section) for section, some in _OWN.items() for flag in some)

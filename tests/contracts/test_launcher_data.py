@@ -210,3 +210,23 @@ def test_data_in_the_folder_of_sbatch(
         words = shell.srun(f"--{flags[-1]}={asked}", TRIAL="")
         assert words[-1] == f"--{flags[-1]}={asked}"
         assert f"--{flags[0]}={asked}" in shell.srun(TRIAL="", DATASET=asked)
+
+
+@pytest.mark.parametrize("data", ["packed:~/a.npy", "~/a.npy"])
+def test_the_home_folder_after_an_equals_sign_is_the_users(
+    tmp_path: Path, root: Path, data: str
+) -> None:
+    """No shell makes it of that ~, and in the container it would be another one."""
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "a.npy").touch()
+    shell = Shell(tmp_path, root / "launch" / "mamba_fsdp.sbatch")
+    shell.program("sqshforge")
+    given = ("--save_ckpt_path=~/runs/x", f"--dataset_path={data}", "--wandb_project=a~/x", "~x")
+    words = shell.srun(*given, HOME=str(home))
+    assert words[-5:] == [
+        *("--save_ckpt_path=~/runs/x".replace("~", str(home)), given[1].replace("~", str(home))),
+        *(given[2], given[3], f"--save_ckpt_path={home}/runs/x"),
+    ]
+    assert f"--mount={home}/a.npy:{home}/a.npy" in words
+    assert (home / "runs" / "x").is_dir() and not (tmp_path / "~").exists()

@@ -27,6 +27,7 @@ class ModelConfig:
         "",
         "folder of weights to start from, as training.convert reads them, or one file of them; "
         "empty: random ones",
+        is_path=True,
     )
     init_hub: str = setting(
         "",
@@ -42,13 +43,19 @@ class DataConfig:
     A step takes gradient_accumulation such batches, or as many as make up global_batch.
     """
 
-    dataset_path: str = setting("", "what is trained on (docs/training/data.md)", needed=True)
+    dataset_path: str = setting(
+        "", "what is trained on (docs/training/data.md)", needed=True, is_path=True
+    )
     data_cache: str = setting(
-        "", "folder that data at a URL (s3://...) is copied to; empty: one for temporary files"
+        "",
+        "folder that data at a URL (s3://...) is copied to; empty: one for temporary files",
+        is_path=True,
     )
     dataset_config: str = setting("", "stream: a set's configuration, such as en")
     dataset_split: str = setting("train", "stream, set on disk: the part that is read")
-    tokenizer: str = setting("", "stream: bytes, or a tokenizer's file, folder or name in the hub")
+    tokenizer: str = setting(
+        "", "stream: bytes, or a tokenizer's file, folder or name in the hub", is_path=True
+    )
     shuffle_buffer: int = setting(
         1000, "stream: documents that one sequence of a global batch mixes, 1 for none", least=1
     )
@@ -83,7 +90,9 @@ class DataConfig:
     )
     num_workers: int = setting(0, "processes that read ahead; 0: a thread does", least=0)
     prefetch: int = setting(2, "batches that are read ahead, 0 for none", least=0)
-    eval_dataset_path: str = setting("", "held-out data of the same kinds; empty: no evaluation")
+    eval_dataset_path: str = setting(
+        "", "held-out data of the same kinds; empty: no evaluation", is_path=True
+    )
     eval_split: str = setting("validation", "stream, set on disk: the part that is held out")
     eval_batch_size: int = setting(0, "batch_size of an evaluation, 0 for the same", least=0)
     eval_batches: int = setting(10, "batches of one rank in an evaluation, 0 for all", least=0)
@@ -193,12 +202,16 @@ class RunConfig:
     """How long, where to, and what is reported on the way."""
 
     save_ckpt_path: str = setting(
-        "", "folder of the results; its newest checkpoint is resumed from", needed=True
+        "",
+        "folder of the results; its newest checkpoint is resumed from",
+        needed=True,
+        is_path=True,
     )
     load_ckpt_path: str = setting(
         "",
         "folder of another run, or one of its checkpoints, to start from while save_ckpt_path has "
         "no checkpoint; it must have one, unless it is the same folder",
+        is_path=True,
     )
     mirror_url: str = setting(
         "", "URL that checkpoints are copied to and fetched from, as s3://bucket/prefix"
@@ -225,7 +238,9 @@ class RunConfig:
         "(docs/training/checkpoints.md)",
     )
     final_model_dir: str = setting(
-        "", "folder that the trained model is written to at the end, in Hugging Face's format"
+        "",
+        "folder that the trained model is written to at the end, in Hugging Face's format",
+        is_path=True,
     )
     seed: int = setting(2023, "of the initial weights and the order of the data", least=0)
     same_seed: bool = setting(False, "let all ranks draw the same dropouts")
@@ -235,7 +250,7 @@ class RunConfig:
         choices=("auto", "cpu", "cuda", "xla"),
     )
     progress: bool = setting(True, "a bar on a terminal")
-    tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none")
+    tensorboard_dir: str = setting("", "folder of TensorBoard's events; empty: none", is_path=True)
     tensorboard_tags: str = setting(
         "own", "what its curves are called: own names, or those of SMP v2", choices=("own", "smp")
     )
@@ -244,7 +259,7 @@ class RunConfig:
     )
     use_wandb: bool = setting(False, "tell Weights & Biases (WANDB_MODE, WANDB_API_KEY count)")
     wandb_project: str = setting("sqshforge", "its project")
-    wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path")
+    wandb_dir: str = setting("", "folder of its files; empty: save_ckpt_path", is_path=True)
     wandb_run_id: str = setting("", "the run to go on with; empty: one of save_ckpt_path's own")
     use_profiler: bool = setting(False, "trace steps 4 to 6 into save_ckpt_path/profile_traces")
     use_nsight: bool = setting(

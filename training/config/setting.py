@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from training.cli import with_home
+
 T = TypeVar("T")
 
 
@@ -24,6 +26,7 @@ class About:
     above: float | None = None  # more than this, and finite
     choices: tuple[str, ...] = ()
     needed: bool = False  # must not be empty
+    is_path: bool = False  # or a source with one in it
 
     def fault(self, name: str, value: Any) -> str | None:
         """Tell what is wrong with a value; None if nothing is."""
@@ -50,9 +53,10 @@ def setting(
     above: float | None = None,
     choices: Sequence[str] = (),
     needed: bool = False,
+    is_path: bool = False,
 ) -> T:
     """Describe a field of a dataclass; a type checker sees its default."""
-    about = About(text, least, above, tuple(choices), needed)
+    about = About(text, least, above, tuple(choices), needed, is_path)
     field: Any = dataclasses.field(default=default, metadata={"about": about})
     return field  # type: ignore[no-any-return]
 
@@ -66,12 +70,18 @@ class Setting:
     default: Any
     about: About
 
+    @property
+    def is_text(self) -> bool:
+        return self.read in (str, path)
+
 
 def settings(section: type) -> Iterator[Setting]:
     """Give the described fields of a dataclass, in their order."""
     for field in dataclasses.fields(section):
         if "about" in field.metadata:
-            yield Setting(field.name, READ[str(field.type)], field.default, field.metadata["about"])
+            about = field.metadata["about"]
+            read = path if about.is_path else READ[str(field.type)]
+            yield Setting(field.name, read, field.default, about)
 
 
 def named(section: type) -> dict[str, Setting]:
@@ -85,6 +95,11 @@ def faults(section: Any) -> list[str]:
         one.about.fault(one.name, getattr(section, one.name)) for one in settings(type(section))
     )
     return [fault for fault in found if fault]
+
+
+def path(text: str) -> str:
+    """Read a path, or a source with one in it; its ~ is the home folder."""
+    return with_home(text)
 
 
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")

@@ -94,7 +94,7 @@ def _change(found: _Found, change: str) -> None:
         return
     # What is a text is meant as it stands: a folder may be called 1e3, a tokenizer 2024.
     setting = named(SECTIONS[section]).get(name)
-    _take(found, section, name, text if setting and setting.read is str else value, key)
+    _take(found, section, name, text if setting and setting.is_text else value, key)
 
 
 def _take(found: _Found, section: str, name: str, value: Any, where: str) -> None:
@@ -119,10 +119,10 @@ def value_of(setting: Setting, value: Any) -> Any:
 
     Raises ValueError with what it must be. YAML reads 3e-4, without a point, as a text.
     """
-    if setting.read is str:
+    if setting.is_text:
         if not isinstance(value, str):
             raise ValueError("a text")
-        return value
+        return setting.read(value)
     if isinstance(value, bool) and setting.read not in (READ["bool"], READ["bool | None"]):
         raise ValueError("a whole number" if setting.read is READ["int"] else "a number")
     return setting.read(str(value))

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import torch
 
+from training.cli import with_home
 from training.config.sections import STREAM
 from training.data.base import Sample, Samples
 from training.data.sampler import shuffled
@@ -65,6 +66,10 @@ def listed(file: Path) -> list[Entry]:
         if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _KEYS:
             raise RequestError(f"{where}: must have path and weight, and may have order")
         path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
+        try:
+            path = with_home(path)
+        except ValueError as error:
+            raise RequestError(f"{where}: path must be {error}, not {path!r}") from error
         if type(weight) not in (int, float) or type(order) is not int:
             raise RequestError(f"{where}: weight must be a number, and order a whole one")
         if path.startswith(STREAM):

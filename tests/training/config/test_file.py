@@ -55,6 +55,25 @@ def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
     assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
 
 
+def test_a_home_folder_is_one_in_files_and_after_an_equals_sign(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No shell makes it of either, and a folder called ~ is not what is meant."""
+    monkeypatch.setenv("HOME", "/home/me")
+    text = "model: {name: mamba-tiny}\ndata: {dataset_path: packed-17/13:~/x/*.npy}\n"
+    text += "run: {save_ckpt_path: ~/runs/x}\n"
+    given = read(tmp_path, text, "tensorboard_dir=~/tb", "data.eval_dataset_path=text:~")
+    assert given.data.dataset_path == "packed-17/13:/home/me/x/*.npy"
+    assert given.data.eval_dataset_path == "text:/home/me"
+    assert (given.run.save_ckpt_path, given.run.tensorboard_dir) == (
+        *("/home/me/runs/x", "/home/me/tb"),
+    )
+    kept = read(tmp_path, text, "save_ckpt_path=./~", "use_wandb=1", "wandb_project=~/x").run
+    assert (kept.save_ckpt_path, kept.wandb_project) == ("./~", "~/x")
+    with pytest.raises(RequestError, match=r"a path, with \./ before a ~ .*, not '~nobody-here/x'"):
+        read(tmp_path, text, "save_ckpt_path=~nobody-here/x")
+
+
 def test_sizes_alone_make_a_model(tmp_path: Path) -> None:
     sizes = """
 model:

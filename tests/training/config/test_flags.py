@@ -2,10 +2,13 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.training.support.runs import ROOT
+from training import llama_fsdp, mamba2_neuron
+from training.cli import Parser
 from training.errors import RequestError
 from training.mamba_fsdp import configure
 
@@ -35,6 +38,23 @@ def test_the_published_command_line() -> None:
     assert (config.run.num_steps, config.run.report_interval) == (1200, 200)
     assert (config.optim.learning_rate, config.optim.grad_clip_thresh) == (3e-4, 4.0)
     assert config.run.load_ckpt_path == config.run.save_ckpt_path == "/fsx/mamba/pretrain/ckpt"
+
+
+def test_a_home_folder_after_an_equals_sign(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    config = configure(("--dataset_path=lines:~/data", "--save_ckpt_path=~/runs/x"))
+    assert config.data.dataset_path == "lines:/home/me/data"
+    assert config.run.save_ckpt_path == "/home/me/runs/x"
+    llama = llama_fsdp.configure(("--dataset=~/set", "--checkpoint_dir=~/x"))
+    assert (llama.data.dataset_path, llama.run.save_ckpt_path) == ("/home/me/set", "/home/me/x")
+    neuron = ("--model=Mamba130M", "--data_dir=text:~/x", "--checkpoint_dir=~", "--seq_len=128")
+    tagged = mamba2_neuron.configure((*neuron, "--max_steps=1"))
+    assert tagged.run.save_ckpt_path == "/home/me/exp"
+    parser = Parser("program", "about")
+    parser.add_argument("--save_path", type=Path)
+    assert parser.parse_args(["--save_path=~/set"]).save_path == Path("/home/me/set")
+    with pytest.raises(RequestError, match=r"--save_path: must be a path, with \./ before"):
+        parser.parse_args(["--save_path=~nobody-here/set"])
 
 
 def test_both_spellings_of_a_flag_and_of_its_name() -> None:

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from training.data.base import Sample
-from training.data.mixture import Mixture, Source, apportioned
+from training.data.mixture import Mixture, Source, apportioned, listed
 from training.data.sampler import Reader
 from training.errors import RequestError
 
@@ -221,6 +222,16 @@ def test_sources_that_do_not_fit_together_are_refused() -> None:
         Mixture(sources, seed=0)
     assert "different seq_lengths, [2, 3]" in str(shown.value)
     assert "a is given 2 times; add up its weights" in str(shown.value)
+
+
+def test_a_list_may_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    file = tmp_path / "mixture.yaml"
+    file.write_text("[{path: 'packed:~/a.npy', weight: 1}]")
+    assert [entry.path for entry in listed(file)] == ["packed:/home/me/a.npy"]
+    file.write_text("[{path: 'packed:~nobody-here/a.npy', weight: 1}]")
+    with pytest.raises(RequestError, match=r"entry 1: path must be a path, with \./ before a ~"):
+        listed(file)
 
 
 def test_samples_beyond_the_end() -> None:

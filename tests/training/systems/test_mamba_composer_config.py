@@ -189,6 +189,14 @@ def test_bad_input(tmp_path: Path, change: dict[str, Any], shown: str) -> None:
     assert f"{tmp_path}/config.yaml: {shown}" in str(error.value)
 
 
+def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    parts = [{**one, "path": f"~{one['path']}"} for one in SHIPPED["data"]["text_paths"]]
+    config = load(tmp_path, trainer__save_folder="~/runs/{run_name}", data__text_paths=parts)
+    assert config.trainer.save_folder == "/home/me/runs/{run_name}"
+    assert config.data.text_paths[0].path == "/home/me/data/text_paths0.npy"
+
+
 def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=r"^4 faults\n") as error:
         load(tmp_path, model__d_model=0, data__seq=1, optimizer__lr=-1.0, trainer__autoresume=3)

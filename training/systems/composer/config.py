@@ -148,7 +148,9 @@ class TrainerSection:
     eval_interval: str = setting(_INTERVAL, "between evaluations")
     save_interval: str = setting(_INTERVAL, "between checkpoints; one is saved at the end")
     eval_subset_num_batches: int = setting(16, "batches of an evaluation, -1 for all")
-    save_folder: str = setting("checkpoints", "folder; {run_name} in it is filled in", needed=True)
+    save_folder: str = setting(
+        "checkpoints", "folder; {run_name} in it is filled in", needed=True, is_path=True
+    )
     save_num_checkpoints_to_keep: int = setting(-1, "newest checkpoints to keep, -1 for all")
     auto_log_hparams: bool = setting(True, "let Composer log its settings")
     autoresume: bool = setting(True, "go on from the newest checkpoint in save_folder")

@@ -14,6 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from training.cli import with_home
 from training.config.setting import named
 from training.config.yaml import near, value_of
 from training.errors import RequestError, writing
@@ -109,7 +110,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
             continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
         # What is a text is meant as it stands: a folder may be called 1e3.
-        is_text = key in known and known[key].read is str
+        is_text = key in known and known[key].is_text
         try:
             value = text if is_text else yaml.safe_load(text)
         except yaml.YAMLError:
@@ -155,9 +156,16 @@ def _entries(kind: type, value: Any, where: str, faults: list[str]) -> tuple[Any
         place = f"{where}: entry {number}"
         if not isinstance(entry, Mapping) or not {"path"} <= entry.keys() <= set(names):
             faults.append(f"{place}: must have path, and of these no other: {', '.join(names)}")
-        elif not isinstance(entry["path"], str) or not entry["path"]:
+            continue
+        if not isinstance(entry["path"], str) or not entry["path"]:
             faults.append(f"{place}: path must be a text, not {entry['path']!r}")
-        elif kind is HeldOut:
+            continue
+        try:
+            entry = {**entry, "path": with_home(entry["path"])}
+        except ValueError as error:
+            faults.append(f"{place}: path must be {error}, not {entry['path']!r}")
+            continue
+        if kind is HeldOut:
             label = entry.get("label") or label_of(entry["path"])
             found.append(HeldOut(path=entry["path"], label=str(label)))
         elif (

@@ -12,7 +12,7 @@ from typing import Any
 
 from training.config.flags import Flag, FlagAlias, names_of, with_ours
 from training.config.sections import BACKENDS
-from training.config.setting import boolean, integer
+from training.config.setting import boolean, integer, path
 from training.systems import llama
 from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
@@ -166,23 +166,26 @@ OWN = (
         ),
         Flag("finetune", boolean, False, "start from given weights, by the four flags that follow"),
         Flag(
-            "pretrained_model_name", str, "", "finetune: folder or name in the hub; gives the sizes"
+            "pretrained_model_name",
+            path,
+            "",
+            "finetune: folder or name in the hub; gives the sizes",
         ),
         Flag(
             "finetune_checkpoint_load_dir",
-            str,
+            path,
             "",
             "finetune: folder of the weights; a model of the hub is fetched to it if it has none",
         ),
         Flag(
             "pretrained_checkpoint_file",
-            str,
+            path,
             "",
             "finetune: one file of weights, .safetensors or .bin; in the folder above, if given",
         ),
         Flag(
             "hf_pretrained_model_name_or_dir",
-            str,
+            path,
             "",
             "folder or name in the hub, of sizes and weights to start from",
         ),
@@ -244,7 +247,7 @@ OWN = (
         ),
         Flag(
             "training_dir",
-            str,
+            path,
             os.environ.get("SM_CHANNEL_TRAIN", ""),
             "folder of the data, SM_CHANNEL_TRAIN if not given; or a source of "
             "docs/training/data.md",
@@ -252,7 +255,7 @@ OWN = (
         ),
         Flag(
             "test_dir",
-            str,
+            path,
             None,
             "folder of held-out data, with validation_freq SM_CHANNEL_TEST if not given",
             ("eval_dataset_path",),
@@ -262,13 +265,13 @@ OWN = (
         "run",
         Flag(
             "checkpoint_dir",
-            str,
+            path,
             "/opt/ml/checkpoints",
             "folder of the results, from whose newest checkpoint a run goes on; or a URL, s3://...",
         ),
         Flag(
             "checkpoint_scratch",
-            str,
+            path,
             "",
             "with a URL: folder that all nodes see, where checkpoints are written before they are "
             "copied (default: one for temporary files, for a single node)",
@@ -276,7 +279,7 @@ OWN = (
         Flag("save_final_model", boolean, False, "write the trained model to model_dir at the end"),
         Flag(
             "model_dir",
-            str,
+            path,
             "",
             "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model)",
         ),
