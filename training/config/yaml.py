@@ -6,7 +6,7 @@
     schedule: {name: cosine, warmup: 0.01}
 
 What is given after the file, as key=value, counts more: run.num_steps=100, or num_steps=100, as no
-two sections have a key in common. Light: no torch here.
+two sections have a key in common; schedule=cosine is schedule.name=cosine. Light: no torch here.
 """
 
 from __future__ import annotations
@@ -82,12 +82,16 @@ def _change(found: _Found, change: str) -> None:
         value = yaml.safe_load(text) if text else ""
     except yaml.YAMLError:
         value = text
+    if key == "schedule":  # as errors and the table of settings call it
+        key = "schedule.name"
     section, dot, name = key.rpartition(".")
     if not dot:
         section = next((one for one, kind in SECTIONS.items() if name in named(kind)), "")
         if not section or name == "name":
+            of_model = {"family", *(one.name for kind in FAMILIES.values() for one in fields(kind))}
             known = {name: None for kind in SECTIONS.values() for name in named(kind)}
-            found.faults.append(f"{key}: there is no such setting{near(key, known)}")
+            hint = f"; write model.{change}" if key in of_model else near(key, known)
+            found.faults.append(f"{key}: there is no such setting{hint}")
             return
     if section not in SECTIONS:
         found.faults.append(f"{key}: there is no section {section!r}{near(section, SECTIONS)}")

@@ -51,6 +51,7 @@ def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
     assert (given.optim.learning_rate, given.run.num_steps) == (3e-4, 7)
     assert given.model.sizes.n_layer == 5 and given.model.sizes.d_model == 128
     assert given.optim.schedule.name == "cosine"
+    assert read(tmp_path, text, "schedule=linear").optim.schedule.name == "linear"
     assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=12e3").run.wandb_run_id == "12e3"
     assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
 
@@ -101,6 +102,9 @@ model:
         ("parallel: {low_cpu_fsdp: 2}", (), "low_cpu_fsdp: must be True or False, not 2"),
         ("parallel: {tensor_parallel: 1.5}", (), "must be a whole number, not 1.5"),
         ("", ("num_step=1",), "num_step: there is no such setting; did you mean num_steps?"),
+        ("", ("n_layer=3",), "n_layer: there is no such setting; write model.n_layer=3"),
+        ("", ("family=llama",), "family: there is no such setting; write model.family=llama"),
+        ("", ("schedule=cosin",), "schedule: must be one of "),
         ("", ("runs.seed=1",), "runs.seed: there is no section 'runs'; did you mean run?"),
         ("", ("model.d_stat=1",), "model.d_stat: mamba has no such size; did you mean d_state?"),
         ("", ("model.d_state=x",), "model.d_state: must be a whole number, not 'x'"),
