@@ -158,7 +158,7 @@ def read(folder: Path, name: str) -> Run:
             if at < len(steps):
                 table.columns["tokens_seen"][place] = steps.columns["tokens_seen"][at]
     settings, versions, facts = _config(folder / CONFIG, notes)
-    clock = _clock(reports, settings.get("world_size"))
+    clock = _clock(steps, reports, settings.get("world_size"))
     for table in tables.values():
         table.columns["training_seconds"] = clock(table.columns["step"])
     run = Run(name, steps, reports, evaluations, saves, settings, versions, facts)
@@ -191,19 +191,32 @@ def _lines(path: Path) -> list[bytes]:
         raise RequestError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _clock(reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]:
+def _begin(steps: Table) -> tuple[float, float]:
+    """Tell the steps and tokens before the first line: another run's, by load_ckpt_path."""
+    if not len(steps) or steps.columns["step"][0] == 1:
+        return 0.0, 0.0
+    step, *after = steps.columns["step"][:2]
+    tokens, *then = steps.columns["tokens_seen"][:2]
+    each = (then[0] - tokens) / (after[0] - step) if after else math.nan
+    return step - 1, tokens - each
+
+
+def _clock(taken: Table, reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]:
     """Make what turns steps into seconds of training so far.
 
-    These are the seconds of the steps alone, added up over all starts of a run: without starts,
+    These are the seconds of its own steps alone, added up over all starts of a run: without starts,
     evaluations, and the time between two starts. A report tells how long its steps took each; for
     those that it does not tell of, as after a restart, the next report counts. Reports of older
     runs tell it by their speed, on so many ranks. NaN where no report tells.
     """
     ranks = ranks if isinstance(ranks, int) else math.nan
-    steps, seconds, tokens, each = [0.0], [0.0], 0.0, math.nan
+    begin, tokens = _begin(taken)
+    steps, seconds, each = [begin], [0.0], math.nan
     columns = ("step", "tokens_seen", "seconds_per_step", "tokens_per_second_per_device")
     for step, seen, recorded, speed in zip(*(reports.columns[one] for one in columns), strict=True):
         count = step - steps[-1]
+        if count <= 0:  # of steps whose own lines are gone
+            continue
         if not math.isfinite(recorded) and speed > 0:
             recorded = (seen - tokens) / count / speed / ranks
         if math.isfinite(recorded) and recorded > 0:
@@ -215,6 +228,7 @@ def _clock(reports: Table, ranks: Any) -> Callable[[array[float]], array[float]]
     def clock(wanted: array[float]) -> array[float]:
         times = array("d")
         for step in wanted:
+            step = max(step, begin)
             at = bisect_left(steps, step, 1)
             if at == len(steps):  # after the last report
                 times.append(seconds[-1] + (step - steps[-1]) * each)

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 
-from tests.training.support.reports import history, made, report, saved, shown, step, write
+from tests.training.support.reports import (
+    evaluation,
+    history,
+    made,
+    report,
+    saved,
+    shown,
+    step,
+    write,
+)
 from training.report.curves import decay, moving_average
 from training.report.history import read
 
@@ -101,6 +110,23 @@ def test_training_time_of_an_older_run_is_by_its_speed(tmp_path: Path) -> None:
     lines = [*(step(n) for n in range(1, 11)), shown(10, speed=25.0)]
     run = read(write(tmp_path / "run", lines, world_size=4), "run")
     assert run.steps.columns["training_seconds"][-1] == 10.0
+
+
+@pytest.mark.parametrize("speed", [{"seconds_per_step": 1.0}, {"speed": 25.0}])
+def test_training_time_of_a_run_that_began_with_anothers_steps(
+    tmp_path: Path, speed: dict[str, float]
+) -> None:
+    """By load_ckpt_path: these took the other run's time."""
+    lines = [step(n) for n in range(10_001, 10_101)]
+    lines[50:50] = [shown(10_050, **speed)]
+    run = read(write(tmp_path / "run", [*lines, shown(10_100, **speed)], world_size=4), "run")
+    seconds = list(run.steps.columns["training_seconds"])
+    assert (seconds[0], seconds[49], seconds[-1]) == (1.0, 50.0, 100.0)
+    # The lines of the steps before have been lost.
+    lines = [shown(10_000, **speed), evaluation(9_990, 1.5), *lines]
+    run = read(write(tmp_path / "torn", lines, world_size=4), "torn")
+    assert list(run.steps.columns["training_seconds"]) == pytest.approx(range(1, 101))
+    assert list(run.evaluations.columns["training_seconds"]) == [0.0]
 
 
 @pytest.mark.processes
