@@ -7,8 +7,6 @@ import gzip
 import json
 import lzma
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -16,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.data import test_stream
-from tests.training.support.runs import ROOT, TINY, run
+from tests.training.support.runs import TINY, run
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
-from training.data.libraries import IMAGES
 from training.data.sources import open_evaluation, open_feed
 from training.data.splits import find
 from training.data.stream.shards import Shards
@@ -373,32 +370,3 @@ def test_a_run_trains_on_one_split_and_evaluates_on_the_other(
     assert found[-1]["tokens"] == len("".join(right["validation"]["text"])) - 1
     trained = len("".join(right["train"]["text"])) - 1
     assert [json.loads(line)["step"] for line in lines if '"step"' in line][-1] == -(-trained // 17)
-
-
-@pytest.mark.processes
-def test_libraries_that_are_missing_are_named_with_images_that_have_them(
-    tmp_path: Path,
-) -> None:
-    write(tmp_path, "a.jsonl")
-    (tmp_path / "words.json").write_text("{}")
-    for absent, flags in (
-        ("datasets", ("--tokenizer=bytes",)),
-        ("tokenizers", (f"--tokenizer={tmp_path}/words.json",)),
-    ):
-        hidden = f"import sys; sys.modules[{absent!r}] = None; from runpy import run_module; "
-        program = f"{hidden}run_module('training.data.tokenize', run_name='__main__')"
-        asked = (f"--dataset={tmp_path}/a.jsonl", f"--save_path={tmp_path}/set", *flags)
-        done = subprocess.run(
-            [sys.executable, "-c", program, *asked], cwd=ROOT, capture_output=True, text=True
-        )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        assert f"by {absent}, which cannot be imported here" in done.stderr
-        assert "pip install 'datasets>=2.19' 'tokenizers" in done.stderr
-        assert "use an image that has it: cuda-mamba, " in done.stderr
-
-
-@pytest.mark.parametrize("target", IMAGES)
-def test_images_that_are_named_hold_the_libraries(target: str) -> None:
-    lock = json.loads((ROOT / "recipes" / "locks" / f"{target}.lock").read_text())
-    packages = {one["name"] for one in lock["python"]["packages"]}
-    assert {"datasets", "tokenizers"} <= packages
