@@ -52,8 +52,7 @@ def test_the_first_rank_opens_each_file_as_often_as_computed(tmp_path: Path) -> 
     sys.addaudithook(hook)
     Packed(f"{tmp_path}/*.npy", 10)
     watching = False
-    # One more: a file in which a loss bit is looked for.
-    assert len(opened) == files * facts.OPENS.value + 1
+    assert len(opened) == files * facts.OPENS.value
 
 
 def test_windows_that_are_read() -> None:
