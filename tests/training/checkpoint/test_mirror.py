@@ -175,7 +175,7 @@ def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None
 
 
 def test_one_with_other_bytes_here_is_fetched_again(tmp_path: Path) -> None:
-    """Of the same size, so that only its checksum tells; what was here is kept beside it."""
+    """Of the same size, so that only its checksum differs; what was here is kept beside it."""
     there, here = tmp_path / "bucket", tmp_path / "scratch"
     given = (
         *(*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir=file://{there}"),
