@@ -51,7 +51,7 @@ def answering(answers: Mapping[str, bytes], cut: bool = False) -> Iterator[str]:
         socket = Path(folder, "s")
         with ThreadingUnixStreamServer(str(socket), Handler) as server:
             server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, daemon=True).start()
+            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
             patch.setenv("DOCKER_HOST", f"unix://{socket}")
             try:
                 yield f"unix://{socket}"
