@@ -309,8 +309,11 @@ if [ "$goal" = xla ]; then
 fi
 : "${log:=$(mktemp)}"
 by_uv() { # what uv cannot get, pip may; and only pip sees what composer.pth brings
-    [ "$kind" != quickstart ] && [ "$goal" != xla ] &&
-        .venv/bin/python -m sqshforge.venv install "$venv" ".$extra" "$@"
+    [ "$goal" != xla ] || return
+    [ "$kind" != quickstart ] ||
+        "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 0 "$@" uv ||
+        return
+    .venv/bin/python -m sqshforge.venv install "$venv" ".$extra" "$@"
 }
 by_pip() {
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" --editable ".$extra"
