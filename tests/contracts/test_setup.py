@@ -388,3 +388,5 @@ def test_the_real_set_up_of_an_ordinary_user_without_sudo(user: User) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.splitlines()[0] == "making .venv"
     assert re.search(r"^cpu-mamba +Mamba pre-training on CPU", done.stdout, re.MULTILINE)
+    (by,) = clone.glob(".venv/lib/*/site-packages/jinja2-*.dist-info/INSTALLER")
+    assert by.read_text() == "uv"  # in half of pip's time
