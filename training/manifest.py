@@ -7,6 +7,7 @@ file; in format 1 it has the sizes alone. Light: no torch here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -82,33 +83,47 @@ def candidates(path: str) -> list[tuple[int, Path]]:
 
 
 def temporary(save_path: str, step: int) -> Path:
-    return checkpoints(save_path) / f"step_{step}_ckp{_TEMPORARY}"
+    return checkpoints(save_path) / unfinished(f"step_{step}_ckp")
 
 
-def prepare(save_path: str, room: int = 0) -> None:
+def unfinished(name: str) -> str:
+    """Give the name of a checkpoint's folder until it is complete."""
+    return name + _TEMPORARY
+
+
+def make_anew(folder: Path) -> None:
+    """Make the folder of an unfinished checkpoint; what of one cannot be removed is renamed."""
+    if os.path.lexists(folder) and remove(folder):
+        names = (f"{folder.stem}.{number}{_TEMPORARY}" for number in itertools.count(1))
+        places = (folder.with_name(name) for name in names)
+        folder.rename(next(place for place in places if not os.path.lexists(place)))
+    folder.mkdir(parents=True)
+
+
+def prepare(save_path: str, room: int = 0) -> list[str]:
     """Make the folder, prove that it can be written, and clear what killed runs left behind.
 
-    Raises RequestError naming the folder if it cannot be written, or has not `room` bytes for a
-    checkpoint.
+    Gives the faults of what cannot be removed. Raises RequestError naming the folder if it cannot
+    be written, or has not `room` bytes for a checkpoint.
     """
     folder = checkpoints(save_path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in folder.glob(f"*{_TEMPORARY}"):
-            shutil.rmtree(stale)
+        faults = [remove(stale) for stale in folder.glob(f"*{_TEMPORARY}")]
         probe = folder / f"probe{_TEMPORARY}"
-        probe.mkdir()
+        make_anew(probe)
         (probe / "file").write_bytes(b"x")
         shutil.rmtree(probe)
     except OSError as error:
         raise RequestError(
-            f"save_ckpt_path: {folder} cannot be written: {error.strerror}"
+            f"save_ckpt_path: {folder} cannot be written: {error.strerror or error}"
         ) from error
     free = shutil.disk_usage(folder).free
     if free < room:
         raise RequestError(
             f"save_ckpt_path: {folder} has {free:,} bytes free, and a checkpoint takes {room:,}"
         )
+    return [fault for fault in faults if fault]
 
 
 def publish(folder: Path, manifest: Manifest) -> Path:
@@ -136,7 +151,7 @@ def newest(folder: Path, tell: Callable[[str], None]) -> tuple[Path, Manifest] |
     return None
 
 
-def passed_over(path: Path, fault: str) -> str:
+def passed_over(path: Path | str, fault: str) -> str:
     return f"WARNING: checkpoint {path} is broken ({fault}); it is passed over"
 
 
@@ -161,13 +176,35 @@ def outdated(steps: Iterable[int], keep: int, every: int = 0) -> set[int]:
     return {step for step in older if not every or step % every}
 
 
-def retain(folder: Path, keep: int, every: int = 0) -> None:
-    """Remove the checkpoints that are kept no longer."""
+def retain(folder: Path, keep: int, every: int = 0) -> list[str]:
+    """Remove the checkpoints that are kept no longer; give the faults of what cannot be removed."""
     found = dict(numbered(folder))
-    for path in map(found.__getitem__, outdated(found, keep, every)):
-        removed = path.with_name(path.name + _TEMPORARY)  # never half of one under its own name
-        path.rename(removed)
-        shutil.rmtree(removed)
+    faults = [
+        _remove_complete(found[step]) for step in sorted(outdated(found, keep, every), reverse=True)
+    ]
+    return [fault for fault in faults if fault]
+
+
+def _remove_complete(path: Path) -> str:
+    """Never leave half of one under its own name."""
+    unfinished = path.with_name(path.name + _TEMPORARY)
+    try:
+        path.rename(unfinished)
+    except OSError as error:
+        return f"{path} cannot be removed: {error.strerror}"
+    return remove(unfinished)
+
+
+def remove(path: Path) -> str:
+    """Remove a folder, or the link to one; give the fault if that cannot be done, else nothing."""
+    try:
+        if path.is_symlink():  # to where somebody has moved it
+            path.unlink()
+        else:
+            shutil.rmtree(path)
+    except OSError as error:
+        return f"{path} cannot be removed: {error.strerror or error}"
+    return ""
 
 
 def numbered(folder: Path) -> Iterator[tuple[int, Path]]:
@@ -210,9 +247,12 @@ def read(path: Path) -> tuple[Manifest | None, str]:
     return manifest, ""
 
 
-def listed(path: Path) -> list[str]:
-    """Name the files that a checkpoint's manifest lists, whether or not they are there."""
-    return list(json.loads((path / NAME).read_text())["files"])
+def listed(path: Path) -> tuple[list[str], str]:
+    """Name the files that a checkpoint's manifest lists, there or not; none and the fault else."""
+    try:
+        return sorted(json.loads((path / NAME).read_text())["files"]), ""
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        return [], f"its {NAME} cannot be read: {error}"
 
 
 def rotten(path: Path, manifest: Manifest, names: Iterable[str] | None = None) -> str:

@@ -40,14 +40,15 @@ def write(
     keep: int = 0,
     every: int = 0,
     copies: Copies | None = None,
+    warn: Callable[[str], None],
 ) -> Path:
     """Write a checkpoint; it appears under its name only when all of it is on disk.
 
     A collective call, on `group.control` alone; `takes` is about how many bytes it has, for the
     error where there is no room. `copies` get what is read for the checksums. Older checkpoints
-    than the newest `keep` are removed, as manifest.retain has it. Raises TrainingError on every
-    rank if any could not write its part, or if rank 0's claim on the folder is lost; then nothing
-    is left behind.
+    than the newest `keep` are removed, as manifest.retain has it; `warn` gets, on rank 0, a line of
+    each that cannot be. Raises TrainingError on every rank if any could not write its part, or if
+    rank 0's claim on the folder is lost; then nothing is left behind.
     """
     folder = manifest.temporary(save_path, record.step)
     final = folder.with_name(f"step_{record.step}_ckp")
@@ -59,7 +60,8 @@ def write(
                 claim.check()
                 with _reporting(folder, takes):
                     manifest.publish(folder, replace(record, files=files))
-                    manifest.retain(folder.parent, keep, every)
+                    for fault in manifest.retain(folder.parent, keep, every):
+                        warn(fault)
 
         group.together(end)
     except TrainingError:
@@ -88,8 +90,7 @@ def _write_files(
         if group.rank == 0:
             claim.check()
             with _reporting(folder, takes):
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
+                manifest.make_anew(folder)
 
     def own_files() -> Taken:
         with _reporting(folder, takes):

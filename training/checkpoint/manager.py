@@ -81,6 +81,7 @@ class Saver:
         self.mirror = Mirror(config.run) if config.run.mirror_url else None
         self._under_way: _UnderWay | None = None
         self._completed: list[Saved] = []
+        self._warnings: list[str] = []
         self._copy_to_host: Callable[[Any], Any] | None = None
         if config.run.async_checkpoint:
             self._copy_to_host, why = backend.copier(config, group.device)
@@ -158,9 +159,10 @@ class Saver:
             keep=run.keep_checkpoints,
             every=run.keep_every,
             copies=self.copies,
+            warn=self._warnings.append,
         )
         if self.mirror:
-            self.mirror.push(path, group)
+            self.mirror.push(path, group, self._warnings.append)
         return path, time.perf_counter()
 
     def _tell(self, path: Path, one: Saved) -> None:
@@ -169,7 +171,10 @@ class Saver:
             f"saved {path} in {one.seconds:.2f} s, for {one.waited:.2f} s of which training waited"
         )
         if self.copies and (warning := self.copies.take_warning()):
+            self._warnings.append(warning)
+        for warning in self._warnings:
             self.say(f"WARNING: {warning}")
+        self._warnings.clear()
 
 
 def _use(device: torch.device) -> None:
@@ -255,6 +260,8 @@ def resume(
         f"read in {seconds:.2f} s: {size(amount.in_memory)} from the nodes' memory, "
         f"{size(amount.on_disk)} from disk"
     )
+    if run.mirror_url:
+        Mirror(run).push_missing(path, group, say)
     if copies:
         copies.keep(path.name)
         if found.sources.lacking and is_restarted():

@@ -7,6 +7,7 @@ The manifest is sent last and removed first, so what has one is complete.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -27,8 +28,11 @@ class Mirror:
         self.fs, self.root = open_url(self.url, "mirror_url")
         self.keep, self.every = run.keep_checkpoints, run.keep_every
 
-    def push(self, folder: Path, group: Group) -> None:
-        """Copy a complete checkpoint there; those that are no longer kept there are removed."""
+    def push(self, folder: Path, group: Group, warn: Callable[[str], None]) -> None:
+        """Copy a complete checkpoint there; those that are no longer kept there are removed.
+
+        `warn` gets, on rank 0, a line where they cannot be removed.
+        """
         place = f"{self.root}/checkpoints/{folder.name}"
         complete, fault = manifest.read(folder)
         if complete is None:
@@ -43,51 +47,98 @@ class Mirror:
                 if (self.save_path / METRICS).exists():  # it may have had no room
                     self._send(self.save_path, [METRICS], self.root)
                 self._send(folder, [manifest.NAME], place)
-                self._retain(complete.step)
+                try:
+                    self._retain(complete.step)
+                except TrainingError as error:
+                    warn(str(error))
 
         group.together(end)
 
     def pull(self, group: Group, say: Callable[[str], None], broken: Collection[Path] = ()) -> bool:
-        """Bring the newest checkpoint here, if it is newer than what is here; whether it was.
+        """Bring the newest sound checkpoint here, if newer than what is here; tell whether it was.
 
+        Each file that was fetched is read again; what is broken there is reported and passed over.
         broken: those here that are known not to be sound; one that is replaced is set aside.
         """
-        found = group.together(lambda: self._newer(broken) if group.rank == 0 else None)
-        name = group.broadcast(found)
-        if name is None:
-            return False
-        say(f"fetching {self.url}/checkpoints/{name}")
-        place = f"{self.root}/checkpoints/{name}"
-        step = manifest.step_of(name)
-        assert step is not None
-        folder = manifest.temporary(str(self.save_path), step)
+        names, step = group.broadcast(
+            group.together(lambda: self._newer(broken) if group.rank == 0 else ([], None))
+        )
+        for name in names:
+            say(f"fetching {self.url}/checkpoints/{name}")
+            fault = self._bring(name, group, broken)
+            if not fault:
+                return True
+            say(manifest.passed_over(f"{self.url}/checkpoints/{name}", fault))
+        if names and step is None:
+            raise TrainingError(
+                f"none of the {len(names)} checkpoints of {self.url} is sound; take them away to "
+                "begin without them"
+            )
+        return False
 
-        def begin() -> list[str]:
-            if group.rank:
-                return []
+    def _bring(self, name: str, group: Group, broken: Collection[Path]) -> str:
+        """Fetch a checkpoint and publish it here; give the fault if it is broken there."""
+        place = f"{self.root}/checkpoints/{name}"
+        folder = manifest.checkpoints(str(self.save_path)) / manifest.unfinished(name)
+
+        def begin() -> tuple[list[str], str]:
             with one_line_errors(f"{folder} cannot be made"):
-                folder.mkdir(parents=True)
+                manifest.make_anew(folder)
             self._fetch(place, [manifest.NAME], folder)
             if not (self.save_path / METRICS).exists():
                 with suppress(TrainingError):  # it is the history of the run, not the run
                     self._fetch(self.root, [METRICS], self.save_path)
-            return sorted(manifest.listed(folder))
+            return manifest.listed(folder)
 
-        names = group.broadcast(group.together(begin))
+        def end() -> None:
+            if fault:
+                shutil.rmtree(folder, ignore_errors=True)
+                return
+            assert record is not None
+            for one in broken:
+                if one.name == name:
+                    manifest.set_aside(one, str(self.save_path))
+            with one_line_errors(f"{folder} cannot be written"):
+                manifest.publish(folder, record)
+
+        nothing: tuple[list[str], str] = ([], "")
+        begun = group.together(lambda: begin() if group.rank == 0 else nothing)
+        names, fault = group.broadcast(begun)
         mine = manifest.share(names, group.rank, group.world_size)
         group.together(lambda: self._fetch(place, mine, folder), copies=True)
-        group.together(lambda: self._publish(folder, broken) if group.rank == 0 else None)
-        return True
+        record = None
+        if not fault:
+            seen = manifest.read(folder) if group.rank == 0 else (None, "")
+            record, fault = group.broadcast(seen)
+        if record is not None:
+            found = group.gather(manifest.rotten(folder, record, mine))
+            fault = next((one for one in found if one), "")
+        group.together(lambda: end() if group.rank == 0 else None)
+        return fault
 
-    def _newer(self, broken: Collection[Path]) -> str | None:
-        """Name the newest complete checkpoint there, unless a sound one here is as new."""
+    def push_missing(self, path: Path, group: Group, say: Callable[[str], None]) -> None:
+        """Copy the checkpoint that the run goes on from, where the run that made it could not."""
+        lacking = path.parent == manifest.checkpoints(str(self.save_path)) and group.broadcast(
+            group.together(lambda: group.rank == 0 and path.name not in self._complete().values())
+        )
+        if lacking:
+            say(f"copying {path} to {self.url}, which lacks it")
+            self.push(path, group, lambda warning: say(f"WARNING: {warning}"))
+
+    def _newer(self, broken: Collection[Path]) -> tuple[list[str], int | None]:
+        """Name the complete checkpoints there that are newer than the newest sound one here.
+
+        The newest comes first. Gives the step of the one here, too; None if none is here.
+        """
         there = self._complete()
         sound = (
             step
             for step, path in manifest.numbered(manifest.checkpoints(str(self.save_path)))
             if path not in broken and manifest.read(path)[0] is not None
         )
-        return there[max(there)] if there and max(there) > next(sound, -1) else None
+        here = next(sound, None)
+        newer = sorted((step for step in there if here is None or step > here), reverse=True)
+        return [there[step] for step in newer], here
 
     def _complete(self) -> dict[int, str]:
         """List the complete checkpoints there: step -> the folder's name."""
@@ -96,16 +147,6 @@ class Mirror:
             files = self.fs.glob(f"{self.root}/checkpoints/step_*_ckp/{manifest.NAME}")
         names = [one.split("/")[-2] for one in files]
         return {step: name for name in names if (step := manifest.step_of(name)) is not None}
-
-    def _publish(self, folder: Path, broken: Collection[Path]) -> None:
-        complete, fault = manifest.read(folder)
-        if complete is None:
-            raise TrainingError(f"{self.url}/checkpoints/{folder.stem} is broken: {fault}")
-        for one in broken:
-            if one.name == folder.stem:
-                manifest.set_aside(one, str(self.save_path))
-        with one_line_errors(f"{folder} cannot be written"):
-            manifest.publish(folder, complete)
 
     def _send(self, folder: Path, names: Iterable[str], place: str) -> None:
         with one_line_errors(f"{folder} cannot be copied to {self.url}"):
@@ -116,7 +157,8 @@ class Mirror:
     def _fetch(self, place: str, names: Iterable[str], folder: Path) -> None:
         with one_line_errors(f"{self.url} cannot be copied to {folder}"):
             for name in names:
-                self.fs.get_file(f"{place}/{name}", str(folder / name))
+                with suppress(FileNotFoundError):  # the manifest tells what is missing
+                    self.fs.get_file(f"{place}/{name}", str(folder / name))
 
     def _retain(self, newest: int) -> None:
         """Remove what is no longer kept there, whatever the run's own folder has.
@@ -137,8 +179,9 @@ class Mirror:
 
     def _revoke(self, place: str) -> None:
         """Make a checkpoint there count no longer, before its files are removed or replaced."""
-        with one_line_errors(f"{self.url} cannot be cleared"), suppress(FileNotFoundError):
-            self.fs.rm_file(f"{place}/{manifest.NAME}")
+        with one_line_errors(f"{self.url} cannot be cleared"):
+            if self.fs.exists(f"{place}/{manifest.NAME}"):  # not everybody may remove there
+                self.fs.rm_file(f"{place}/{manifest.NAME}")
 
 
 def check(run: RunConfig, group: Group) -> None:

@@ -178,7 +178,8 @@ def _check(
         loggers.check(run)
         export.check(config)
         lease.take(say)
-        manifest.prepare(run.save_ckpt_path, STATE_BYTES * parameters)
+        for fault in manifest.prepare(run.save_ckpt_path, STATE_BYTES * parameters):
+            say(f"WARNING: {fault}")
 
     group.together(lambda: alone() if group.rank == 0 else None)
     mirror.check(run, group)

@@ -1,6 +1,7 @@
 """A checkpoint is complete or absent."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -132,6 +133,42 @@ def test_old_ones_of_every_so_many_steps_stay(tmp_path: Path) -> None:
     manifest.retain(folder, 2, 20)
     kept = sorted(int(path.name.split("_")[1]) for path in folder.iterdir())
     assert kept == [20, 40, 50]
+
+
+def test_the_link_to_one_that_was_moved_is_removed_and_what_it_leads_to_stays(
+    tmp_path: Path,
+) -> None:
+    moved = make(tmp_path, 10).rename(tmp_path / "archive")
+    folder = manifest.checkpoints(str(tmp_path))
+    (folder / "step_10_ckp").symlink_to(moved)
+    make(tmp_path, 20)
+    assert manifest.retain(folder, 1) == []
+    assert [path.name for path in folder.iterdir()] == ["step_20_ckp"]
+    assert manifest.read(moved)[0]
+
+
+def test_one_that_cannot_be_removed_is_reported_and_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where another user has written into it; a run may come to its step again."""
+    for step in (10, 20):
+        make(tmp_path, step)
+    folder = manifest.checkpoints(str(tmp_path))
+
+    def fails(path: Path, *given: Any, **named: Any) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", fails)
+        fault = f"{folder}/step_10_ckp.tmp cannot be removed: Permission denied"
+        assert manifest.retain(folder, 1) == [fault]
+        assert manifest.retain(folder, 1) == []
+        manifest.make_anew(manifest.temporary(str(tmp_path), 10))
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest, "remove", lambda path: f"{path} cannot be removed: it is held")
+        assert len(manifest.prepare(str(tmp_path))) == 2
+    assert manifest.prepare(str(tmp_path)) == []
+    assert [path.name for path in folder.iterdir()] == ["step_20_ckp"]
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def complete(there: Path) -> list[int]:
 
 def push(there: Path, scratch: Path, *steps: int, keep: int, every: int = 0) -> None:
     for step in steps:
-        mirror(there, scratch, keep, every).push(make(scratch, step), Alone())
+        mirror(there, scratch, keep, every).push(make(scratch, step), Alone(), pytest.fail)
         manifest.retain(scratch / "checkpoints", keep, every)
 
 
@@ -160,6 +160,23 @@ def test_one_that_is_sent_again_is_not_complete_meanwhile(
     assert complete(there) == [2]
 
 
+def test_one_that_may_not_be_removed_there_is_a_warning(
+    there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a bucket in which the nodes may write and not remove."""
+    one = mirror(there, tmp_path / "run", 1)
+
+    def fails(*given: Any, **named: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(one.fs, "rm_file", fails)
+    warnings: list[str] = []
+    for step in (2, 4):
+        one.push(make(tmp_path / "run", step), Alone(), warnings.append)
+    assert complete(there) == [2, 4]
+    assert warnings == [f"file://{there} cannot be cleared: Access Denied"]
+
+
 def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     push(there, run, 6, 9, keep=1)
@@ -172,6 +189,45 @@ def test_a_broken_one_here_hides_none_there(there: Path, tmp_path: Path) -> None
     shown.clear()
     mirror(there, run, 1).pull(Alone(), shown.append)
     assert shown == []
+
+
+def test_the_newest_sound_one_there_is_fetched(there: Path, tmp_path: Path) -> None:
+    """One of other bytes, one that lacks a file, and one whose manifest is none are passed over."""
+    push(there, tmp_path / "before", 2, 4, 6, 8, keep=0)
+    flip_a_bit(there / "checkpoints/step_8_ckp/__0_0.distcp")
+    (there / "checkpoints/step_6_ckp/__0_0.distcp").unlink()
+    (there / "checkpoints/step_4_ckp/manifest.json").write_text("[")
+    shown: list[str] = []
+    assert mirror(there, tmp_path / "after", 2).pull(Alone(), shown.append)
+    assert complete(tmp_path / "after") == [2]
+    assert [path.name for path in (tmp_path / "after/checkpoints").iterdir()] == ["step_2_ckp"]
+    warnings = [line for line in shown if not line.startswith("fetching ")]
+    assert len(warnings) == 3 and "step_8_ckp is broken (__0_0.distcp is not what" in warnings[0]
+    assert "(__0_0.distcp is missing" in warnings[1] and "(its manifest.json cann" in warnings[2]
+    flip_a_bit(there / "checkpoints/step_2_ckp/__0_0.distcp")
+    with pytest.raises(TrainingError, match=f"none of the 4 checkpoints of file://{there} is soun"):
+        mirror(there, tmp_path / "last", 2).pull(Alone(), shown.append)
+
+
+def test_one_that_could_not_be_copied_is_copied_at_the_next_start(tmp_path: Path) -> None:
+    """Also where nothing is left to be trained: the run is not done before it is there."""
+    there, here = tmp_path / "bucket", tmp_path / "scratch"
+    given = (
+        *(*MODEL, "--use_synthetic_data=1", f"--checkpoint_dir=file://{there}"),
+        *(f"--checkpoint_scratch={here}", "--max_steps=2"),
+    )
+    in_the_way = there / "checkpoints" / "step_2_ckp"
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.touch()
+    first = run(2, *given, program=ENTRY_POINT)
+    assert first.returncode == 1 and f"cannot be copied to file://{there}" in first.stderr
+    in_the_way.unlink()
+    again = run(2, *given, program=ENTRY_POINT)
+    assert again.returncode == 0, again.stderr
+    assert f"copying {here}/checkpoints/step_2_ckp to file://{there}" in again.stdout
+    assert files(there / "checkpoints") == files(here / "checkpoints")
+    last = run(2, *given, program=ENTRY_POINT)
+    assert last.returncode == 0 and "copying" not in last.stdout
 
 
 def test_one_with_other_bytes_here_is_fetched_again(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.support.disks import small_disk
 from tests.training.support.events import curves
-from tests.training.support.runs import TINY, command, losses, steps, train, write_text
+from tests.training.support.runs import TINY, command, losses, run, steps, train, write_text
 from training import manifest
 from training.loggers.base import FaultTolerantLogger, Logger
 from training.loggers.console import Console
@@ -119,6 +119,30 @@ def test_a_checkpoint_without_room(
         assert f"resumed from {folder}/step_5_ckp" in again.stdout
         within = 0 if ranks else 1e-5
         assert losses(disk.seen) == pytest.approx(losses(undisturbed), abs=within)
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path: Path, data: str) -> None:
+    """Here as another file system is mounted in it; what is left of it ends no later start."""
+    flags = (
+        *(*TINY, f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/save", "--batch_size=4"),
+        *("--checkpoint_interval=2", "--keep_checkpoints=1"),
+    )
+    folder = tmp_path / "save" / "checkpoints"
+    assert run(0, *flags, "--num_steps=2").returncode == 0
+    held = folder / "step_2_ckp" / "held"
+    left = folder / "step_2_ckp.tmp"
+    with small_disk(held, "1m") as disk:
+        second = disk.run(command(0, *flags, "--num_steps=4"))
+        assert second.returncode == 0, second.stderr
+        assert f"WARNING: {left} cannot be removed: Device or resource busy" in second.stdout
+        third = disk.run(command(0, *flags, "--num_steps=6"))
+        assert third.returncode == 0, third.stderr
+        assert f"WARNING: {left} cannot be removed" in third.stdout
+        assert f"resumed from {folder}/step_4_ckp" in third.stdout
+    assert {path.name for path in folder.iterdir()} == {"step_6_ckp", left.name}
+    last = run(0, *flags, "--num_steps=8")
+    assert last.returncode == 0 and "cannot be removed" not in last.stdout
+    assert [path.name for path in folder.iterdir()] == ["step_8_ckp"]
 
 
 def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: str) -> None:
