@@ -37,7 +37,10 @@ PASSED = (
         "what the user says of the nodes, where they would be looked at",
     ),
     Passed(("NSYS", "NSYS_*"), "what is profiled"),
-    Passed(("TRAINING_*", "SM_CHANNEL_*"), "which operations are used, where SMP's data lies"),
+    Passed(
+        ("TRAINING_*", "CAUSAL_CONV1D_*", "MAMBA_*", "SM_CHANNEL_*"),
+        "which operations are used and how they add up, where SMP's data lies",
+    ),
     Passed(("NCCL_*", "FI_*", "OFI_*", "GLOO_*"), "networks: NCCL, libfabric and EFA, gloo"),
     Passed(("NEURON_*", "XLA_*"), "Neuron's runtime and compiler"),
     Passed(

@@ -8,6 +8,7 @@ Shapes: b batch, l length, d channels, k taps.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
+from training.ops.dispatch import Choice, Implementation, log, on_gpu, on_neuron
 from training.ops.documents import Documents
 from training.ops.nki import torch_ops
 from training.ops.pieces import Piece
@@ -137,9 +138,18 @@ def _torch(
 def _fast(
     x: Tensor, weight: Tensor, bias: Tensor | None, silu: bool, documents: Documents | None
 ) -> Tensor:
-    """Dao's CUDA kernel; it takes (b, d, l) with contiguous channels as it is."""
+    """Dao's CUDA kernel; it takes (b, d, l) with contiguous channels as it is.
+
+    But only in multiples of 8: channels, and what lies between steps, as of a part of a projection.
+    """
     from causal_conv1d import causal_conv1d_fn
 
+    channels, taps = x.shape[2], weight.shape[2]
+    if channels % 8 or not 2 <= taps <= 4:
+        _note_unfit(channels, taps)
+        return _torch(x, weight, bias, silu, documents)  # (b, l, d)
+    if x.stride(0) % 8 or x.stride(1) % 8 or x.stride(2) != 1:
+        x = x.contiguous()  # (b, l, d)
     y = causal_conv1d_fn(
         x.transpose(1, 2),
         weight[:, 0],
@@ -148,6 +158,11 @@ def _fast(
         activation="silu" if silu else None,
     )  # (b, d, l)
     return y.transpose(1, 2)  # (b, l, d)
+
+
+@functools.cache
+def _note_unfit(channels: int, taps: int) -> None:
+    log.info("causal_conv1d: torch for %d channels and %d taps", channels, taps)
 
 
 CHOICE = Choice(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from training.ops.dispatch import Choice, Implementation, on_gpu
+from training.ops.dispatch import Choice, Implementation, absent, on_gpu
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,20 +57,26 @@ class _Norm(torch.autograd.Function):
         return dx.to(x.dtype), dweight, None
 
 
+_MODULES = ("mamba_ssm.ops.triton.layer_norm", "mamba_ssm.ops.triton.layernorm")
+"""mamba-ssm's of version 2, and of 1."""
+
+
+def _unfit(like: Tensor) -> str:
+    """Tell that a tensor is not on a GPU, or that mamba-ssm's norms are missing."""
+    return on_gpu(like) or ("" if any(not absent(m) for m in _MODULES) else absent(_MODULES[0]))
+
+
 def _fast(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """mamba-ssm's Triton kernel; it gives x's dtype, the weight's is wanted."""
-    from mamba_ssm.ops.triton.layer_norm import rms_norm_fn
-
-    y: Tensor = rms_norm_fn(x, weight, None, eps=eps)  # (..., m)
+    module = importlib.import_module(next(one for one in _MODULES if not absent(one)))
+    y: Tensor = module.rms_norm_fn(x, weight, None, eps=eps)  # (..., m)
     return y.to(weight.dtype)  # (..., m)
 
 
 CHOICE = Choice(
     "rms_norm",
     [
-        Implementation(
-            name="mamba-ssm", run=_fast, module="mamba_ssm.ops.triton.layer_norm", unfit=on_gpu
-        ),
+        Implementation(name="mamba-ssm", run=_fast, unfit=_unfit),
         Implementation(name="torch", run=_Norm.apply),
     ],
 )

@@ -80,8 +80,10 @@ def plan(meta: Path, lock: dict[str, Any], recipe: dict[str, Any], folder: Path)
             result.detail = rehearsal.verdict(result.figures)
 
         def resumes(result: Check) -> None:
-            result.figures = rehearsal.resume()
-            result.detail = f"steps {result.figures['from']} to {result.figures['to']} repeat"
+            result.figures = rehearsal.resume(exact=not has_accelerator())
+            within = f" to {off:.1%}" if (off := result.figures["difference"]) else ""
+            steps = f"steps {result.figures['from']} to {result.figures['to']}"
+            result.detail = f"{steps} repeat{within}"
 
         yield Step("train", trains, 14.0)
         yield Step("resume", resumes, 7.0)

@@ -1,6 +1,7 @@
 """The smoke test of an image, on a folder laid out like one."""
 
 import json
+import math
 import platform
 import subprocess
 import sys
@@ -143,6 +144,44 @@ def test_a_run_that_was_cut_short_is_compared_with_nothing(image: Path) -> None:
     (run.whole / "metrics.jsonl").write_text('{"kind": "step", "loss": 1.0}\n')
     with pytest.raises(TrainingError, match="nothing to compare with: 1 of 2 steps were trained"):
         run.resume()
+
+
+@pytest.mark.parametrize(
+    ("again", "where", "exact"),
+    [
+        ([2.0, 1.5], "", True),
+        ([2.0, 1.5000001], "step 4 on", True),
+        ([2.0], "step 4 on", True),
+        ([2.001, 1.52], "", False),
+        ([2.01, 1.5], "step 3 on", False),
+        ([2.0, 1.6], "step 4 on", False),
+        ([math.nan, 1.5], "step 3 on", False),
+    ],
+)
+def test_a_resumed_run_repeats_to_the_bit_or_on_a_gpu_nearly(
+    again: list[float],
+    where: str,
+    exact: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a GPU kernels of libraries add up in no fixed order."""
+
+    def write(folder: Path, losses: list[float]) -> str:
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"kind": "step", "loss": loss}) for loss in losses]
+        (folder / "metrics.jsonl").write_text("\n".join(lines))
+        return ""
+
+    run = rehearsal.Rehearsal({"steps": 4, "loss_ratio": 0.6}, tmp_path)
+    write(run.whole, [5.0, 3.0, 2.0, 1.5])
+    (run.whole / "checkpoints/step_2_ckp").mkdir(parents=True)
+    monkeypatch.setattr(run, "_run", lambda folder: write(folder, again))
+    if where:
+        with pytest.raises(TrainingError, match=where):
+            run.resume(exact=exact)
+    else:
+        assert run.resume(exact=exact)["losses"] == again
 
 
 def test_no_image(tmp_path: Path) -> None:

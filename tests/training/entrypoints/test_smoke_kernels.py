@@ -17,6 +17,8 @@ pytestmark = pytest.mark.processes
 MODULE = """
 import torch
 
+__version__ = "2.3.2.post1"
+
 class Mamba(torch.nn.Module):
     def __init__(self, d_model):
         super().__init__()
@@ -32,15 +34,26 @@ class Mamba2(Mamba):
 """
 
 
-@pytest.mark.parametrize("learns", [True, False])
-def test_blocks_that_learn_pass_and_others_do_not(tmp_path: Path, learns: bool) -> None:
-    (tmp_path / "mamba_ssm.py").write_text(MODULE.replace("{learns}", str(learns)))
-    done = subprocess.run(
+def tried(folder: Path, module: str) -> subprocess.CompletedProcess[str]:
+    (folder / "mamba_ssm.py").write_text(module)
+    return subprocess.run(
         [sys.executable, "-m", "training.smoke.kernels", "--device", "cpu"],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_blocks_that_learn_pass_and_others_do_not(tmp_path: Path, learns: bool) -> None:
+    done = tried(tmp_path, MODULE.replace("{learns}", str(learns)))
     assert done.returncode == (0 if learns else 1), done.stderr
     assert set(json.loads(done.stdout)) == {"Mamba", "Mamba2"}
+
+
+def test_the_version_of_cuda_mamba_has_no_mamba_2(tmp_path: Path) -> None:
+    module = MODULE.replace("{learns}", "True").partition("class Mamba2")[0]
+    old = tried(tmp_path, module.replace("2.3.2.post1", "1.2.0.post1"))
+    assert old.returncode == 0 and list(json.loads(old.stdout)) == ["Mamba"], old.stderr
+    assert tried(tmp_path, module).returncode == 1, "of a later one it is missing"

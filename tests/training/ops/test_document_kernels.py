@@ -138,7 +138,7 @@ def test_kernels_that_know_documents_are_reported_by_their_names() -> None:
 
         return by_documents(named["seq_idx"], run, x)
 
-    x, weight = normal(2, 12, 3).detach(), normal(3, 1, 4).detach()
+    x, weight = normal(2, 12, 8).detach(), normal(8, 1, 4).detach()
     documents = Documents(seq_idx)
     with standing_in(causal_conv1d=SimpleNamespace(causal_conv1d_fn=causal_conv1d_fn)):
         y = conv._fast(x, weight, None, True, documents)

@@ -32,6 +32,8 @@ from training.job.restart.escalation import Failure
 STEPS = 8
 SECONDS = 1800.0
 """For one replay on a node, and as long again for those that begin later."""
+SAME_BITS = {"CAUSAL_CONV1D_DETERMINISTIC": "1", "MAMBA_DETERMINISTIC": "1"}
+"""By these causal-conv1d (after 1.6.1) and mamba-ssm (2.3) add gradients up in a fixed order."""
 LOOK = 0.5
 READ = 60.0
 """Seconds that node 0 waits for others to read the results before it removes them."""
@@ -98,7 +100,7 @@ class Replay:
             words += ["-m", "training.replay_rank"]
             words += [f"--module={_module(plan)}", f"--steps={self.steps}"]
             words += [f"--scratch={scratch}/run", f"--output={output}", "--", *plan.flags]
-            ours = {one.name: one.value for one in plan.variables}
+            ours = {one.name: one.value for one in plan.variables} | SAME_BITS
             with said.open("wb") as log:
                 code = _run(words, {**environment, **ours}, log, self.seconds, stop)
             if code == 0:
