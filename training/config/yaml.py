@@ -17,6 +17,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from training.config import yaml_file
 from training.config.config import Config
 from training.config.flags import SECTIONS, assemble
 from training.config.setting import READ, Setting, named
@@ -56,15 +57,10 @@ def load(path: Path, changes: Sequence[str]) -> Config:
 
 
 def _parse(path: Path) -> Mapping[Any, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml_file.read(path, f"--config: {path}")
     except OSError as error:
         raise RequestError(f"--config: {path} cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        raise RequestError(f"--config: {path} is not YAML: {reason}") from error
     if not isinstance(content, Mapping):
         raise RequestError(f"--config: {path} must have sections: {', '.join(SECTIONS)}")
     return content

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 
 from training.cli import with_home
+from training.config import yaml_file
 from training.config.sections import STREAM
 from training.data.base import Sample, Samples
 from training.data.sampler import shuffled
@@ -52,12 +53,10 @@ class Entry(NamedTuple):
 
 def listed(file: Path) -> list[Entry]:
     """Read the file of a mixture. Raises RequestError naming the file and the entry."""
-    import yaml
-
     try:
-        entries = yaml.safe_load(file.read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RequestError(f"{file}: cannot be read: {error}") from error
+        entries = yaml_file.read(file, str(file))
+    except OSError as error:
+        raise RequestError(f"{file}: cannot be read: {error.strerror}") from error
     if not isinstance(entries, list) or not entries:
         raise RequestError(f"{file}: must be a list of path, weight and order")
     found = []

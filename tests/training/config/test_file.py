@@ -132,10 +132,30 @@ def test_every_fault_is_reported_with_its_place(tmp_path: Path) -> None:
     assert "did you mean llama?" in shown[3]
 
 
+def test_what_stands_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
+    """YAML itself takes the last, so that what a run was asked for would be lost in silence."""
+    text = LEAST + "optim: {beta1: .8,\n  beta2: .9, beta1: .7}\nrun: {num_steps: 3}\n"
+    with pytest.raises(RequestError) as error:
+        read(tmp_path, text)
+    where = f"--config: {tmp_path}/run.yaml: "
+    assert error.value.faults == [
+        f"{where}optim.beta1: stands twice, in lines 5 and 6; leave one out",
+        f"{where}run: stands twice, in lines 4 and 7; leave one out",
+    ]
+    alias = "model: &m {name: mamba-tiny}\ndata: {dataset_path: x}\nrun: &r {save_ckpt_path: *r}\n"
+    with pytest.raises(RequestError, match=r"run\.save_ckpt_path: must be a text"):
+        read(tmp_path, alias)
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize(
     ("content", "shown"),
-    [(None, "cannot be read: No such file"), (b"a: [", "is not YAML"), (b"- 1", "must have sect")],
+    [
+        (None, "cannot be read: No such file"),
+        (b"a: [", "is not YAML"),
+        (b"a: 2026-02-30", "is not YAML: day is out of range"),
+        (b"- 1", "must have sect"),
+    ],
 )
 def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, shown: str) -> None:
     file = tmp_path / "run.yaml"

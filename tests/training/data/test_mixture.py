@@ -234,6 +234,13 @@ def test_a_list_may_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.Mon
         listed(file)
 
 
+def test_a_key_of_a_list_that_stands_twice(tmp_path: Path) -> None:
+    file = tmp_path / "mixture.yaml"
+    file.write_text("- {path: a, weight: 1}\n- path: b\n  weight: 1\n  weight: 2\n")
+    with pytest.raises(RequestError, match=r"entry 2: weight: stands twice, in lines 3 and 4;"):
+        listed(file)
+
+
 def test_samples_beyond_the_end() -> None:
     mixture = mixed((5, 1.0))
     for index in (-1, 5):

@@ -208,6 +208,10 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
     ("content", "shown"),
     [
         ("model: {layers: 3}", "config.yaml: model.layers: there is no such setting"),
+        (
+            "data:\n  code_paths:\n  - path: x\n    weight: 1\n    path: y",
+            "config.yaml: data.code_paths: entry 1: path: stands twice, in lines 3 and 5",
+        ),
         ("", "config.yaml must have sections: model, data, optimizer"),
         (None, "config.yaml cannot be read: No such file or directory; python -m training.create"),
     ],

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cli import with_home
+from training.config import yaml_file
 from training.config.setting import named
 from training.config.yaml import near, value_of
 from training.errors import RequestError, writing
@@ -77,17 +78,13 @@ def label_of(path: str) -> str:
 
 
 def _parsed(path: Path) -> Mapping[Any, Any]:
-    import yaml
-
     try:
-        content = yaml.safe_load(path.read_text())
+        content = yaml_file.read(path, str(path))
     except OSError as error:
         raise RequestError(
             f"{path} cannot be read: {error.strerror}; python -m training.create_mamba_config "
             "writes one with every key"
         ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RequestError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, Mapping):
         raise RequestError(f"{path} must have sections: {', '.join(SECTIONS)}")
     return content
