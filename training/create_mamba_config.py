@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from training.config import setting
 from training.config.flags import Flag, parse
 from training.config.setting import settings
 from training.entrypoint import exit_code
@@ -40,14 +41,19 @@ def _flags() -> dict[str, tuple[str, Flag]]:
     return found
 
 
+def _paths(text: str) -> str:
+    """Read paths with commas between."""
+    return ",".join(setting.path(one) for one in text.split(","))
+
+
 def main(arguments: Sequence[str]) -> int:
     """Do what the command line asks for; the exit code. Raises RequestError and TrainingError."""
     flags = _flags()
     own = [
-        Flag("output", str, "config.yaml", "file to write"),
-        Flag("text_paths", str, "", "packed files of text"),
-        Flag("code_paths", str, "", "packed files of code"),
-        Flag("eval_paths", str, "", "packed files to evaluate on, which are not trained on"),
+        Flag("output", setting.path, "config.yaml", "file to write"),
+        Flag("text_paths", _paths, "", "packed files of text"),
+        Flag("code_paths", _paths, "", "packed files of code"),
+        Flag("eval_paths", _paths, "", "packed files to evaluate on, which are not trained on"),
     ]
     given = parse(
         [*own, *(flag for _, flag in flags.values())],

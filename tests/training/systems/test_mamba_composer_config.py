@@ -260,6 +260,25 @@ def test_create_mamba_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         main(["--output=x.yaml", "--text_paths=d.npy", "--code_paths=e.npy"])
 
 
+def test_create_mamba_config_knows_the_home_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a comma, where no shell would put it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a", "b", "c", "fr"):
+        with PackedWriter(tmp_path / f"{name}.npy") as packed:
+            packed.write(range(60))
+    data = ("--text_paths=~/a.npy,~/b.npy", "--code_paths=~/c*.npy", "--eval_paths=~/fr.npy")
+    assert main([*data, "--output=~/made.yaml"]) == 0
+    made = file.read(tmp_path / "made.yaml").data
+    assert [one.path for one in made.parts] == [
+        f"{tmp_path}/{n}" for n in ("a.npy", "b.npy", "c*.npy")
+    ]
+    assert made.eval_paths == (HeldOut(path=f"{tmp_path}/fr.npy", label="fr"),)
+    with pytest.raises(RequestError, match=r"^--code_paths: must be a path, with \./ before a ~"):
+        main(["--code_paths=a.npy,~nobody-here/b.npy"])
+
+
 def test_data_that_training_refuses_to_evaluate_on_is_refused_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
