@@ -76,7 +76,7 @@ def _change(found: _Found, change: str) -> None:
         return
     try:
         value = yaml.safe_load(text) if text else ""
-    except yaml.YAMLError:
+    except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
         value = text
     if key == "schedule":  # as errors and the table of settings call it
         key = "schedule.name"

@@ -53,6 +53,7 @@ def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
     assert given.optim.schedule.name == "cosine"
     assert read(tmp_path, text, "schedule=linear").optim.schedule.name == "linear"
     assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=12e3").run.wandb_run_id == "12e3"
+    assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=2026-02-30").run.wandb_run_id
     assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
 
 

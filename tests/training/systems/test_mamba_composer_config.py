@@ -128,6 +128,20 @@ def test_the_systems_file_as_it_stands(tmp_path: Path) -> None:
         check_ranks(config, 12)
 
 
+def test_a_change_means_what_it_would_in_the_file(tmp_path: Path) -> None:
+    load(tmp_path)
+    path = tmp_path / "config.yaml"
+    trainer = file.read(path, ["trainer.save_interval=100ba"]).trainer
+    assert (trainer.save_interval, trainer.cp_interval) == ("100ba", "")
+    both = ["trainer.cp_interval=100ba", "trainer.save_interval=100ba"]
+    assert file.read(path, both).trainer.cp_interval == "100ba"
+    with pytest.raises(RequestError, match=r"trainer.cp_interval: checkpoints are saved each save"):
+        file.read(path, ["trainer.cp_interval=5ba", "trainer.save_interval=100ba"])
+    for empty in ("null", "~", ""):
+        assert file.read(path, [f"fsdp.process_group={empty}"]).fsdp.process_group == ""
+    assert file.read(path, ["fsdp.process_group=1e3"]).fsdp.process_group == "1e3"
+
+
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     data = {"data__eval_paths": [{"path": "/data/fr.valid.npy"}, {"path": "/x.npy", "label": "en"}]}
     config = load(tmp_path, **data, scheduler__name="cosine", data__code_percentage=...)

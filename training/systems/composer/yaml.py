@@ -98,6 +98,9 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
         name: dict(given) if isinstance(given, Mapping) else given
         for name, given in content.items()
     }
+    changed = {change.partition("=")[0] for change in changes}
+    if "trainer.save_interval" in changed and isinstance(found.get("trainer"), dict):
+        found["trainer"].pop("cp_interval", None)  # which means the same; a change of it counts
     for change in changes:
         place, equals, text = change.partition("=")
         section, dot, key = place.partition(".")
@@ -106,11 +109,12 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
         if not isinstance(found.setdefault(section, {}) or {}, Mapping):
             continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
-        # What is a text is meant as it stands: a folder may be called 1e3.
-        is_text = key in known and known[key].is_text
         try:
-            value = text if is_text else yaml.safe_load(text)
-        except yaml.YAMLError:
+            value = yaml.safe_load(text)
+        except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
+            value = text
+        # What is a text is meant as it stands: a folder may be called 1e3. But null is empty.
+        if key in known and known[key].is_text and not (value is None and known[key].default == ""):
             value = text
         found[section] = {**(found[section] or {}), key: value}
     return found
