@@ -88,6 +88,18 @@ def test_refusals(tmp_path: Path, change: dict[str, object], shown: str) -> None
     assert [line[:7] for line in done.stderr.splitlines()] == ["error: "]
 
 
+def test_a_run_that_is_longer_than_what_is_asked_for_is_refused(tmp_path: Path) -> None:
+    write_packed(tmp_path)
+    file = write(tmp_path / "config.yaml", settings(Path(), Path("save")))
+    assert run(0, file, cwd=tmp_path).returncode == 0
+    before = (tmp_path / "save" / "config.json").read_text()
+    done = run(0, file, "scheduler.t_max=4ba", cwd=tmp_path)
+    assert done.returncode == 2 and "done:" not in done.stdout
+    shown = "scheduler.t_max: 4 steps are less than the 6 steps of save/ep0-ba6-rank0.pt"
+    assert shown in done.stderr and "Traceback" not in done.stderr
+    assert (tmp_path / "save" / "config.json").read_text() == before
+
+
 def test_a_key_of_wandb_in_the_environment_ends_no_job(tmp_path: Path) -> None:
     """The library is missing here, which used to end the job before its first step."""
     write_packed(tmp_path)

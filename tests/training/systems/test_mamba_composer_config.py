@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -338,6 +339,15 @@ def test_the_folder_of_a_run(tmp_path: Path) -> None:
     assert said == [f"resuming from {save}/ep0-ba10-rank0.pt"]
     assert torch.load(save / checkpoints.LINK)["batch"] == 10
 
+    short = {"scheduler__t_warmup": "1ba", "scheduler__t_decay": "1ba"}
+    with pytest.raises(RequestError, match=r"^scheduler.t_max: 9 steps are less than the 10 steps"):
+        less = load(tmp_path, **short, scheduler__t_max="9ba")
+        checkpoints.prepare(less, save, 1000, 2, said.append)
+    # Half the tokens a step before: its 10 steps are 5 of these.
+    less = load(tmp_path, **short, scheduler__t_max=f"{9 * 896 * 4097}tok")
+    record = {"kind": "step", "step": 10, "tokens_seen": 10 * 448 * 4097}
+    (save / "metrics.jsonl").write_text(json.dumps(record) + "\n{cut off")
+    checkpoints.prepare(less, save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"has checkpoints, such as ep0-ba10-rank0.pt; let"):
         checkpoints.prepare(load(tmp_path, trainer__autoresume=False), save, 1000, 2, said.append)
     with pytest.raises(RequestError, match=r"^2 faults\n  - model.d_model: is 64, and 2688 in the"):

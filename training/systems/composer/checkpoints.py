@@ -7,16 +7,20 @@ again. A run that was killed in between would begin anew, or find a checkpoint t
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from training.config import lr_schedule
 from training.errors import RequestError, writing
+from training.loggers.jsonl import FILE
 from training.systems.composer.config import ComposerConfig
 from training.trainer.metrics import described
 
@@ -37,8 +41,8 @@ def prepare(
     """Make and check the folder of a run, and write its config.json; for rank 0 alone.
 
     The checkpoint that the run is to go on from, None for none. Raises RequestError for a folder
-    that cannot be written or has no room for a checkpoint, and for checkpoints of another model, or
-    any if the run is not to go on from them.
+    that cannot be written or has no room for a checkpoint, and for checkpoints of another model or
+    beyond the run's end, or any if the run is not to go on from them.
     """
     _require_room(folder, STATE_BYTES * parameters)
     newest = repair(folder)
@@ -49,6 +53,7 @@ def prepare(
         )
     if newest:
         _require_same_model(config, folder / CONFIG)
+        _require_no_later(config, newest)
         say(f"resuming from {newest}")
     record: dict[str, Any] = {
         "config": asdict(config),
@@ -84,12 +89,15 @@ def repair(folder: Path) -> Path | None:
 
 def checkpoints(folder: Path) -> list[Path]:
     """List the complete checkpoints, oldest first: the end of such a file is written last."""
-    found = {
-        int(name[1]): path
-        for path in folder.glob("*.pt")
-        if (name := _NAME.fullmatch(path.name)) and zipfile.is_zipfile(path)
-    }
-    return [found[batch] for batch in sorted(found)]
+    found = (path for path in folder.glob("*.pt") if _NAME.fullmatch(path.name))
+    return sorted((path for path in found if zipfile.is_zipfile(path)), key=_step)
+
+
+def _step(path: Path) -> int:
+    """Read the steps of a checkpoint from its name."""
+    name = _NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name[1])
 
 
 def _require_room(folder: Path, needed: int) -> None:
@@ -109,6 +117,28 @@ def _require_room(folder: Path, needed: int) -> None:
             f"trainer.save_folder: {folder} has {free:,} bytes free, and a checkpoint takes "
             f"{needed:,}"
         )
+
+
+def _require_no_later(config: ComposerConfig, newest: Path) -> None:
+    """Raise RequestError if the run ends before its checkpoint: Composer would call that done."""
+    step = done = _step(newest)
+    if lr_schedule.duration(config.scheduler.t_max)[1] == "tok":
+        # Earlier steps may have had another number of tokens, which are what counts then.
+        done = math.ceil(_tokens(newest.parent, step, config) / config.tokens_per_step)
+    if done > config.num_steps:
+        raise RequestError(
+            f"scheduler.t_max: {config.num_steps} steps are less than the {step} steps of {newest}"
+        )
+
+
+def _tokens(folder: Path, step: int, config: ComposerConfig) -> int:
+    """Find the tokens up to a step in the run's records, or take all its steps for alike."""
+    with suppress(OSError, ValueError, KeyError):
+        for line in (folder / FILE).read_text().splitlines():
+            record = json.loads(line)
+            if record["kind"] == "step" and record["step"] == step:
+                return int(record["tokens_seen"])
+    return step * config.tokens_per_step
 
 
 def _require_same_model(config: ComposerConfig, path: Path) -> None:

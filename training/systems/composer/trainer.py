@@ -58,11 +58,11 @@ def run(config: ComposerConfig) -> int:
         _together(lambda: claim.take(say))
         prepare = partial(folders.prepare, config, folder, parameters, world_size, say)
         newest = dist.all_gather_object(_together(lambda: prepare() if is_first else None))[0]
-        step = _train(config, folder, newest, data, device, console, claim)
-    if step < config.num_steps:
+        step, is_done = _train(config, folder, newest, data, device, console, claim)
+    if not is_done:
         say(f"asked to stop after step {step}: saved; start it again to go on")
         return SAVED
-    say(f"done: {config.num_steps:,} steps; python -m training.generate {folder} --prompt=...")
+    say(f"done: {step:,} steps; python -m training.generate {folder} --prompt=...")
     return 0
 
 
@@ -74,10 +74,11 @@ def _train(
     device: torch.device,
     console: Console,
     claim: RunLease,
-) -> int:
+) -> tuple[int, bool]:
     """Train on data that was opened, in a folder that was prepared, from its newest checkpoint.
 
-    The last step that was taken, before the end if the run was asked to stop. Raises TrainingError.
+    The last step that was taken, and whether the run is at its end, which it is not if it was asked
+    to stop. Raises TrainingError.
     """
 
     def say(text: str) -> None:
@@ -110,9 +111,10 @@ def _train(
         load_path=str(newest) if newest else None,
         seed=SEED,
     )
+    state, end = trainer.state, trainer.state.max_duration  # which a stop brings forward
     try:
         _fit(trainer)
-        return int(trainer.state.timestamp.batch)
+        return int(state.timestamp.batch), bool(state.timestamp >= end)
     finally:
         trainer.close()
 
