@@ -97,6 +97,20 @@ def test_a_longer_run_reads_on_and_other_data_is_reported(tmp_path: Path) -> Non
     assert "WARNING: data: it was trained on other data" in other and "step 7/7" in other
 
 
+def test_checkpoints_of_earlier_starts_count_among_those_that_are_kept(tmp_path: Path) -> None:
+    write_packed(tmp_path)
+    make = partial(settings, tmp_path, tmp_path / "save", scheduler__t_decay="1ba")
+    files = []
+    for keep, length in ((-1, 3), (2, 5), (2, 6)):
+        given = make(scheduler__t_max=f"{length}ba", trainer__save_interval="1ba")
+        given["trainer"]["save_num_checkpoints_to_keep"] = keep
+        files.append(write(tmp_path / f"{length}.yaml", given))
+    done = run(0, *files, program=PROGRAM)
+    assert done.returncode == 0, done.stderr
+    kept = {path.name for path in (tmp_path / "save").glob("ep*.pt")}
+    assert kept == {"ep0-ba5-rank0.pt", "ep0-ba6-rank0.pt"}
+
+
 def _state(path: Path) -> dict[str, Any]:
     """Give what the data set gave a checkpoint."""
     held = torch.load(path, weights_only=False)

@@ -111,6 +111,9 @@ def _train(
         load_path=str(newest) if newest else None,
         seed=SEED,
     )
+    if newest and dist.get_global_rank() == 0:
+        # Composer itself removes only what the same process has saved.
+        trainer.saved_checkpoints[:0] = [str(path) for path in folders.checkpoints(folder)]
     state, end = trainer.state, trainer.state.max_duration  # which a stop brings forward
     try:
         _fit(trainer)
