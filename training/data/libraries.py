@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from training.data.zst import read_zst_whole
 from training.errors import RequestError
 
 IMAGES = (
@@ -35,11 +36,12 @@ def missing(names: str, what: str, error: ImportError) -> RequestError:
 def datasets_library(what: str) -> Any:
     """Import the library datasets, so that it is quiet and never runs code that comes with a set.
 
-    Raises RequestError as library() does.
+    It reads files in .zst to their end, too. Raises RequestError as library() does.
     """
     datasets = library("datasets", what)
     # Releases before 4 run a set's own code unless asked not to.
     datasets.config.HF_DATASETS_TRUST_REMOTE_CODE = False
     # What goes wrong is reported by its caller, in one line.
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
+    read_zst_whole()
     return datasets
