@@ -107,7 +107,7 @@ class Lines:
         convert: bool = True,
     ) -> None:
         self.seq_length, self._seed, self._document_end = seq_length, seed, document_end
-        paths, own = _found(Path(folder))
+        paths, own = find_lines(Path(folder))
         self._parts = converted(paths, Path(cache) if cache else own / CACHE, convert=convert)
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
@@ -190,7 +190,7 @@ def converted(paths: list[Path], cache: Path, *, convert: bool = True) -> list[C
     return [part for part in parts if part is not None]
 
 
-def _found(given: Path) -> tuple[list[Path], Path]:
+def find_lines(given: Path) -> tuple[list[Path], Path]:
     """Find the files of a folder, or those of it that a pattern of names means; and the folder."""
     patterns: tuple[str, ...] = PATTERNS
     folder = given

@@ -15,8 +15,9 @@ import torch
 
 from training.config.config import Config
 from training.config.sections import STREAM
-from training.data.arrow import Arrow, split_folder
+from training.data.arrow import Arrow
 from training.data.base import DataFeed, Sample, Samples, begun
+from training.data.held_out import require_held_out
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
 from training.data.mixture import Mixture, listed
@@ -177,7 +178,10 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
         if training and (data.n_samples_to_skip or data.position_weighting):
             name = "n_samples_to_skip" if data.n_samples_to_skip else "position_weighting"
             raise RequestError(f"{name}: a stream has none; tokenize it to a set on disk or packed")
-        return open_shards(config, setting)
+        shards = open_shards(config, setting)
+        if not training:
+            require_held_out(config, shards)
+        return shards
     samples = open_samples(
         path,
         data.seq_length,
@@ -191,20 +195,8 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
         convert=convert,
     )
     if not training:
-        trained = _sets_on_disk(data.dataset_path, data.dataset_split)
-        for held_out in _sets_on_disk(path, data.eval_split):
-            if any(held_out.samefile(one) for one in trained):
-                raise RequestError(f"{setting}: {held_out} is trained on; hold another set out")
+        require_held_out(config, samples)
     return samples
-
-
-def _sets_on_disk(path: str, split: str) -> list[Path]:
-    """Find the folders of the sets on disk that a source reads, be it one or a mixture of some."""
-    kind, _, rest = path.partition(":")
-    paths = [path]
-    if kind == "mixture" and rest:
-        paths = [entry.path for entry in listed(Path(rest)) if entry.weight > 0]
-    return [split_folder(one, split) for one in paths if Path(one).is_dir()]
 
 
 def open_data(

@@ -64,7 +64,7 @@ def start(save: Path, data: str, restart: int) -> Iterator[subprocess.Popen[str]
         "--batch_size=4",
         "--learning_rate=3e-3",
         f"--dataset_path={data}",
-        f"--eval_dataset_path={data}",
+        f"--eval_dataset_path={write_text(save.with_name('held'))}",
         "--eval_batches=1",
         "--eval_interval=40",
         f"--save_ckpt_path={save}",

@@ -10,7 +10,7 @@ import pytest
 
 from tests.training.data.test_stream import config
 from tests.training.support.runs import TINY, run, write_text
-from training.config.config import DataConfig
+from training.config.config import Config, DataConfig
 from training.data.packed import PackedWriter
 from training.data.sources import open_evaluation, open_feed
 from training.errors import RequestError
@@ -97,3 +97,45 @@ def test_an_evaluation_is_the_same_on_any_ranks(tmp_path: Path) -> None:
         given += [line for line in lines if line["kind"] == "evaluation"]
     assert [one["tokens"] for one in given] == [11 * 17, 11 * 17]
     assert given[0]["loss"] == pytest.approx(given[1]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["text", "packed", "lines", "set", "mixture"])
+def test_what_is_trained_on_is_not_held_out(tmp_path: Path, kind: str) -> None:
+    """By its files, whatever the kinds and patterns: all of it or some."""
+    path = held_out(tmp_path / "one", "text" if kind == "mixture" else kind)
+    other = held_out(tmp_path / "two", "text")
+    (tmp_path / "link").symlink_to(tmp_path / "one")
+    both = tmp_path / "both.yaml"
+    both.write_text(json.dumps([{"path": one, "weight": 1} for one in (other, path)]))
+    if kind == "mixture":
+        path = f"mixture:{both}"
+    linked = path.replace("/one/", "/link/")
+    linked = linked.replace("/one", "/link")
+    for train, held in ((path, path), (path, linked), (f"mixture:{both}", path)):
+        with pytest.raises(RequestError, match=r"^eval_dataset_path: .*/.* is trained on; hold"):
+            open_evaluation(asked(train, held), 0, 1)
+    assert kind == "mixture" or open_evaluation(asked(other, path), 0, 1)
+
+
+def test_a_part_of_what_is_trained_on_is_not_held_out(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text("some text " * 9)
+    a, b = (f"text:{tmp_path}/{name}.txt" for name in "ab")
+    with pytest.raises(RequestError, match=rf"^eval_dataset_path: {tmp_path}/a.txt is trained on"):
+        open_evaluation(asked(a, f"text:{tmp_path}/*.txt"), 0, 1)
+    with pytest.raises(RequestError, match=rf"^eval_dataset_path: {tmp_path}/a.txt is trained on"):
+        stream = DataConfig(
+            dataset_path=a,
+            eval_dataset_path=f"stream:{tmp_path}/*.txt",
+            seq_length=LENGTH,
+            batch_size=1,
+            tokenizer="bytes",
+        )
+        open_evaluation(config(stream), 0, 1)
+    assert open_evaluation(asked(a, b), 0, 1)
+
+
+def asked(train: str, held: str) -> Config:
+    return config(
+        DataConfig(dataset_path=train, eval_dataset_path=held, seq_length=LENGTH, batch_size=1)
+    )

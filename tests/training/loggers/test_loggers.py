@@ -53,7 +53,7 @@ def test_tensorboard_shows_one_history_of_a_run_that_was_cut_off(
     tmp_path: Path, start: Start
 ) -> None:
     save, events = tmp_path / "save", tmp_path / "events"
-    flags = (f"--tensorboard_dir={events}", f"--eval_dataset_path=text:{tmp_path}/text/*.txt")
+    flags = (f"--tensorboard_dir={events}", f"--eval_dataset_path={write_text(tmp_path / 'held')}")
     start(15, *flags)
     (save / "checkpoints" / "step_15_ckp").rename(tmp_path / "lost")  # resumes from step 10
     start(20, *flags)

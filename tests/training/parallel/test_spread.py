@@ -144,9 +144,10 @@ def test_an_evaluation_is_reported_and_changes_nothing(
     tmp_path: Path, data: str, alone: Any
 ) -> None:
     found = []
+    held_out = write_text(tmp_path / "held")
     for ranks in (0, 2):
         save = tmp_path / str(ranks)
-        flags = (f"--eval_dataset_path={data}", "--eval_interval=2", "--eval_batches=3")
+        flags = (f"--eval_dataset_path={held_out}", "--eval_interval=2", "--eval_batches=3")
         batch = GLOBAL_BATCH // max(1, ranks)
         assert train(save, data, ranks, batch, STEPS, *flags) == pytest.approx(alone, abs=1e-5)
         lines = map(json.loads, (save / "metrics.jsonl").read_text().splitlines())

@@ -134,7 +134,8 @@ def test_a_checkpoint_goes_on_with_another_degree(
 
 
 def test_an_evaluation_counts_each_token_once(tmp_path: Path, data: str) -> None:
-    flags = (f"--eval_dataset_path={data}", "--eval_batches=2", "--model_name=llama-tiny")
+    held_out = write_text(tmp_path / "held")
+    flags = (f"--eval_dataset_path={held_out}", "--eval_batches=2", "--model_name=llama-tiny")
     train(tmp_path / "one", data, 0, GLOBAL_BATCH, 1, *flags)
     train(tmp_path / "two", data, 2, GLOBAL_BATCH, 1, *flags, "--tensor_parallel=2")
     one, two = (

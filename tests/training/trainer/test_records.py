@@ -35,7 +35,8 @@ def test_every_kind_of_record_and_what_ran(
 ) -> None:
     monkeypatch.setenv("IMAGE", "/fsx/some.sqsh")
     data, save = write_text(tmp_path / "text"), tmp_path / "run"
-    flags = ("--report_interval=2", "--checkpoint_interval=2", f"--eval_dataset_path={data}")
+    held_out = write_text(tmp_path / "held")
+    flags = ("--report_interval=2", "--checkpoint_interval=2", f"--eval_dataset_path={held_out}")
     train(save, data, 2, 3, 4, *flags, f"--async_checkpoint={background}")
     found = [json.loads(line) for line in (save / "metrics.jsonl").read_text().splitlines()]
     kinds: dict[str, list[dict[str, Any]]] = {}

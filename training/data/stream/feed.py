@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import accumulate, count, islice
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +30,7 @@ from training.config.sections import STREAM
 from training.data.base import BatchPart, Gather, Sample, batched, begun
 from training.data.sampler import OTHER_DATA, shuffled
 from training.data.splits import NoSplit
-from training.data.stream.shards import Shards, find_local
+from training.data.stream.shards import Shards
 from training.data.tokenize.tokenizer import Encoder, Ids, Tokenizer, open_tokenizer
 from training.errors import RequestError, TrainingError
 from training.ops.loss import IGNORED
@@ -196,8 +195,6 @@ def open_shards(config: Config, setting: str) -> Shards:
         shards.tried(lambda: next(shards.read(0, 0), None))
         for line in shards.described():
             log.info(f"{setting}: {line}")
-        if not training:
-            _require_held_out(shards, config)
     except NoSplit as error:
         raise RequestError(f"{split_setting}: {error}") from error
     except RequestError as error:
@@ -231,26 +228,6 @@ def stream_of(config: Config, setting: str, shards: Shards, rank: int, world_siz
         world_size=world_size,
         accumulation=accumulation,
     )
-
-
-def _require_held_out(shards: Shards, config: Config) -> None:
-    """Refuse to evaluate on what is trained on. Raises RequestError."""
-    data = config.data
-    if not data.dataset_path.startswith(STREAM):
-        return
-    name = data.dataset_path.removeprefix(STREAM)
-    trained = find_local(name, data.dataset_config)
-    shared: set[str] = set()
-    if trained and shards.local:
-        seen, held_out = (
-            {str(Path(file).resolve()) for file in local.splits.get(split, ())}
-            for local, split in ((trained, data.dataset_split), (shards.local, shards.split))
-        )
-        shared = seen & held_out
-    elif (name, data.dataset_split) == (shards.name, shards.split):
-        shared = {f"split {shards.split!r} of {name}"}
-    if shared:
-        raise RequestError(f"{min(shared)} is trained on; hold other files or another split out")
 
 
 def _tokenizer(name: str) -> Tokenizer:

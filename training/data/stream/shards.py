@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -136,6 +136,11 @@ class Shards:
     @property
     def is_saved(self) -> bool:
         return self.local is not None and self.local.is_saved
+
+    @property
+    def files(self) -> Sequence[str]:
+        """The files of the split; none of a set of the hub, of which they are not known."""
+        return self._files
 
     def described(self) -> list[str]:
         """Say what is read, and what the user may not expect of it."""
