@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,34 @@ def texts(path: str, *, batch: int = 4, **more: Any) -> list[str]:
             lanes[number] = lanes[number] or chr(row[0])
             lanes[number] += "".join(chr(target) for target in targets if target >= 0)
     return lanes
+
+
+def test_opening_one_of_many_files_does_not_take_looking_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library's list of files is split by the root of their number, twice, for each."""
+    from datasets import IterableDataset, iterable_dataset
+
+    if not hasattr(IterableDataset, "shard"):
+        pytest.skip("this release of datasets splits the whole list for each file")
+    count = 100
+    for number in range(count):
+        (tmp_path / f"{number:03}.txt").write_text(f"text {number}")
+    opened = shards.Shards(str(tmp_path), "", "train", 0)
+    assert opened.count == count
+    seen, split = [], iterable_dataset._split_gen_kwargs
+
+    def counted(gen_kwargs: Any, max_num_jobs: int) -> Any:
+        seen.append(max_num_jobs)
+        return split(gen_kwargs, max_num_jobs)
+
+    monkeypatch.setattr(iterable_dataset, "_split_gen_kwargs", counted)
+    read = [text for number in range(count) for text in opened.read(number, 0)]
+    assert read == [f"text {number}" for number in range(count)]
+    assert sum(seen) < 7 * count * math.isqrt(count)
+    again = pickle.loads(pickle.dumps(opened))
+    assert list(again.read(count - 1, 0)) == [f"text {count - 1}"]
+    assert len(pickle.dumps(opened)) < 1.1 * len(pickle.dumps(again)), "groups are not sent"
 
 
 @pytest.mark.parametrize("files", [1, 3, 9])

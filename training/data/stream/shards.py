@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -119,6 +120,7 @@ class Shards:
         self.split = split
         self._files = list(self.local.files(split)) if self.local else []
         self._set = self._open(config, split)
+        self._groups: dict[int, Any] = {}
         names = [file.rpartition("/")[2] for file in self._files]
         if self.is_saved:
             # Sent to another process, the library's own set would have all its files opened there.
@@ -128,6 +130,9 @@ class Shards:
         else:
             self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
         self.fingerprint = f"{names or name} {config} {split} {self.count}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_groups": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         _library()
@@ -184,12 +189,25 @@ class Shards:
             each, more = divmod(len(self._set), self.count)
             begin = each * shard + min(shard, more)
             return self._set.rows(begin, begin + each + (shard < more), DOCUMENTS_AT_ONCE)
-        from datasets.distributed import split_dataset_by_node
-
-        # As many nodes as shards: each has one.
-        own = split_dataset_by_node(self._set, rank=shard, world_size=self.count)
-        found: Iterator[Any] = own.with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE)
+        found: Iterator[Any] = (
+            self._own(shard).with_format("arrow").iter(batch_size=DOCUMENTS_AT_ONCE)
+        )
         return found
+
+    def _own(self, shard: int) -> Any:
+        """Make a set of a shard alone."""
+        if not hasattr(self._set, "shard"):  # earlier releases of datasets
+            from datasets.distributed import split_dataset_by_node
+
+            # As many nodes as shards: each has one.
+            return split_dataset_by_node(self._set, rank=shard, world_size=self.count)
+        # The library divides the whole list of files for each part, so it is divided twice.
+        groups = math.isqrt(self.count)
+        number, place = shard % groups, shard // groups
+        if number not in self._groups:
+            self._groups[number] = self._set.shard(groups, number, contiguous=False)
+        group = self._groups[number]
+        return group.shard(group.num_shards, place, contiguous=False)
 
     def _texts(self, table: Any, shard: int) -> list[Any]:
         if TEXT not in table.column_names:
