@@ -120,7 +120,7 @@ def _has_split(settings: Mapping[str, Any]) -> bool:
     name = source.removeprefix(STREAM)
     if name == source:
         return (Path(source) / "dataset_dict.json").is_file()
-    if "://" not in name and not is_local(name):
+    if not is_local(name):
         return True  # sets of the hub have splits, or it says that they have none
     try:
         return bool(find(name, settings["dataset_config"]).files(settings["eval_split"]))

@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from training.data.libraries import datasets_library
+from training.data.remote import is_url
 from training.errors import RequestError
 
 BUILDERS = {
@@ -124,8 +125,11 @@ class LocalTexts:
 
 
 def is_local(name: str) -> bool:
-    """Whether files are meant, which may be missing, rather than a set of the hub."""
-    return Path(name).exists() or has_magic(name) or name.startswith((".", "/", "~"))
+    """Whether files or URLs are meant, which may be missing, rather than a set of the hub."""
+    return is_url(name) or any(
+        Path(one).exists() or has_magic(one) or one.startswith((".", "/", "~"))
+        for one in (name, *name.split(","))
+    )
 
 
 def find(name: str, config: str = "") -> LocalTexts:
@@ -134,7 +138,7 @@ def find(name: str, config: str = "") -> LocalTexts:
     config: which configuration of a folder that has several. Raises RequestError where there is
     nothing, or what belongs together is not known.
     """
-    if "://" in name:
+    if is_url(name):
         return _of_files(name, name.split(","), config)
     path = Path(name).expanduser()
     for mark in ("dataset_dict.json", "state.json"):

@@ -296,7 +296,7 @@ def test_a_split_is_read_once_an_epoch_and_gone_on_with(
     assert test_stream.rows([again], 20) == test_stream.rows([one], 20)
 
 
-def test_files_with_commas_between(tmp_path: Path) -> None:
+def test_files_with_commas_between(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By name or pattern, in the order that is asked for, each once; all have to be there."""
     folder = write(tmp_path / "mine", "b,c.jsonl", "x/a.jsonl", "y/one.jsonl", "y/two.jsonl")
     y, a = f"{folder}/y/*.jsonl", f"{folder}/x/a.jsonl"
@@ -304,6 +304,8 @@ def test_files_with_commas_between(tmp_path: Path) -> None:
     assert find(f"{y},{a},{a}").files("train") == tuple(files)
     assert Shards(f"{y},{a}", "", "train", 0).count == 3
     assert find(f"{folder}/b,c.jsonl").files("train") == (f"{folder}/b,c.jsonl",)
+    monkeypatch.chdir(folder)
+    assert Shards("x/a.jsonl,y/one.jsonl", "", "train", 0).count == 2, "relative names, too"
     with pytest.raises(RequestError, match=rf"^no file matches {folder}/none.jsonl$"):
         find(f"{a},{folder}/none.jsonl")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.web_servers import serving
 from tests.training.support.tokenizing import (
     END,
     SOURCE,
@@ -128,6 +129,21 @@ def test_a_tokenizers_own_beginning_and_end_are_kept(place: Path, tmp_path: Path
         ids = Encoder(tokenizer, append_eos=True).encode(["one text"]).tolist()
         assert ids.count(tokenizer.eos) == count and ids[-1] == tokenizer.eos
         assert (ids[0] == special[0][1]) == template.startswith("<s>")
+
+
+def test_files_at_urls_are_tokenized(
+    place: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    with serving() as web:
+        for number, text in enumerate(texts):
+            web.files[f"/{number}.txt"] = text.encode()
+        names = ",".join(f"{web.url}{path}" for path in web.files)
+        made = make(place, names, tmp_path / "set", "--seq_len=128")
+        assert rows(made) == expected(place, texts, 128)
+        with pytest.raises(RequestError, match=r"^--dataset: .*none.txt cannot be read: "):
+            make(place, f"{web.url}/none.txt", tmp_path / "none")
 
 
 def test_large_sets_are_of_several_files(

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from training.config.sections import STREAM
 from training.data.files import ArrowFiles
 from training.data.libraries import datasets_library
+from training.data.remote import is_url
 from training.data.splits import (
     TEXT,
     TRAIN,
@@ -158,7 +159,7 @@ class Shards:
 
     def is_here(self) -> bool:
         """Tell whether the files are on this machine too, by one; at URLs they are."""
-        return not self._files or "://" in self._files[0] or Path(self._files[0]).is_file()
+        return not self._files or is_url(self._files[0]) or Path(self._files[0]).is_file()
 
     def backoff(self) -> Backoff:
         return Backoff(self.name, self.retries)
@@ -266,7 +267,7 @@ class Shards:
 def find_local(name: str, config: str) -> LocalTexts | None:
     """Find what is local or at URLs; None for a set of the hub. Raises RequestError."""
     _library()
-    return find(name, config) if "://" in name or is_local(name) else None
+    return find(name, config) if is_local(name) else None
 
 
 def _library() -> Any:

@@ -42,7 +42,9 @@ def _sample_by(text: str) -> str:
 
 
 SOURCE_FLAGS = (
-    Flag("dataset", str, None, "folder or pattern of files, a set on disk, or a set of the hub"),
+    Flag(
+        "dataset", str, None, "folder, pattern or URL of files, a set on disk, or a set of the hub"
+    ),
     Flag(
         "dataset_config",
         str,

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from training.data.libraries import datasets_library
+from training.data.remote import is_url
 from training.data.splits import NoSplit, find, is_local
 from training.errors import RequestError, TrainingError
 
@@ -133,7 +134,8 @@ def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
 
 def _check_sizes(files: Sequence[str]) -> None:
     for path in files:
-        if ".txt" in PurePosixPath(path).suffixes and Path(path).stat().st_size > LARGEST_TEXT:
+        is_text = ".txt" in PurePosixPath(path).suffixes and not is_url(path)
+        if is_text and Path(path).stat().st_size > LARGEST_TEXT:
             raise RequestError(
                 f"{path} is over 2 GiB, too large for one document; "
                 f"use --sample_by=paragraph or line"
