@@ -48,7 +48,8 @@ class DataConfig:
     )
     data_cache: str = setting(
         "",
-        "folder that data at a URL (s3://...) is copied to; empty: one for temporary files",
+        "folder for copies of data at URLs (s3://...; empty: one for temporary files), and for "
+        "lines: whose own folder is read-only",
         is_path=True,
     )
     dataset_config: str = setting("", "stream: a set's configuration, such as en")

@@ -88,9 +88,10 @@ class Lines:
     a document, which begins after the padding before it; with a `document_end` it is several, each
     of which ends with that token.
 
-    The cache is CACHE in the folder, or another folder. shuffled: lines are read in random order.
-    Raises RequestError for a folder without files or lines, a cache that cannot be written, and a
-    bad line, by its file and number; without `convert` NotConverted where files have yet to be.
+    The cache is `cache`, or CACHE in the folder, or where that cannot be made, a folder in
+    `data_cache`, if there is one. shuffled: lines are read in random order. Raises
+    RequestError for a folder without files or lines, a cache that cannot be written, and a bad
+    line, by its file and number; without `convert` NotConverted where files have yet to be.
     """
 
     knows_documents = True
@@ -102,13 +103,16 @@ class Lines:
         *,
         seed: int,
         cache: str | Path | None = None,
+        data_cache: str = "",
         document_end: int = -1,
         shuffled: bool = False,
         convert: bool = True,
     ) -> None:
         self.seq_length, self._seed, self._document_end = seq_length, seed, document_end
         paths, own = find_lines(Path(folder))
-        self._parts = converted(paths, Path(cache) if cache else own / CACHE, convert=convert)
+        self._parts = converted(
+            paths, Path(cache) if cache else _cache_of(own, data_cache), convert=convert
+        )
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
             raise RequestError(f"{folder}: its files have no lines; write some")
@@ -168,13 +172,25 @@ class Lines:
         return self._maps.read(part.path, TOKEN, place, end - begin, part.size)
 
 
+def _cache_of(folder: Path, data_cache: str) -> Path:
+    """Give where the converted files of a folder are."""
+    cache = folder / CACHE
+    if data_cache:
+        try:
+            cache.mkdir(exist_ok=True)
+        except OSError:  # the data may be read-only
+            digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+            return Path(data_cache, f"{CACHE}-{digest}")
+    return cache
+
+
 def converted(paths: list[Path], cache: Path, *, convert: bool = True) -> list[Converted]:
     """Find or make the converted form of each file; without `convert`, raise NotConverted."""
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RequestError(
-            f"{cache}: cannot be made: {error.strerror}; give another cache folder"
+            f"{cache}: cannot be made: {error.strerror}; name a folder for it by data_cache"
         ) from error
     places = [_place(path, cache) for path in paths]
     parts = [_read(place) for place in places]

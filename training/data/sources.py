@@ -193,6 +193,7 @@ def open_source(config: Config, setting: str, *, convert: bool = True) -> Source
         document_end=data.document_end,
         shuffled=training,
         convert=convert,
+        data_cache=data.data_cache,
     )
     if not training:
         require_held_out(config, samples)
@@ -295,10 +296,12 @@ def open_samples(
     document_end: int = -1,
     shuffled: bool = False,
     convert: bool = True,
+    data_cache: str = "",
 ) -> Samples:
     """Open a source by its kind, for a model's vocabulary. Raises RequestError naming the setting.
 
-    shuffled: a Reader will read it in random order. convert: see training.data.lines.Lines.
+    shuffled: a Reader will read it in random order. convert, data_cache: see
+    training.data.lines.Lines.
 
     text:GLOB           files as bytes
     packed:GLOB         packed tokens, 16 bits of id and 14 of position; packed-17/13:GLOB
@@ -331,6 +334,7 @@ def open_samples(
                 document_end=document_end,
                 shuffled=shuffled,
                 convert=convert,
+                data_cache=data_cache,
             )
         if path == "synthetic:":
             return Synthetic(seq_length, vocab_size, seed=seed)
@@ -341,6 +345,7 @@ def open_samples(
                 split,
                 document_end,
                 convert,
+                data_cache,
             )
         if Path(path).is_dir():
             return Arrow(path, seq_length, split, document_end)
@@ -364,6 +369,7 @@ def _mixture(
     split: str,
     document_end: int,
     convert: bool,
+    data_cache: str,
 ) -> Mixture:
     """Open the sources that a file lists. Raises RequestError naming the file and the entry."""
     sources = []
@@ -374,6 +380,7 @@ def _mixture(
             split=split,
             document_end=document_end,
             convert=convert,
+            data_cache=data_cache,
         )
         sources.append(Part(name=path, samples=samples, weight=weight, order=order))
     if position_weighting and not any(_is_packed(source.name) for source in sources):

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.mounts import mounting
+from tests.training.support.runs import TINY, command
 from training.data import lines
 from training.data.lines import Converted, Lines
 from training.errors import RequestError, TrainingError
@@ -147,6 +149,31 @@ def test_a_whole_cache_needs_no_right_to_write(folder: Path) -> None:
     again = Lines(folder, 4, seed=0)
     assert every(again) == rows
     assert not list((folder / ".lines").glob(".*"))
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("has_cache", [True, False])
+def test_data_that_is_read_only_is_converted_in_data_cache(
+    folder: Path, tmp_path: Path, has_cache: bool
+) -> None:
+    read_only = (
+        f"mount --bind {folder} {folder} && mount -o remount,bind,ro,nosuid,nodev {folder}"
+        ' && exec "$0" "$@"'
+    )
+    cache = (f"--data_cache={tmp_path}/cache",) if has_cache else ()
+    flags = (f"--dataset_path=lines:{folder}", f"--save_ckpt_path={tmp_path}/run", *cache)
+    asked = command(0, *TINY, "--vocab_size=512", "--batch_size=2", "--num_steps=1", *flags)
+    done = subprocess.run(
+        [*mounting(), "sh", "-ec", read_only, *asked],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    if has_cache:
+        assert done.returncode == 0, done.stderr
+        assert len(list((tmp_path / "cache").glob(".lines-*/[abc].json*"))) == 3
+    else:
+        assert done.returncode == 2 and "cannot be made: Read-only file system; name" in done.stderr
 
 
 @pytest.mark.processes
@@ -282,7 +309,7 @@ def test_folders_without_data(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="its files have no lines"):
         Lines(tmp_path, 4, seed=0)
     (tmp_path / "file").write_text("")
-    with pytest.raises(RequestError, match=r"cannot be made: .*give another cache folder"):
+    with pytest.raises(RequestError, match=r"cannot be made: .*name a folder for it by data_cache"):
         Lines(tmp_path, 4, seed=0, cache=tmp_path / "file" / "cache")
 
 
