@@ -14,9 +14,10 @@ import argparse
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from training.cli import Parser
+from training.cli import Parser, with_home
 from training.config.config import (
     Config,
     DataConfig,
@@ -149,7 +150,7 @@ def parse(
             text = text[0]
         if text is not None:
             try:
-                values[flag.name] = flag.read(text)
+                values[flag.name] = flag.read(with_home(text) if flag.read is Path else text)
             except ValueError as error:
                 found.append(f"--{flag.name}: must be {error}, not {text!r}")
             if flag.choices and text not in (*flag.choices, flag.default):

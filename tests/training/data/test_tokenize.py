@@ -23,6 +23,7 @@ from tests.training.support.tokenizing import (
 )
 from tests.training.support.tokenizing import place_fixture as place_fixture
 from training.data.arrow import Arrow
+from training.data.pack import pack
 from training.data.tokenize import blocks
 from training.data.tokenize import tokenizer as encoder
 from training.data.tokenize.__main__ import tokenize
@@ -144,6 +145,23 @@ def test_files_at_urls_are_tokenized(
         assert rows(made) == expected(place, texts, 128)
         with pytest.raises(RequestError, match=r"^--dataset: .*none.txt cannot be read: "):
             make(place, f"{web.url}/none.txt", tmp_path / "none")
+
+
+def test_paths_may_begin_with_the_home_folder(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell leaves --name=~/x as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bpe").symlink_to(place / "bpe")
+    (tmp_path / "texts").mkdir()
+    write_txt(tmp_path / "texts", ["some words " * 99])
+    asked = ("--dataset=~/texts", "--tokenizer=~/bpe", "--num_proc=1")
+    tokenize([*asked, "--save_path=~/set", "--seq_len=16"])
+    pack([*asked, "--save_path=~/packed.npy"])
+    assert (tmp_path / "set").is_dir() and (tmp_path / "packed.npy").is_file()
+    with pytest.raises(RequestError, match=r"--save_path: must be a path, with \./ before a ~"):
+        tokenize([*asked, "--save_path=~no-such-user/set"])
 
 
 def test_large_sets_are_of_several_files(

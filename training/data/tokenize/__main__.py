@@ -18,7 +18,7 @@ from typing import Any
 from training.cli import run_command
 from training.config.flags import Flag, parse
 from training.config.sections import DataConfig
-from training.config.setting import boolean, integer
+from training.config.setting import boolean, integer, path
 from training.data.splits import TOKENIZER
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
 from training.data.tokenize.tokenizer import Tokenizer, open_tokenizer
@@ -62,7 +62,7 @@ SOURCE_FLAGS = (
     ),
     Flag(
         "tokenizer",
-        str,
+        path,
         TOKENIZER,
         "a tokenizer.json or its folder, 'bytes', or a name of the hub",
     ),
