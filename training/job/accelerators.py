@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from training.errors import RequestError
-from training.job.machine.devices import parse_cores
+from training.job.machine.devices import named_gpus, parse_cores
 from training.job.node import Node
 from training.job.types import GIVEN, Decision, count
 
@@ -73,7 +73,7 @@ def _cuda(
         why = _many(seen, name) if seen else Usable.why
         kind = "cuda" if seen else ""
         return Usable(kind=kind, count=seen, why=why, places=places, warnings=warnings)
-    words = [one.strip() for one in named.split(",") if one.strip()]
+    words = named_gpus(named)
     if not words:
         return Usable(warnings=warnings)
     if len(words) > seen > 0:

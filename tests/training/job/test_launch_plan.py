@@ -201,6 +201,16 @@ def test_a_name_of_this_machine_that_means_loopback() -> None:
     assert look_at_node(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
 
 
-@pytest.mark.parametrize(("visible", "count"), [("0,1,5", 3), ("", 1), ("GPU-6a,GPU-7b", 2)])
+@pytest.mark.parametrize(
+    ("visible", "count"),
+    [("0,1,5", 3), ("GPU-6a, MIG-7b", 2), ("0,-1,1", 1), ("0,1,", 2)],
+)
 def test_only_the_visible_gpus_count(visible: str, count: int) -> None:
     assert plan({"CUDA_VISIBLE_DEVICES": visible}, GPUS).processes == count
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", "NoDevFiles", "-1,0"])
+def test_gpus_that_are_hidden_do_not_count(hidden: str) -> None:
+    for node in (GPUS, CPU):
+        shown = plan({"CUDA_VISIBLE_DEVICES": hidden}, node).block()
+        assert re.search("NPROC_PER_NODE +1 +no GPU", shown)

@@ -12,7 +12,7 @@ import pytest
 
 from training.job.plan import Job
 from training.job.preflight import checks_local, checks_network, workers
-from training.job.preflight.checks_accelerator import check_chips, check_gpus
+from training.job.preflight.checks_accelerator import check_chips, check_gpus, has_gpus
 from training.job.preflight.checks_network import BadNodes, SharedFolder, check_efa
 from training.job.preflight.finding import run_check
 from training.job.preflight.workers import Workers
@@ -87,6 +87,17 @@ def test_an_ill_gpu_is_named(tmp_path: Path, change: dict[str, str], shown: str)
     for others in ("0", "GPU-50aaaa"):
         assert check_gpus({**environment, "CUDA_VISIBLE_DEVICES": others})[1] == []
     assert len(check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,1"})[1]) == 1
+    # CUDA sees only those before the first word that names none.
+    assert check_gpus({**environment, "CUDA_VISIBLE_DEVICES": "0,-1,1"}) == ("1 GPUs asked", [])
+
+
+def test_gpus_that_are_hidden_are_not_asked(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    for hidden in ("", "-1", "NoDevFiles"):
+        assert not has_gpus(tmp_path, {"CUDA_VISIBLE_DEVICES": hidden})
+    for chosen in ({}, {"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "MIG-1,-1"}):
+        assert has_gpus(tmp_path, chosen)
 
 
 @pytest.mark.processes

@@ -40,6 +40,15 @@ def count_devices(root: Path, name: str) -> int:
     return 0
 
 
+def named_gpus(text: str) -> list[str]:
+    """Split CUDA_VISIBLE_DEVICES as CUDA does: only what is before the first invalid word counts.
+
+    None is left of -1, and of NoDevFiles, which older Slurm gives a job without GPUs.
+    """
+    words = (word.strip() for word in text.split(","))
+    return list(itertools.takewhile(re.compile(r"[0-9]+$|GPU-|MIG-").match, words))
+
+
 def list_gpus(root: Path) -> list[Gpu]:
     """List NVIDIA's GPUs; empty where neither their driver nor PCI shows them."""
     found = {one.parent.name: file_text(one) for one in (root / _PROC).glob("*/information")}

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from training.job.machine.devices import count_devices, named_gpus
+
 SMI_PATIENCE = 60
 """Seconds for nvidia-smi: without the persistence daemon it starts each GPU first."""
 
@@ -40,9 +42,8 @@ class Gpu:
 
 def has_gpus(root: Path, environment: Mapping[str, str]) -> bool:
     """Tell whether this task has GPUs: as training.job.node counts them."""
-    if environment.get("CUDA_VISIBLE_DEVICES") == "":
-        return False
-    return any(re.fullmatch(r"nvidia\d+", one.name) for one in (root / "dev").iterdir())
+    named = environment.get("CUDA_VISIBLE_DEVICES")
+    return (named is None or bool(named_gpus(named))) and count_devices(root, "nvidia") > 0
 
 
 def check_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]]:
@@ -90,7 +91,7 @@ def visible_gpus(gpus: Sequence[Gpu], named: str | None) -> list[Gpu]:
     """Those that CUDA_VISIBLE_DEVICES names, by number or by (the beginning of) their UUID."""
     if named is None:
         return list(gpus)
-    words = [word.strip() for word in named.split(",") if word.strip()]
+    words = named_gpus(named)
     return [
         gpu
         for gpu in gpus
