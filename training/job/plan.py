@@ -17,7 +17,7 @@ from training.job.accelerators import (
     describe_machine,
 )
 from training.job.machine import ulimits
-from training.job.machine.devices import format_cores
+from training.job.machine.devices import format_cores, share_cores
 from training.job.machine.ulimits import Limit
 from training.job.node import Job, Node
 from training.job.nsys import Nsys
@@ -151,7 +151,7 @@ def read_job(environment: Mapping[str, str]) -> Job:
         return Job(
             id="local",
             address=environment.get("MASTER_ADDR") or Job.address,
-            port=_whole(environment, "MASTER_PORT", 0),
+            port=_port(environment, 1, 0),
         )
     if _whole(environment, "SLURM_LOCALID", 0):
         raise RequestError("training.launch starts a node's processes itself: --ntasks-per-node=1")
@@ -170,10 +170,18 @@ def read_job(environment: Mapping[str, str]) -> Job:
         node_rank=_whole(environment, "SLURM_NODEID", 0),
         nodes=nodes,
         address=environment.get("MASTER_ADDR") or Job.address,
-        port=_whole(environment, "MASTER_PORT", port + (port == fabric.NEURON_PORT)),
+        port=_port(environment, nodes, port + (port == fabric.NEURON_PORT)),
         spares=_spares(environment, nodes),
         shrink=_shrinks(environment, nodes),
     )
+
+
+def _port(environment: Mapping[str, str], nodes: int, default: int) -> int:
+    """The port of the rendezvous; 0, any free one, does for one node alone."""
+    port, least = _whole(environment, "MASTER_PORT", default), int(nodes > 1)
+    if not least <= port <= 65535:
+        raise RequestError(f"MASTER_PORT: must be from {least} to 65535, not {port}")
+    return port
 
 
 def _spares(environment: Mapping[str, str], nodes: int) -> int:
@@ -373,25 +381,3 @@ def _switch(environment: Mapping[str, str], name: str, default: str) -> bool:
     if text not in ("0", "1"):
         raise RequestError(f"{name}: must be 0 or 1, not {text!r}")
     return text == "1"
-
-
-def share_cores(
-    domains: Mapping[int, Sequence[int]], places: Sequence[int], processes: int
-) -> list[tuple[int, ...]]:
-    """Share the cores of each NUMA node among the processes whose accelerators are there.
-
-    domains: the cores of each NUMA node, the threads of a core side by side; places: the NUMA node
-    of each process's accelerator. Empty where there is nothing to choose, or not all is known.
-    """
-    near = list(places[:processes])
-    if len(domains) < 2 or len(near) < processes or not set(near) <= domains.keys():
-        return []
-    if any(near.count(place) > len(domains[place]) for place in near):
-        return []
-    found = []
-    for number, place in enumerate(near):
-        cores, among = domains[place], near.count(place)
-        mine = near[:number].count(place)
-        first, end = mine * len(cores) // among, (mine + 1) * len(cores) // among
-        found.append(tuple(cores[first:end]))
-    return found

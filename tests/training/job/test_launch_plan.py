@@ -132,6 +132,8 @@ def test_the_port_of_neurons_runtime_stays_free() -> None:
         ({"SLURM_LOCALID": "1"}, "--ntasks-per-node=1"),
         ({"MASTER_ADDR": ""}, "MASTER_ADDR: must be"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT: must be a whole number"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT: must be from 1 to 65535, not 99999"),
+        ({"MASTER_PORT": "0"}, "MASTER_PORT: must be from 1 to 65535, not 0"),
         ({"NPROC_PER_NODE": "0"}, "NPROC_PER_NODE: must be at least 1"),
         ({"NPROC_PER_NODE": "gpu"}, "NPROC_PER_NODE: must be a whole number"),
         ({"GPUS_PER_NODE": "gpu"}, "GPUS_PER_NODE: must be a whole number"),
@@ -199,6 +201,13 @@ def test_a_name_of_this_machine_that_means_loopback() -> None:
     found = look_at_node(read_job(SLURM | {"MASTER_ADDR": "localhost"}))
     assert (found.interface == "lo") == (route.returncode != 0)
     assert look_at_node(read_job(SLURM | {"MASTER_ADDR": "127.0.0.1"})).interface == "lo"
+
+
+def test_a_port_of_one_node() -> None:
+    """Any free one will do, as no other node has to know it."""
+    assert read_job({"MASTER_PORT": "0"}).port == 0
+    with pytest.raises(RequestError, match="MASTER_PORT: must be from 0 to 65535, not 99999"):
+        read_job({"MASTER_PORT": "99999"})
 
 
 @pytest.mark.parametrize(

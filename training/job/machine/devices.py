@@ -8,7 +8,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -157,3 +157,25 @@ def _first_thread(root: Path, core: int) -> int:
         file_text(root / CPU / f"cpu{core}" / "topology" / "thread_siblings_list")
     )
     return min(threads, default=core)
+
+
+def share_cores(
+    domains: Mapping[int, Sequence[int]], places: Sequence[int], processes: int
+) -> list[tuple[int, ...]]:
+    """Share the cores of each NUMA node among the processes whose accelerators are there.
+
+    domains: the cores of each NUMA node, the threads of a core side by side; places: the NUMA node
+    of each process's accelerator. Empty where there is nothing to choose, or not all is known.
+    """
+    near = list(places[:processes])
+    if len(domains) < 2 or len(near) < processes or not set(near) <= domains.keys():
+        return []
+    if any(near.count(place) > len(domains[place]) for place in near):
+        return []
+    found = []
+    for number, place in enumerate(near):
+        cores, among = domains[place], near.count(place)
+        mine = near[:number].count(place)
+        first, end = mine * len(cores) // among, (mine + 1) * len(cores) // among
+        found.append(tuple(cores[first:end]))
+    return found
