@@ -298,10 +298,13 @@ def look(folder: Path, clock: Clock) -> Status:
     }
     how_far = metrics.read(folder, settings)
     kept = checkpoints.read(folder)
-    times["checkpoint"] = kept.changed
+    if kept.changed > 0:
+        times["checkpoint"] = kept.changed
     known = jobs.read(folder)
     if known:
         times["job"] = known[0].changed
+    elif noted := [_written(path) or 0.0 for path in (folder / jobs.FOLDER).glob("*.jsonl")]:
+        times["job"] = max(noted)  # no start can be read there, as on a full disk
     facts = Facts(
         settings=settings,
         progress=how_far,

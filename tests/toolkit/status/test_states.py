@@ -89,6 +89,20 @@ def test_a_run_that_goes_on_without_its_job(tmp_path: Path) -> None:
     assert facts(run)["state"] == "running"
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("noted", ["", '{"kind": "sta'])
+def test_a_run_of_which_only_a_job_is_there_that_notes_no_start(tmp_path: Path, noted: str) -> None:
+    """As a disk that was full when the job began leaves it."""
+    run = tmp_path / "run"
+    (run / "jobs").mkdir(parents=True)
+    (run / "jobs/4242.jsonl").write_text(noted)
+    assert facts(run)["state"] == "running"
+    age(run, 2 * HOUR)
+    assert facts(run)["state"] == "silent"
+    lines = sqshforge("status", run).out.splitlines()
+    assert any("2 h 00 min since a file was written" in line for line in lines)
+
+
 def test_how_long_may_a_run_be_quiet(tmp_path: Path) -> None:
     """Four report intervals, and five minutes at least; before the first report half an hour."""
     slow = [step(1), step(2), report(2, speed=1024 / 60)]  # a step a minute, ten a report
