@@ -86,6 +86,12 @@ def mount_root(
     With a `log` squashfuse mounts the file, and writes into it each call that it answers.
     """
     place = supervisor.place
+    if re.search(r"[:,\\]", str(place)):  # which have a meaning in overlay's options
+        raise RequestError(
+            f"TMPDIR: {place.parent} has a colon, a comma or a backslash in its name, and a "
+            "container cannot be mounted there",
+            fix="TMPDIR=/tmp, or another folder",
+        )
     mount_program("-t", "tmpfs", "-o", "mode=0755", "sqshforge", place)
     lower, upper, work, root = (place / name for name in ("lower", "upper", "work", "root"))
     for one in (lower, upper, work, root):

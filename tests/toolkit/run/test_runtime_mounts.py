@@ -89,6 +89,18 @@ def test_a_mount_is_read_only_also_where_the_folder_for_temporary_files_is_a_lin
     assert not (data / "new").exists()
 
 
+@pytest.mark.parametrize("name", ["a:b", "a,b", "a\\b"])
+def test_a_folder_for_temporary_files_that_overlay_cannot_name(
+    sh: Sh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / name))
+    code, said = sh("true")
+    assert code == 2 and said.startswith(f"error: TMPDIR: {tmp_path / name} has a colon, a comma")
+    assert "fix:   TMPDIR=/tmp" in said
+    assert not list((tmp_path / name).iterdir())
+
+
 @pytest.mark.root
 def test_a_read_only_mount_is_so_all_the_way_down(sh: Sh, data: Path) -> None:
     """A file system that is mounted somewhere below the source comes along, as read-only."""
