@@ -204,7 +204,9 @@ def _ended(facts: Facts, job: Job, end: End) -> tuple[State, str]:
         return State.FAILED, words
     if job.is_over:
         return State.FAILED, f"{words}; given up after {job.last.restart} restarts"
-    return State.WAITING, f"{words}; its launcher requeues it, {job.requeues} times at most"
+    left = job.requeues - job.last.restart
+    times = f"{left} time{'' if left == 1 else 's'}"
+    return State.WAITING, f"{words}; its launcher requeues it, {times} more at most"
 
 
 def _done(facts: Facts) -> str:

@@ -60,6 +60,17 @@ def test_requeues_of_the_launcher_count(tmp_path: Path) -> None:
     assert facts(run)["state"] == "failed"
 
 
+@pytest.mark.parametrize(
+    ("codes", "left"),
+    [((85, 85, 1), "3 times"), ((85, 85, 1, 1), "2 times"), ((1, 1, 1), "1 time")],
+)
+def test_requeues_that_are_left(tmp_path: Path, codes: tuple[int, ...], left: str) -> None:
+    """Of REQUEUES=3, beside which the launcher allows those after time limits."""
+    run = write(tmp_path / "run", history(50))
+    noted(run, *codes, environment={"REQUEUES": f"{3 + codes.count(85)}"})
+    assert facts(run)["why"].endswith(f"its launcher requeues it, {left} more at most")
+
+
 def test_what_was_started_without_slurm_is_not_started_again(tmp_path: Path) -> None:
     for code, state in ((85, "saved"), (1, "failed")):
         run = write(tmp_path / state, history(50))

@@ -77,7 +77,8 @@ def test_each_step_has_its_count() -> None:
     assert decide(KILLED, [], spent) == Verdict(step=Step.REQUEUE, why="of RESTARTS=3 none is left")
     assert decide(KILLED, [], replace(spent, requeued=2)).step is Step.REQUEUE
     end = decide(KILLED, [], replace(spent, requeued=3))
-    assert end.step is Step.GIVE_UP and end.why.endswith("of REQUEUES=3 none is left")
+    # Without their number: the launcher's is larger than the user's after time limits.
+    assert end.step is Step.GIVE_UP and end.why.endswith("; of REQUEUES none is left")
     alone = decide(KILLED, [], replace(spent, requeues=None))
     assert alone.step is Step.GIVE_UP and "outside of Slurm" in alone.why
 

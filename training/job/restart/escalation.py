@@ -79,7 +79,8 @@ class Budget:
     spares: int = 0  # nodes that wait
     nodes: int = 1  # that train
     no_fewer: str | None = None  # why one node fewer cannot train; empty: it can; None: not asked
-    requeues: int | None = None  # of the job: REQUEUES; None: nobody requeues it
+    # Of the job: REQUEUES and those after time limits; None: nobody requeues it.
+    requeues: int | None = None
     requeued: int = 0
 
 
@@ -122,7 +123,7 @@ def decide(
         return Verdict(step=Step.GIVE_UP, why=f"{why}; outside of Slurm nobody requeues it")
     if budget.requeued < budget.requeues:
         return Verdict(step=Step.REQUEUE, why=why)
-    return Verdict(step=Step.GIVE_UP, why=f"{why}; of REQUEUES={budget.requeues} none is left")
+    return Verdict(step=Step.GIVE_UP, why=f"{why}; of REQUEUES none is left")
 
 
 def worn(failures: Sequence[Failure]) -> list[str]:
