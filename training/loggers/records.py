@@ -39,8 +39,8 @@ RECORDS: Mapping[str, Mapping[str, str]] = {
     },
     "evaluation": {
         "step": "after which one",
-        "loss": "mean over the held-out targets",
-        "perplexity": "exp of the loss",
+        "loss": "mean over the held-out targets; null where that is not a number (`on_nan=skip`)",
+        "perplexity": "exp of the loss; null where that is",
         "tokens": "targets that were evaluated on",
         "label": "Composer: what was evaluated on; its further metrics stand beside it",
     },

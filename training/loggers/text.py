@@ -133,7 +133,9 @@ def format_evaluation(record: Record, num_steps: int) -> str:
     """Format what an evaluation gave."""
     label = f" {record['label']}," if "label" in record else ""
     tops = [name for name in ("top3", "top10") if name in record]
+    loss, perplexity = (record[what] for what in ("loss", "perplexity"))
     return (
         f"step {record['step']}/{num_steps} | evaluation on{label} {record['tokens']:,} tokens | "
-        f"loss {record['loss']:.4f} | perplexity {record['perplexity']:.2f}"
+        f"loss {'-' if loss is None else f'{loss:.4f}'} | "
+        f"perplexity {'-' if perplexity is None else f'{perplexity:.2f}'}"
     ) + "".join(f" | {name} {record[name]:.1%}" for name in tops)

@@ -85,7 +85,7 @@ class Metrics:
         """Tell the steps noted since the last call (a collective call).
 
         Raises TrainingError, on every rank, naming the first step whose loss or gradient norm is
-        not a finite number, unless such steps are left out.
+        not a finite number, unless such steps are left out. Those before it are still written.
         """
         if not self._pending:
             return
@@ -107,15 +107,11 @@ class Metrics:
             )
         ]
         self._pending.clear()
-        for record in records:
+        for place, record in enumerate(records):
             lost = [what for what in ("loss", "grad_norm") if not math.isfinite(record[what])]
             if lost and not self.may_skip:
-                raise TrainingError(
-                    f"step {record['step']}: {lost[0]} is {record[lost[0]]}; the run stops here, "
-                    "and no checkpoint has been written since. A lower learning_rate or "
-                    "grad_clip_thresh may help; trace_nan=True names where it comes from, "
-                    "on_nan=skip goes on"
-                )
+                self._tell(records[:place])
+                raise _stopped_by(record["step"], lost[0], record[lost[0]])
             if lost:
                 record |= {"loss": None, "grad_norm": None, "skipped": True}
         self._interval += records
@@ -134,9 +130,10 @@ class Metrics:
         rate = tokens / (now - self._since)
         peak = flops.peak(device_name(self.group.device))
         report = {
-            **last,
             "kind": "report",
+            "step": last["step"],
             **{what: self._mean(what) for what in ("loss", "grad_norm")},
+            **{what: last[what] for what in ("learning_rate", "tokens_seen")},
             "tokens_per_second_per_device": rate,
             "tokens_per_second": rate * self.group.world_size,
             "seconds_per_step": (now - self._since) / count,
@@ -155,13 +152,19 @@ class Metrics:
         return math.fsum(values) / len(values) if values else None
 
     def evaluated(self, step: int, loss: float, tokens: int) -> None:
-        """Tell what an evaluation gave."""
-        perplexity = math.exp(min(loss, 700.0))  # beyond, it would be infinite
+        """Tell what an evaluation gave.
+
+        Raises TrainingError as `flush` does: a step whose loss was a number may break the weights.
+        """
+        is_lost = not math.isfinite(loss)
+        if is_lost and not self.may_skip:
+            raise _stopped_by(step, "evaluation loss", loss)
         record = {
             "kind": "evaluation",
             "step": step,
-            "loss": loss,
-            "perplexity": perplexity,
+            "loss": None if is_lost else loss,
+            # Beyond 700 it would be infinite.
+            "perplexity": None if is_lost else math.exp(min(loss, 700.0)),
             "tokens": tokens,
         }
         self._tell([record])
@@ -177,6 +180,14 @@ class Metrics:
     def _tell(self, records: list[Record]) -> None:
         for logger in self.loggers:
             logger.write(records)
+
+
+def _stopped_by(step: int, what: str, value: float) -> TrainingError:
+    return TrainingError(
+        f"step {step}: {what} is {value}; the run stops here, and no checkpoint has been written "
+        "since. A lower learning_rate or grad_clip_thresh may help; trace_nan=True names where it "
+        "comes from, on_nan=skip goes on"
+    )
 
 
 def device_name(device: torch.device) -> str:

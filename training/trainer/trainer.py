@@ -140,6 +140,7 @@ class Trainer:
         return self.group.rank == 0 and 0 < self._longest <= time.monotonic() - self._saved
 
     def _evaluate(self, held_out: DataFeed) -> None:
+        self.metrics.flush()  # raises if the run has gone wrong: that is not worth evaluating
         since = time.perf_counter()
         batches = self.config.data.eval_batches
         loss, tokens = evaluate(self.model, held_out, batches, self.group)

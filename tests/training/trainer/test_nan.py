@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,11 +64,58 @@ leave(enter(mamba_fsdp.configure, sys.argv[1:]))
 """
 
 
+def broken_once(*flags: str) -> subprocess.CompletedProcess[str]:
+    """A run whose third gradient is no number."""
+    argv = [sys.executable, "-c", BROKEN_ONCE, *flags]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def records(folder: Path, kind: str) -> list[dict[str, Any]]:
+    """Records of a kind; every line is JSON, which has no NaN."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is no JSON")
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    found = [json.loads(line, parse_constant=refuse) for line in lines]
+    return [one for one in found if one["kind"] == kind]
+
+
+@pytest.mark.parametrize("more", [(), ("--eval_interval=5",)])
+def test_the_steps_before_the_one_that_stops_the_run_are_recorded(
+    given: tuple[str, ...], tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    """And no evaluation of the weights after it."""
+    held_out = f"--eval_dataset_path=text:{tmp_path}/text/*.txt"
+    done = broken_once(*given, held_out, "--report_interval=20", *more)
+    assert done.returncode == 1 and "error: step 3: grad_norm is nan" in done.stderr
+    assert [line["step"] for line in records(tmp_path, "step")] == [1, 2]
+    assert not records(tmp_path, "evaluation")
+
+
+@pytest.mark.parametrize("on_nan", ["stop", "skip"])
+def test_an_evaluation_that_gives_no_number(
+    given: tuple[str, ...], tmp_path: Path, on_nan: str
+) -> None:
+    """The first step breaks the weights, and its own loss and gradient are numbers."""
+    held_out = f"--eval_dataset_path=text:{tmp_path}/text/*.txt"
+    done = run(0, *given, EXPLODING, held_out, "--eval_interval=1", f"--on_nan={on_nan}")
+    assert done.returncode == 1
+    assert records(tmp_path, "step")[0]["step"] == 1
+    evaluations = records(tmp_path, "evaluation")
+    if on_nan == "stop":
+        assert "error: step 1: evaluation loss is nan; the run stops here" in done.stderr
+        assert not evaluations and not list((tmp_path / "checkpoints").glob("step_*_ckp"))
+    else:
+        assert "error: 10 steps in a row were left out" in done.stderr
+        assert {(one["loss"], one["perplexity"]) for one in evaluations} == {(None, None)}
+        assert "tokens | loss - | perplexity -" in done.stdout
+
+
 def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
     given: tuple[str, ...], tmp_path: Path
 ) -> None:
-    argv = [sys.executable, "-c", BROKEN_ONCE, *given, "--on_nan=skip", "--report_interval=5"]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = broken_once(*given, "--on_nan=skip", "--report_interval=3")
     assert done.returncode == 0, done.stderr
     assert "step 3: the gradient norm is nan, the step is left out" in done.stdout
     lines = steps(tmp_path)
@@ -75,10 +123,6 @@ def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
     assert [line["step"] for line in lines if line.get("skipped")] == [3]
     assert lines[2]["loss"] is None and lines[2]["grad_norm"] is None
     assert lines[-1]["loss"] < lines[0]["loss"]
-    reports = [
-        line
-        for line in map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
-        if line["kind"] == "report"
-    ]
-    used = [line["loss"] for line in lines[:5] if line["loss"] is not None]
-    assert reports[0]["loss"] == pytest.approx(sum(used) / 4)
+    reports = records(tmp_path, "report")
+    assert not any("skipped" in line for line in reports)
+    assert reports[0]["loss"] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)
