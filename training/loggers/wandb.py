@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from training.errors import RequestError, writing
 from training.loggers.base import Logger, Record
 
 FILE = "wandb.json"
+FINISH_TIMEOUT = "600"
+"""Seconds that the end waits for a server; the other ranks wait too, half an hour at most."""
 KEYS = {
     "report": {
         "learning_rate": "learning rate",
@@ -79,10 +82,13 @@ def begin(
 ) -> WeightsBiases:
     """Begin a run of these settings, or go on with the one that FOLDER/wandb.json or run_id names.
 
-    options: of wandb.init. Raises RequestError if W&B refuses, as without a key, or does not answer
+    options: of wandb.init. What a server does not take at the end within WANDB_FINISH_TIMEOUT stays
+    here for `wandb sync`. Raises RequestError if W&B refuses, as without a key, or does not answer
     within its own limit (90 s, WANDB_INIT_TIMEOUT).
     """
     path = folder / FILE
+    # A variable, not a setting of init, which releases refuse that do not have it.
+    os.environ.setdefault("WANDB_FINISH_TIMEOUT", FINISH_TIMEOUT)
     try:
         opened = init(
             project=project,

@@ -75,7 +75,8 @@ class Trainer:
         0: done. 85: SIGTERM or SIGUSR1 came and a checkpoint was saved, start again to go on;
         before the first step is over the process ends so by itself, as StopRequest has it.
         """
-        with self.saver, self.phase, self.metrics:
+        # The watch is left before the loggers are closed: a server may take its time.
+        with self.saver, self.metrics, self.phase:
             over = self._is_over()
             while not over and not self.stopping:
                 over = self.turn()

@@ -14,7 +14,10 @@ from training.loggers import open_wandb_of_environment
 from training.loggers.base import Logger
 from training.loggers.console import Console
 
-NAMES = ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "WANDB_INIT_TIMEOUT")
+NAMES = (
+    *("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL"),
+    *("WANDB_INIT_TIMEOUT", "WANDB_FINISH_TIMEOUT"),
+)
 
 
 @pytest.fixture(autouse=True)
@@ -88,11 +91,13 @@ print("trained")
 """
 
 
-def trained(folder: Path, *asked: str, **given: str) -> subprocess.CompletedProcess[str]:
+def trained(
+    folder: Path, *asked: str, program: str = PROGRAM, **given: str
+) -> subprocess.CompletedProcess[str]:
     """What a run does with the real library, which reads the environment once a process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **given}
     return subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(folder), *asked],
+        [sys.executable, "-c", program, str(folder), *asked],
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -147,3 +152,29 @@ def test_what_is_asked_for_and_there_is_used(tmp_path: Path) -> None:
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
     known = json.loads((tmp_path / "wandb.json").read_text())
     assert list((tmp_path / "wandb").glob(f"offline-run-*-{known['id']}"))
+
+
+LIMIT = """
+import sys
+from pathlib import Path
+from training.loggers.wandb import begin
+
+logger = begin(Path(sys.argv[1]), {}, project="p")
+print(logger._run.settings.finish_timeout)
+logger.close(failed=False)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("given", "limit"), [({}, "600.0"), ({"WANDB_FINISH_TIMEOUT": "7"}, "7.0")]
+)
+def test_the_end_waits_for_a_silent_server_for_a_limited_time(
+    tmp_path: Path, given: dict[str, str], limit: str
+) -> None:
+    wandb = pytest.importorskip("wandb")
+    if "finish_timeout" not in wandb.Settings.model_fields:
+        pytest.skip("this release of wandb has no such limit")
+    done = trained(tmp_path, program=LIMIT, WANDB_MODE="offline", **given)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == limit

@@ -21,10 +21,11 @@ import os, re, sys, time
 from training import mamba_fsdp
 from training.data.sampler import Reader
 from training.entrypoint import enter, leave
+from training.loggers.text import TextLogger
 from training.models.language import Block
 
 rank = int(os.environ.get("RANK", "0"))
-calls = {"forward": 0, "data": 0}
+calls = {"forward": 0, "data": 0, "close": 0}
 
 def before(what):
     calls[what] += 1
@@ -51,6 +52,7 @@ def sitting_next_rows(self, rows):
     return next_rows(self, rows)
 
 Block.forward, Reader.next_rows = sitting_forward, sitting_next_rows
+TextLogger.close = lambda self, failed: before("close")
 own = [os.environ["OTHERS"]] if rank and "OTHERS" in os.environ else []
 leave(enter(mamba_fsdp.configure, sys.argv[1:] + own))
 """
@@ -183,6 +185,15 @@ def test_a_slow_run_is_left_alone(tmp_path: Path) -> None:
         assert process.wait(90) == 0, said(tmp_path)
     assert "hang" not in said(tmp_path)
     assert not (tmp_path / "save" / "hang.txt").exists()
+
+
+@pytest.mark.processes
+def test_a_logger_that_takes_long_to_close_is_waited_for(tmp_path: Path) -> None:
+    """As one does that sends the rest to a server."""
+    flags = ("--num_steps=4", "--hang_seconds=2", "--hang_abort_seconds=6")
+    with hanging(tmp_path, 2, "15", "close", 1, 0, *flags) as process:
+        assert process.wait(90) == 0, said(tmp_path)
+    assert "done: 4 steps" in said(tmp_path) and "hang: " not in said(tmp_path)
 
 
 def test_what_is_waited_for() -> None:
