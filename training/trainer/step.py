@@ -23,6 +23,7 @@ from training.data.base import DataFeed, Sample
 from training.data.loader import Prefetcher
 from training.errors import TrainingError
 from training.observers.phases import Phases
+from training.observers.stop_request import StopRequest
 from training.ops.loss import counted
 from training.parallel.backend import Backend
 from training.parallel.optimizer import set_learning_rate
@@ -144,10 +145,13 @@ def loss_of(model: nn.Module, batch: Sample, total: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tuple[float, int]:
+def evaluate(
+    model: nn.Module, data: DataFeed, batches: int, group: Group, stop: StopRequest
+) -> tuple[float, int] | None:
     """Mean loss over the targets that count, and how many these are (a collective call).
 
-    batches: of every rank, at most; 0 for all that there are. No sample is taken twice.
+    batches: of every rank, at most; 0 for all that there are. No sample is taken twice. None if the
+    run is asked to stop before all are through.
     """
     data.rewind()
     sums = torch.zeros(2, dtype=torch.float64, device=group.device)  # loss, weight
@@ -156,7 +160,11 @@ def evaluate(model: nn.Module, data: DataFeed, batches: int, group: Group) -> tu
     model.eval()
     for _ in range(batches) if batches else count():
         part = data.next_rows(range(data.batch_size))
-        if not group.any(not part.spent):
+        more, asked = group.any_of(not part.spent, stop.made)
+        if asked:
+            model.train(was_training)
+            return None
+        if not more:
             break
         batch = part.rows.to(group.device)
         loss = loss_of(model, batch, one)  # ()

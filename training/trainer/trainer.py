@@ -108,7 +108,6 @@ class Trainer:
         if lost:
             raise TrainingError(self.lease.lost or "rank 0 has lost its claim on save_ckpt_path")
         self._notes.taken(self.step)
-        self.stopping = asked and not last
         if not writing:
             self.saver.end()
         if self.step == self._first:
@@ -119,7 +118,10 @@ class Trainer:
                 self.metrics.report(self.data.waited())
         if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
             with self.phase("evaluation"):
-                self._evaluate(self.held_out)
+                asked = asked or not self._evaluate(self.held_out)
+            if asked:  # the checkpoint may have seconds left
+                self._say(f"asked to stop: step {self.step} is not evaluated")
+        self.stopping = asked and not last
         is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping or late
         if is_due and not run.compile_only:
             with self.phase("save"):
@@ -140,13 +142,17 @@ class Trainer:
         """Whether the last checkpoint was so long ago that one is due, by the clock of rank 0."""
         return self.group.rank == 0 and 0 < self._longest <= time.monotonic() - self._saved
 
-    def _evaluate(self, held_out: DataFeed) -> None:
+    def _evaluate(self, held_out: DataFeed) -> bool:
+        """Evaluate and report; False: left early, as the run was asked to stop."""
         self.metrics.flush()  # raises if the run has gone wrong: that is not worth evaluating
         since = time.perf_counter()
         batches = self.config.data.eval_batches
-        loss, tokens = evaluate(self.model, held_out, batches, self.group)
-        self.metrics.evaluated(self.step, loss, tokens)
+        found = evaluate(self.model, held_out, batches, self.group, self.stop)
+        if found is None:
+            return False
+        self.metrics.evaluated(self.step, *found)
         self.metrics.pause(time.perf_counter() - since)
+        return True
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved
