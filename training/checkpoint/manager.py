@@ -222,8 +222,8 @@ def resume(
 
     The save folder comes first: what this run wrote is newer than what it began from. Broken ones
     of it that were passed over are set aside, and copies of others removed. A collective call.
-    Raises RequestError for a checkpoint of another model, or of more steps than asked for, and
-    TrainingError where there are checkpoints and none is sound.
+    Raises RequestError for a checkpoint of another model, of more steps than asked for, or of
+    as many if it is another run's, and TrainingError where there are checkpoints and none is sound.
     """
     run, since = config.run, time.perf_counter()
     found, broken = dcp.find(run.checkpoint_folders, group, say, copies)
@@ -245,6 +245,11 @@ def resume(
     if record.step > run.num_steps:
         raise RequestError(
             f"num_steps: {run.num_steps} is less than the {record.step} steps of {path}"
+        )
+    if record.step == run.num_steps and not path.is_relative_to(run.save_ckpt_path):
+        raise RequestError(
+            f"num_steps: {run.num_steps} are those of the whole run, and {path} has taken them; "
+            "fix: give more"
         )
     found = replace(found, record=replace(record, model=completed(record.model)))
     loaded = _load(found, config, group, backend.state(model, optimizer), say)

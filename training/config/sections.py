@@ -211,7 +211,8 @@ class RunConfig:
     load_ckpt_path: str = setting(
         "",
         "folder of another run, or one of its checkpoints, to start from while save_ckpt_path has "
-        "no checkpoint; it must have one, unless it is the same folder",
+        "no checkpoint; it must have one, of fewer steps than num_steps, unless it is the same "
+        "folder",
         is_path=True,
     )
     mirror_url: str = setting(

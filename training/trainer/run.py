@@ -53,7 +53,7 @@ def run(config: Config) -> int:
             trainer.data.close()
         group.barrier()
         stop()  # not after an error: it may wait for ranks that wait for this one
-        if code == 0 and first:
+        if code == 0 and first and not config.run.compile_only:
             # Takes minutes, which no other rank waits for.
             export.write(config, trainer.console.say)
     return code

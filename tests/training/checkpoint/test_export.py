@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.support.runs import TINY, run, write_text
 from training.checkpoint import export
 from training.config.config import Config
 from training.convert import source, target
@@ -138,3 +139,19 @@ def test_it_is_apart_from_the_base_model_and_the_run(tmp_path: Path, final: str)
     export.check(tuned("elsewhere"))
     with pytest.raises(RequestError, match=r"are not apart, .*; fix: give a folder of its own"):
         export.check(tuned(final))
+
+
+@pytest.mark.processes
+def test_a_pass_that_only_compiles_writes_no_model(tmp_path: Path) -> None:
+    """Also where an earlier start has left a checkpoint."""
+    flags = (
+        *(*TINY, "--model_name=llama-tiny", f"--save_ckpt_path={tmp_path}/run"),
+        f"--dataset_path={write_text(tmp_path / 'text')}",
+    )
+    final = f"--final_model_dir={tmp_path}/model"
+    for before in ((), ("--num_steps=2",)):
+        if before:
+            assert run(0, *flags, *before).returncode == 0
+        done = run(0, *flags, final, "--num_steps=20", "--compile_only=True")
+        assert done.returncode == 0, done.stderr
+        assert "nothing is saved" in done.stdout and not (tmp_path / "model").exists()

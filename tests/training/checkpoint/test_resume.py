@@ -220,6 +220,21 @@ def test_fewer_steps_than_the_checkpoint_are_refused(
     assert done.returncode == 2 and "num_steps: 5 is less than the 30 steps" in done.stderr
 
 
+def test_no_more_steps_than_those_of_another_run_are_refused(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    """Rather than to train nothing. A run that has all its steps is done when it is requeued."""
+    asked = flags(tmp_path, data, f"--load_ckpt_path={undisturbed}")
+    done = run(0, *asked)
+    path = undisturbed / "checkpoints" / f"step_{STEPS}_ckp"
+    assert done.returncode == 2 and "done: " not in done.stdout
+    assert f"num_steps: {STEPS} are those of the whole run, and {path} has taken" in done.stderr
+    assert "; fix: give more" in done.stderr
+    shutil.copytree(undisturbed / "checkpoints", tmp_path / "checkpoints", dirs_exist_ok=True)
+    done = run(0, *asked)
+    assert done.returncode == 0 and f"done: {STEPS} steps" in done.stdout, done.stderr
+
+
 def test_a_setting_that_is_another_on_resumption_is_reported(
     tmp_path: Path, data: str, undisturbed: Any
 ) -> None:
