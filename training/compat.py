@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import logging
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -101,6 +102,17 @@ def all_gather(all_: torch.Tensor, own: torch.Tensor, group: Any) -> None:
     """Put the rows (rows, ...) of all n ranks into `all_`, (n * rows, ...)."""
     since_2_13 = getattr(dist, "all_gather_single", None)
     (since_2_13 or dist.all_gather_into_tensor)(all_, own, group=group)
+
+
+def set_timeout(group: Any, timeout: timedelta) -> None:
+    """Set how long calls of a process group that is already made may take.
+
+    Torch 2.2 has no function for it, and later ones leave out groups that are wrapped, as all are
+    under TORCH_DISTRIBUTED_DEBUG=DETAIL.
+    """
+    for device in group._device_types:
+        backend = group._get_backend(device)
+        getattr(backend, "wrapped_pg", backend).options._timeout = timeout
 
 
 def full_value(tensor: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,7 @@ class Group:
     control: Any  # a gloo process group
     tensor_parallel: int = 1  # neighbouring ranks that share each layer, and read the same data
     context_parallel: int = 1  # such groups side by side that share rows, and read the same data
+    timeout: timedelta | None = None  # of collective calls, for groups that are made later
 
     @property
     def nodes(self) -> int:
@@ -145,9 +146,7 @@ def start(
 ) -> Group:
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
-    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory. With a watch
-    that ends ranks which hang, calls may take longer than it waits: it tells who hangs, whereas
-    nccl, by its own default, would kill the process after the same ten minutes.
+    With cpu_offload also gloo on GPUs, for gradients that are in the host's memory.
     Raises RequestError if a GPU is asked for and there is none for this rank.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
@@ -166,12 +165,12 @@ def start(
         backend = "cpu:gloo,cuda:nccl" if cpu_offload else "nccl"
     atexit.unregister(_free_last_tensors)  # once, however often a process starts
     atexit.register(_free_last_tensors)
+    timeout = timeout_under(hang_abort_seconds)
     if "RANK" in os.environ:
-        longest = timedelta(seconds=max(LONGEST, 2 * hang_abort_seconds))
-        dist.init_process_group(backend, timeout=longest if hang_abort_seconds else None)
+        dist.init_process_group(backend, timeout=timeout)
     else:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    control = dist.new_group(backend="gloo") if on_gpu else dist.group.WORLD
+    control = dist.new_group(backend="gloo", timeout=timeout) if on_gpu else dist.group.WORLD
     return Group(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -180,7 +179,18 @@ def start(
         control=control,
         tensor_parallel=tensor_parallel,
         context_parallel=context_parallel,
+        timeout=timeout,
     )
+
+
+def timeout_under(hang_abort_seconds: int) -> timedelta | None:
+    """Tell how long collective calls may take; None without a watch: as torch has it.
+
+    A watch that ends ranks which hang tells who hangs, so calls may take longer than it waits.
+    Nccl, by its own default, would kill the process after the same ten minutes. Groups that are
+    made later do not inherit it.
+    """
+    return timedelta(seconds=max(LONGEST, 2 * hang_abort_seconds)) if hang_abort_seconds else None
 
 
 def _free_last_tensors() -> None:

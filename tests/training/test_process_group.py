@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
 
 import pytest
 
 from tests.training.support.long_work import LIMIT, WORK
-from tests.training.support.runs import run
+from tests.training.support.runs import run, write_text
 
 pytestmark = pytest.mark.processes
 
@@ -33,3 +35,40 @@ def test_a_rank_that_dies_while_it_copies_ends_the_others() -> None:
     done = run(2, "1", "dies", program=PROGRAM)
     assert done.returncode != 0 and "goes on" not in done.stdout
     assert time.monotonic() - since < 300
+
+
+HSDP = ("sharding_strategy=hsdp", "shard_group_size=2")
+FSDP2 = (
+    HSDP,
+    ("sharding_strategy=ddp", "tensor_parallel=2"),
+    ("context_parallel=2",),
+    ("tensor_parallel=2", "context_parallel=2"),
+    ("async_checkpoint=True",),
+    ("backend=neuron", "tensor_parallel=2"),
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ("fsdp_engine=fsdp1", *HSDP),
+        *(pytest.param(changes, marks=pytest.mark.fsdp2) for changes in FSDP2),
+    ],
+    ids=" ".join,
+)
+def test_calls_of_every_group_may_take_longer_than_the_watch_waits(
+    tmp_path: Path, changes: tuple[str, ...]
+) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        f"data: {{dataset_path: '{write_text(tmp_path / 'text')}', seq_length: 16}}\n"
+        "model: {family: mamba2, d_model: 64, n_layer: 2, vocab_size: 256, n_groups: 2}\n"
+        f"run: {{num_steps: 1, hang_abort_seconds: 3600, save_ckpt_path: {tmp_path}/run}}\n"
+    )
+    program = ("-m", "tests.training.support.group_timeouts")
+    done = run(4, "--config", str(file), *changes, program=program)
+    assert done.returncode == 0, done.stderr
+    shown = [line.split(", ") for line in re.findall(r"timeouts: \[([^]]*)\]", done.stdout)]
+    assert len(shown) == 4, done.stdout
+    for timeouts in shown:
+        assert len(timeouts) > 1 and set(timeouts) == {"7200.0"}, shown

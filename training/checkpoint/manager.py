@@ -88,7 +88,8 @@ class Saver:
             if self._copy_to_host is None:
                 say(f"checkpoints are written while training waits: {why}")
         if self._copy_to_host:
-            self._background = replace(group, control=dist.new_group(backend="gloo"))
+            control = dist.new_group(backend="gloo", timeout=group.timeout)
+            self._background = replace(group, control=control)
             self._thread = ThreadPoolExecutor(1, "checkpoint", _use, (group.device,))
 
     @property

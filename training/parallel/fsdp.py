@@ -131,11 +131,17 @@ def meshes(config: ParallelConfig, group: Group) -> tuple[DeviceMesh, DeviceMesh
     """Give the mesh of copies and shards, and that of the tensor group where there is one."""
     shape, names = mesh_shape(config, group), ("replicate", "shard")
     if config.tensor_parallel == 1:
-        return init_device_mesh(group.device.type, shape, mesh_dim_names=names), None
-    mesh = init_device_mesh(
-        group.device.type, (*shape, config.tensor_parallel), mesh_dim_names=(*names, "tensor")
-    )
+        return _mesh(group, shape, names), None
+    mesh = _mesh(group, (*shape, config.tensor_parallel), (*names, "tensor"))
     return mesh[names], mesh["tensor"]
+
+
+def _mesh(group: Group, shape: tuple[int, ...], names: tuple[str, ...]) -> DeviceMesh:
+    mesh = init_device_mesh(group.device.type, shape, mesh_dim_names=names)
+    if group.timeout:
+        for dimension in range(len(shape)):
+            compat.set_timeout(mesh.get_group(dimension), group.timeout)
+    return mesh
 
 
 def context_group(config: ParallelConfig, group: Group) -> ContextGroup:
@@ -147,7 +153,7 @@ def context_group(config: ParallelConfig, group: Group) -> ContextGroup:
         for first in range(0, group.world_size, wide)
         for place in range(each)
     ]
-    mine, _ = dist.new_subgroups_by_enumeration(members)
+    mine, _ = dist.new_subgroups_by_enumeration(members, timeout=group.timeout)
     return ContextGroup(group.rank % wide // each, degree, mine)
 
 

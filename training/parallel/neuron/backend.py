@@ -45,7 +45,8 @@ class Neuron(Backend):
     """Tensor groups of plain tensors; AdamW with master weights, shared or not."""
 
     def start(self, config: Config) -> Group:
-        return device.start(config.run.device, config.parallel.tensor_parallel)
+        run = config.run
+        return device.start(run.device, config.parallel.tensor_parallel, run.hang_abort_seconds)
 
     def check(self, config: Config, group: Group) -> None:
         parallel = config.parallel

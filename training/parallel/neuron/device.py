@@ -16,16 +16,17 @@ from training.parallel.share import Share
 from training.process_group import Group
 
 
-def start(device: str, tensor_parallel: int) -> Group:
+def start(device: str, tensor_parallel: int, hang_abort_seconds: int) -> Group:
     """Join the other ranks; `device` is auto, cpu, cuda or xla, and auto never is xla.
 
     Raises RequestError where torch-xla, or its device, is not there.
     """
     if device != "xla":
-        return process_group.start(device, tensor_parallel)
+        return process_group.start(device, tensor_parallel, hang_abort_seconds=hang_abort_seconds)
     xla = _xla()
+    timeout = process_group.timeout_under(hang_abort_seconds)
     if "RANK" in os.environ:
-        dist.init_process_group("xla")
+        dist.init_process_group("xla", timeout=timeout)
     else:
         dist.init_process_group("xla", store=dist.HashStore(), rank=0, world_size=1)
     return Group(
@@ -33,8 +34,9 @@ def start(device: str, tensor_parallel: int) -> Group:
         world_size=dist.get_world_size(),
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=xla.xla_device(),
-        control=dist.new_group(backend="gloo"),
+        control=dist.new_group(backend="gloo", timeout=timeout),
         tensor_parallel=tensor_parallel,
+        timeout=timeout,
     )
 
 
@@ -47,11 +49,11 @@ def shares(joined: Group) -> tuple[Share, Share]:
     """Cut the ranks: the tensor group of this one, and the ranks that read data beside it."""
     if uses_nxd(joined):
         return nxd.shares(joined.tensor_parallel)
-    n, mine = joined.tensor_parallel, joined.rank
+    n = joined.tensor_parallel
     ranks = range(joined.world_size)
     tensor = [list(ranks[first : first + n]) for first in ranks[::n]]
     data = [list(ranks[place::n]) for place in range(n)]
-    return _share(tensor, mine), _share(data, mine)
+    return _share(tensor, joined), _share(data, joined)
 
 
 def mark_step() -> None:
@@ -59,11 +61,11 @@ def mark_step() -> None:
     importlib.import_module("torch_xla.core.xla_model").mark_step()
 
 
-def _share(groups: list[list[int]], rank: int) -> Share:
+def _share(groups: list[list[int]], joined: Group) -> Share:
     """Make all groups, as every rank must, and give this rank's."""
-    made = [(ranks, dist.new_group(ranks)) for ranks in groups]
-    ranks, own = next((ranks, one) for ranks, one in made if rank in ranks)
-    return Share(ranks.index(rank), len(ranks), own)
+    made = [(ranks, dist.new_group(ranks, timeout=joined.timeout)) for ranks in groups]
+    ranks, own = next((ranks, one) for ranks, one in made if joined.rank in ranks)
+    return Share(ranks.index(joined.rank), len(ranks), own)
 
 
 def _xla() -> Any:
