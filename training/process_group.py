@@ -147,16 +147,18 @@ def start(
     """Join the other ranks: nccl on GPUs, gloo on CPUs. `device` is auto, cpu or cuda.
 
     With cpu_offload also gloo on GPUs, for gradients that are in the host's memory.
-    Raises RequestError if a GPU is asked for and there is none for this rank.
+    Raises RequestError if GPUs are asked for, or this machine has some, and this rank has none.
     """
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    if device == "cuda" and torch.cuda.device_count() <= local_rank:
+    local_rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    on_gpu = device == "cuda" or (device == "auto" and gpus > 0)
+    if on_gpu and gpus <= local_rank:
+        # On gloo it would never meet the ranks that are on nccl.
+        asked = "cuda was asked for" if device == "cuda" else "auto takes this machine's GPUs"
         raise RequestError(
-            f"device: cuda was asked for, and local rank {local_rank} has no GPU "
-            f"({torch.cuda.device_count()} visible); start fewer ranks a node, or use device=cpu",
+            f"device: {asked}, and local rank {local_rank} has no GPU ({gpus} visible); "
+            "start fewer ranks a node, or use device=cpu",
             local=True,
         )
-    on_gpu = device == "cuda" or (device == "auto" and torch.cuda.device_count() > local_rank)
     where = torch.device("cuda", local_rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(where)

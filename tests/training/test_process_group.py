@@ -7,9 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.training.support.long_work import LIMIT, WORK
 from tests.training.support.runs import run, write_text
+from training import process_group
+from training.errors import RequestError
 
 pytestmark = pytest.mark.processes
 
@@ -72,3 +75,34 @@ def test_calls_of_every_group_may_take_longer_than_the_watch_waits(
     assert len(shown) == 4, done.stdout
     for timeouts in shown:
         assert len(timeouts) > 1 and set(timeouts) == {"7200.0"}, shown
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+@pytest.mark.parametrize(("local_rank", "gpus"), [(1, 1), (7, 4)])
+def test_a_rank_without_a_gpu_beside_ranks_that_have_one_is_refused(
+    monkeypatch: pytest.MonkeyPatch, device: str, local_rank: int, gpus: int
+) -> None:
+    """It would be on gloo, and wait for ranks that are on NCCL."""
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    found = rf"^device: .*{device}.* local rank {local_rank} has no GPU \({gpus} visible\); start"
+    with pytest.raises(RequestError, match=found) as refused:
+        process_group.start(device)
+    assert refused.value.local
+
+
+def test_a_launcher_may_show_each_rank_its_own_gpu_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By CUDA_VISIBLE_DEVICES: then each is local rank 0, of however many on the node."""
+    chosen: list[torch.device] = []
+
+    def choose(device: torch.device) -> None:
+        chosen.append(device)
+        raise InterruptedError  # there is none here
+
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
+    with pytest.raises(InterruptedError):
+        process_group.start("auto")
+    assert chosen == [torch.device("cuda", 0)]
