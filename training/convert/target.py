@@ -22,7 +22,7 @@ from training.convert import formats, hf, native, state_spaces
 from training.convert.folders import CONFIG
 from training.convert.names import Stored, doubles, layout
 from training.convert.source import Source
-from training.convert.weights import INDEX, SAFETENSORS, TORCH
+from training.convert.weights import INDEX, SAFETENSORS, TORCH, read_json
 from training.errors import RequestError, TrainingError
 
 SHARD = 5 * 10**9
@@ -31,6 +31,7 @@ SHARD = 5 * 10**9
 TEMPORARY = ".tmp"
 """Ends the name of a folder while it is written."""
 
+_GENERATION = "generation_config.json"
 TOKENIZER = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -39,7 +40,7 @@ TOKENIZER = (
     "tokenizer.model",
     "vocab.json",
     "merges.txt",
-    "generation_config.json",
+    _GENERATION,
 )
 """Files that go along as they are."""
 
@@ -50,6 +51,9 @@ _WRITE = {
     "neuron": formats.write_neuron,
     "neuron-fused": formats.write_neuron,
 }
+_WITHOUT_IDS = ("state-spaces", "ours")
+"""Formats whose config.json states no token ids."""
+_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 _NOTHING: Mapping[str, Any] = {}
 
 
@@ -96,6 +100,8 @@ def write_model(
     """
     if form == "state-spaces" and max_shard is not None:
         raise RequestError("--max-shard-size: state-spaces has one file always; leave it out")
+    ids = _token_ids(source.folder)
+    settings = settings if form in _WITHOUT_IDS else {**ids, **settings}
     written = _WRITE[form](source.sizes) | dict(settings)
     stored = layout(form, source.sizes, source.parameters)
     items = [_Item(one, dtype or source.dtype(one[0].parameter)) for one in _pieces(stored)]
@@ -113,6 +119,8 @@ def write_model(
         files = tokenizer_files(source.folder) if tokenizer is None else tokenizer
         for name, path in files.items():
             shutil.copyfile(path, place / name)
+        if ids and form in _WITHOUT_IDS and _GENERATION not in files:
+            (place / _GENERATION).write_text(json.dumps(ids, indent=2) + "\n")
         mode = (place / CONFIG).stat().st_mode
         for path in place.iterdir():
             path.chmod(mode)  # safetensors lets nobody else read what it writes
@@ -122,6 +130,12 @@ def write_model(
 def tokenizer_files(folder: Path) -> dict[str, Path]:
     """Find the files of a tokenizer in a folder, and what else goes along with a model."""
     return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
+
+
+def _token_ids(folder: Path) -> dict[str, Any]:
+    """Read the special tokens that a folder's config.json states."""
+    stated = read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
+    return {name: stated[name] for name in _IDS if stated.get(name) is not None}
 
 
 def clear_leftovers(folder: Path) -> None:

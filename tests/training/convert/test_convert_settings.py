@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.support.converted import reference, run, saved
 from training import models
 from training.convert import hf, state_spaces
 from training.errors import RequestError
@@ -173,3 +174,31 @@ def test_models_that_a_format_does_not_have() -> None:
         state_spaces.write(models.MambaConfig(d_model=16, n_layer=1, norm_eps=1e-6))
     with pytest.raises(RequestError, match="attention_bias: transformers' mistral has none"):
         hf.write(models.MistralConfig(**heads, attention_bias=True))
+
+
+@pytest.mark.parametrize("end", ["hf", "neuron", "ours", "state-spaces"])
+def test_token_ids_of_a_config_go_along(end: str, tmp_path: Path) -> None:
+    """In config.json, or where that has none in a generation_config.json."""
+    first = saved(reference("mamba2" if end == "neuron" else "mamba"), tmp_path / "first")
+    (first / "generation_config.json").unlink()
+    ids = {"bos_token_id": 1, "eos_token_id": [7, 0]}
+    settings = json.loads((first / "config.json").read_text())
+    (first / "config.json").write_text(json.dumps({**settings, "pad_token_id": None, **ids}))
+
+    def stated(folder: Path) -> dict[str, Any]:
+        path = folder / "generation_config.json"
+        held = json.loads((path if path.is_file() else folder / "config.json").read_text())
+        return {name: held.get(f"{name}_token_id") for name in ("bos", "eos", "pad")}
+
+    run("--from", "hf", first, "--to", end, tmp_path / "there")
+    assert stated(tmp_path / "there") == {"bos": 1, "eos": [7, 0], "pad": None}
+    assert (tmp_path / "there" / "generation_config.json").exists() == (end[0] in "os")
+    run("--from", end, tmp_path / "there", "--to", "hf", tmp_path / "back")
+    assert stated(tmp_path / "back") == {"bos": 1, "eos": [7, 0], "pad": None}
+
+
+def test_a_file_of_token_ids_goes_along_as_it_is(tmp_path: Path) -> None:
+    first = saved(reference("mamba"), tmp_path / "first")
+    (first / "generation_config.json").write_text('{"eos_token_id": 5}')
+    run("--from", "hf", first, "--to", "ours", tmp_path / "ours")
+    assert (tmp_path / "ours" / "generation_config.json").read_text() == '{"eos_token_id": 5}'
