@@ -26,12 +26,16 @@ _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
 
 @dataclass(frozen=True)
 class Opened:
-    """A folder's content; layout: the format that its tensors are called and cut as."""
+    """A folder's content; layout: the format that its tensors are called and cut as.
+
+    run: that of the checkpoint in `folder`, where its own folder was asked for.
+    """
 
     layout: str
     folder: Path
     sizes: Sizes
     weights: Weights
+    run: Path | None = None
 
 
 def detect(folder: Path) -> str:
@@ -51,9 +55,10 @@ def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
     if form == "codestral":
         return _open_codestral(folder)
     if _is_trained(folder):
-        if not (folder / manifest.NAME).exists():
-            folder = native.newest_checkpoint(folder)
-        return Opened("ours", folder, *native.read_checkpoint(folder))
+        if (folder / manifest.NAME).exists():
+            return Opened("ours", folder, *native.read_checkpoint(folder))
+        newest = native.newest_checkpoint(folder)
+        return Opened("ours", newest, *native.read_checkpoint(newest), run=folder)
     if file := native.find_composer(folder):
         return Opened("ours", file.parent, *native.read_composer(file))
     sizes = _READ[form](read_json(folder / CONFIG), folder / CONFIG)

@@ -19,12 +19,16 @@ from training.models.language import LanguageModel
 class Source:
     """A model whose tensors have been compared with those that its sizes ask for.
 
-    form: the format that the tensors are called and cut as. Raises RequestError listing all that
-    are missing, too many, or of another shape.
+    form: the format that the tensors are called and cut as. run: that of the checkpoint in
+    `folder`, where its own folder was asked for. Raises RequestError listing all that are missing,
+    too many, or of another shape.
     """
 
-    def __init__(self, form: str, folder: Path, sizes: Sizes, weights: Weights) -> None:
+    def __init__(
+        self, form: str, folder: Path, sizes: Sizes, weights: Weights, run: Path | None = None
+    ) -> None:
         self.form, self.folder, self.sizes = form, folder, sizes
+        self.asked = run or folder
         self.parameters = Parameters.of(sizes)
         self._weights = weights
         stored = layout(form, sizes, self.parameters)
@@ -44,7 +48,12 @@ class Source:
         Raises RequestError if it is of another, or broken.
         """
         opened = open_folder(form, folder, settings or RankSettings())
-        return cls(opened.layout, opened.folder, opened.sizes, opened.weights)
+        return cls(opened.layout, opened.folder, opened.sizes, opened.weights, opened.run)
+
+    def find(self, name: str) -> Path | None:
+        """Find a file beside the weights, or else in the folder that was asked for."""
+        places = (self.folder / name, self.asked / name)
+        return next((path for path in places if path.is_file()), None)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
         """Read a parameter's first values, (shape); stands for `LanguageModel.initial`."""

@@ -116,7 +116,7 @@ def write_model(
         else:
             count = _write_safetensors(source, items, place, max_shard or SHARD, total)
         (place / CONFIG).write_text(json.dumps(written, indent=2) + "\n")
-        files = tokenizer_files(source.folder) if tokenizer is None else tokenizer
+        files = _own_files(source) if tokenizer is None else tokenizer
         for name, path in files.items():
             shutil.copyfile(path, place / name)
         if ids and form in _WITHOUT_IDS and _GENERATION not in files:
@@ -130,6 +130,10 @@ def write_model(
 def tokenizer_files(folder: Path) -> dict[str, Path]:
     """Find the files of a tokenizer in a folder, and what else goes along with a model."""
     return {name: folder / name for name in TOKENIZER if (folder / name).is_file()}
+
+
+def _own_files(source: Source) -> dict[str, Path]:
+    return {name: path for name in TOKENIZER if (path := source.find(name))}
 
 
 def _token_ids(folder: Path) -> dict[str, Any]:

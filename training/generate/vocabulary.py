@@ -118,12 +118,12 @@ def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
         if not path.is_file():
             raise RequestError(f"--tokenizer: {path} is not there")
         return Tokens(path)
-    if (source.folder / TOKENIZER).is_file():
-        return Tokens(source.folder / TOKENIZER)
+    if found := source.find(TOKENIZER):
+        return Tokens(found)
     if source.sizes.vocab_size == Bytes.size:
         return Bytes()
     raise RequestError(
-        f"--tokenizer: must be given: {source.folder} has no {TOKENIZER}, and a vocabulary of "
+        f"--tokenizer: must be given: {source.asked} has no {TOKENIZER}, and a vocabulary of "
         f"{source.sizes.vocab_size:,} is not bytes"
     )
 
@@ -133,8 +133,9 @@ def end_tokens(source: Source, vocabulary: Vocabulary) -> frozenset[int]:
 
     Raises RequestError if a file states what is no token.
     """
-    for path in (source.folder / name for name in ("generation_config.json", "config.json")):
-        stated = read_json(path).get("eos_token_id") if path.is_file() else None
+    # A run's folder has a config.json of another kind, so that beside the weights alone counts.
+    for path in (source.find("generation_config.json"), source.folder / "config.json"):
+        stated = read_json(path).get("eos_token_id") if path and path.is_file() else None
         if stated is not None:
             ids = stated if isinstance(stated, list) else [stated]
             if not all(type(one) is int for one in ids):

@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from tests.training.support.checkpoints import write_checkpoint
 from tests.training.support.converted import (
     assert_same,
     logits,
@@ -100,6 +101,20 @@ def test_files_of_a_tokenizer_go_along(tmp_path: Path) -> None:
     names = sorted(path.name for path in (tmp_path / "ours").iterdir())
     assert names == ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"]
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["family"] == "mamba"
+
+
+def test_files_of_a_tokenizer_in_a_run_go_along(tmp_path: Path) -> None:
+    sizes = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
+    step = write_checkpoint(models.build(sizes), tmp_path / "run")
+    for name in ("tokenizer.json", "generation_config.json"):
+        (tmp_path / "run" / name).write_text('{"of": "the run"}')
+    (tmp_path / "run" / "config.json").write_text('{"eos_token_id": 3}')  # it has its settings
+    (step / "tokenizer.json").write_text('{"of": "the checkpoint"}')
+    run("--from", "ours", tmp_path / "run", "--to", "hf", tmp_path / "hf")
+    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "hf").glob("*.json")}
+    assert found["tokenizer.json"] == {"of": "the checkpoint"}
+    assert found["generation_config.json"] == {"of": "the run"}
+    assert found["config.json"]["eos_token_id"] is None
 
 
 MEASURE = """

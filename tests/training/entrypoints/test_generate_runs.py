@@ -1,0 +1,54 @@
+"""Text from a run's folder: what lies in it, and how it may be named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.entrypoints.test_generate import HEADS, made, tokenizer
+from tests.training.support.checkpoints import write_checkpoint
+from training import models
+from training.cli import run_command
+from training.generate.__main__ import write_text as write
+from training.generate.vocabulary import Tokens
+
+SIZES = models.LlamaConfig(**{**HEADS, "vocab_size": 300}, n_kv_head=2, context=64)
+WORDS = ("--prompt=the dog", "--max-new-tokens=9", "--temperature=0")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    write_checkpoint(made(SIZES), tmp_path / "run", 3)
+    return tmp_path / "run"
+
+
+def text_of(folder: Path, capsys: Any, *more: str) -> str:
+    assert run_command(write, [str(folder), *WORDS, *more]) == 0
+    text: str = capsys.readouterr().out
+    return text
+
+
+def test_a_tokenizer_in_the_folder_of_a_run(run: Path, tmp_path: Path, capsys: Any) -> None:
+    assert run_command(write, [str(run), *WORDS]) == 2
+    assert f"must be given: {run} has no tokenizer.json" in capsys.readouterr().err
+    path = tokenizer(tmp_path, "byte level")
+    expected = text_of(run, capsys, f"--tokenizer={path}")
+    (run / "config.json").write_text('{"eos_token_id": "of the run\'s settings, which are none"}')
+    shutil.copy(path, run)
+    assert text_of(run, capsys) == expected
+    own = run / "checkpoints" / "step_3_ckp" / "tokenizer.json"
+    own.write_text("that of a checkpoint comes first")
+    assert run_command(write, [str(run), *WORDS]) == 2
+    assert f"{own} cannot be read" in capsys.readouterr().err
+
+
+def test_an_end_that_is_stated_in_the_folder_of_a_run(run: Path, capsys: Any) -> None:
+    vocabulary = Tokens(tokenizer(run, "byte level"))
+    whole = text_of(run, capsys)
+    first = vocabulary.encode(f"the dog{whole}")[len(vocabulary.encode("the dog"))]
+    (run / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
+    assert text_of(run, capsys) == "\n" != whole
