@@ -29,6 +29,7 @@ from training.config.config import (
 from training.config.lr_schedule import TAKES, ScheduleConfig
 from training.config.setting import Setting, boolean, optional, settings
 from training.errors import RequestError
+from training.models import Sizes
 
 TITLES = {
     "model": "model",
@@ -251,15 +252,24 @@ def assemble(given: Mapping[str, Any], model: Mapping[str, Any]) -> Config:
         return {one.name: given[one.name] for one in settings(section) if one.name in given}
 
     schedule = {"name": given["schedule"]} if "schedule" in given else {}
+    data = DataConfig(**part(DataConfig))
+    sizes = _reaching(model["sizes"], data.seq_length)
     return Config(
-        model=ModelConfig(**model, **part(ModelConfig)),
-        data=DataConfig(**part(DataConfig)),
+        model=ModelConfig(**{**model, "sizes": sizes}, **part(ModelConfig)),
+        data=data,
         optim=OptimConfig(
             schedule=ScheduleConfig(**schedule, **part(ScheduleConfig)), **part(OptimConfig)
         ),
         parallel=ParallelConfig(**part(ParallelConfig)),
         run=RunConfig(**part(RunConfig)),
     )
+
+
+def _reaching(sizes: Sizes, length: int) -> Sizes:
+    """Let a model be meant for the sequences that it is trained on; no angle depends on that."""
+    context = getattr(sizes, "context", length)  # Mamba has no limit
+    changed: dict[str, Any] = {"context": length}
+    return replace(sizes, **changed) if context < length else sizes
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,11 @@ import pytest
 from tests.training.support.runs import ROOT, losses, run, train, write_text
 from training.__main__ import configure
 from training.config.config import Config
+from training.convert import hf
 from training.errors import RequestError
 
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+POSITIONS = "max_position_embeddings"
 
 
 def read(tmp_path: Path, text: str, *changes: str) -> Config:
@@ -55,6 +57,20 @@ def test_what_follows_the_file_counts_more(tmp_path: Path) -> None:
     assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=12e3").run.wandb_run_id == "12e3"
     assert read(tmp_path, text, "use_wandb=1", "wandb_run_id=2026-02-30").run.wandb_run_id
     assert read(tmp_path, text, "low_cpu_fsdp=yes").parallel.low_cpu_fsdp is True
+
+
+@pytest.mark.parametrize("name", ["llama-tiny", "bamba-tiny"])
+def test_a_model_is_meant_for_the_sequences_that_it_is_trained_on(
+    tmp_path: Path, name: str
+) -> None:
+    text = LEAST.replace("mamba-tiny", name)
+
+    def written(*changes: str) -> int:
+        context: int = hf.write(read(tmp_path, text, *changes).model.sizes)[POSITIONS]
+        return context
+
+    assert written("seq_length=6000") == written("seq_length=6000", "model.context=16") == 6000
+    assert written("seq_length=32") == 4096 and written("model.context=8000") == 8000
 
 
 def test_a_home_folder_is_one_in_files_and_after_an_equals_sign(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.training.support.runs import run, write_text
+from training.convert import native
 from training.models import LlamaConfig, MambaConfig, RopeScaling
 from training.models.families import completed, identity
 
@@ -72,3 +73,21 @@ def test_a_run_with_lists_among_its_sizes_goes_on(tmp_path: Path) -> None:
     refused = run(*(0, *words, "num_steps=4", "model.hidden_act=gelu"), program=("-m", "training"))
     assert refused.returncode == 2
     assert "hidden_act: 'silu' in the checkpoint, 'gelu' asked for" in refused.stderr
+
+
+@pytest.mark.processes
+def test_a_run_whose_checkpoint_was_meant_for_shorter_texts_goes_on(tmp_path: Path) -> None:
+    """With the sequences of now, for which the model is meant from then on."""
+    text = LONGROPE.replace("DATA", write_text(tmp_path / "text"))
+    file, save = tmp_path / "run.yaml", tmp_path / "run"
+    file.write_text(
+        text.replace("SAVE", str(save)).replace("  n_layer", "  context: 12\n  n_layer")
+    )
+    words = ("--config", str(file))
+    for steps, length in ((1, 12), (2, 16)):
+        changes = (f"num_steps={steps}", f"seq_length={length}")
+        done = run(0, *words, *changes, program=("-m", "training"))
+        assert done.returncode == 0, done.stderr
+        assert steps == 1 or f"at step {steps - 1}" in done.stdout
+        sizes, _ = native.read_checkpoint(save / "checkpoints" / f"step_{steps}_ckp")
+        assert (sizes.context, sizes.rope_scaling.original_context) == (length, 8)  # type: ignore[attr-defined]
