@@ -39,6 +39,7 @@ def text() -> str:
                 *classes,
                 [str(run.SAVED), "stopped by SIGTERM after a checkpoint: start it again to go on"],
                 [str(run.HUNG), "no progress, ended by its watch"],
+                [str(run.INTERRUPTED), "interrupted, by a second Ctrl-C or before it trained"],
             ],
         ),
         "## A job",

@@ -108,6 +108,13 @@ def usual_hangup() -> Iterator[None]:
     signal.signal(signal.SIGHUP, before)
 
 
+@pytest.fixture(autouse=True)
+def usual_interrupt() -> Iterator[None]:
+    """Ctrl-C ends the tests, whatever a run in this process has made of it (StopRequest)."""
+    yield
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 def pytest_configure() -> None:
     """A shell that starts this in the background has two signals ignored, and so has all below it.
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 from training.cli import outlive
 from training.config.config import Config
-from training.errors import TrainingError
+from training.errors import INTERRUPTED, TrainingError
 
 NOTHING: Mapping[str, str] = {}
 LOST = re.compile(
@@ -61,6 +61,9 @@ def exit_code(work: Callable[[], int], names: Mapping[str, str] = NOTHING) -> in
             print(f"error: {who}{renamed(str(error), names)}", file=sys.stderr, flush=True)
             _note_failure(error)
         return error.exit_code
+    except KeyboardInterrupt:  # before there is anything to save
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
     except Exception as error:
         # A rank that failed has said why; 60 lines from each of the others would bury that.
         said = LOST.search(str(error))

@@ -13,6 +13,8 @@ HUNG = 86
 
 BAD_NODE = 87
 """Exit code of a start whose preflight found a fault: start it again, without the bad nodes."""
+INTERRUPTED = 130
+"""Exit code of what was ended by Ctrl-C at once: 128 + SIGINT."""
 
 
 class TrainingError(Exception):

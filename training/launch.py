@@ -8,7 +8,8 @@ and from what: docs/training/nodes.md.
 
 Exit codes are those of the processes: 0 done, 1 failed, 2 the request was wrong, 85 stopped by
 SIGTERM after a checkpoint (start it again), 86 a rank hung, 128 + n death by signal n; and 87 where
-a node is bad, which is found before they start.
+a node is bad, which is found before they start. The first Ctrl-C is as SIGTERM, the second ends all
+at once with 130.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from training.checkpoint import memory_folder
 from training.checkpoint.memory_folder import MemoryFolder
 from training.config.config import Config
 from training.config.global_batch import RANKS, why_not_on
-from training.errors import RequestError, TrainingError, writing
+from training.errors import INTERRUPTED, RequestError, TrainingError, writing
 from training.job import agent, job_log, nsys, preflight, start_folder, triton_cache
 from training.job.machine import ulimits
 from training.job.node import HERE, look_at_node, require_port
@@ -90,6 +91,9 @@ def main(arguments: Sequence[str], root: Path = HERE) -> int:
         if job is None or job.node_rank == 0 or local:
             print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
 
 
 def _tell_start(job: Job) -> None:
@@ -112,6 +116,9 @@ def _recorded(plan: Plan) -> int:
         return code
     except TrainingError as error:
         code = error.exit_code
+        raise
+    except KeyboardInterrupt:
+        code = INTERRUPTED
         raise
     finally:
         job_log.end(plan, os.environ, code)

@@ -1,4 +1,4 @@
-"""Run torchrun in this process; SIGTERM and SIGUSR1 let its processes save, whose exit code it has.
+"""Run torchrun in this process; a signal to stop lets its processes save, whose exit code it has.
 
 Alone, torchrun kills its processes 30 s after a SIGTERM and ends with exit code 1 whatever theirs
 was; then nobody could tell a wrong request or a saved run from a crash.
@@ -36,9 +36,10 @@ for ever for a task whose end it did not hear of, as when that came while the ne
 
 
 class _Stop:
-    """Whether this node was asked to stop."""
+    """Whether this node was asked to stop, and whether by Ctrl-C."""
 
     asked = False
+    interrupted = False
 
 
 def run(
@@ -49,8 +50,9 @@ def run(
     """Run torchrun to the end of all processes of this node; the exit code (see `outcome`).
 
     Once there are processes, a SIGTERM is handed to them, and this one ends when they do. So is a
-    SIGUSR1, at any time: before there are processes it is the same to be ended by either. A SIGHUP
-    that is ignored on entry stays ignored.
+    SIGUSR1, at any time: before there are processes it is the same to be ended by either. So is the
+    first SIGINT; the second, or one before there are processes, ends them at once and raises
+    KeyboardInterrupt. A SIGHUP or SIGINT that is ignored on entry stays ignored.
     asked_in: the start folder, in which the launcher may ask to stop: the same as a SIGUSR1.
     control: decides which failures are answered by a restart in place; none without it.
     Raises TrainingError if the nodes do not find each other, or lose the first.
@@ -68,24 +70,43 @@ def run(
     # The static rendezvous raises the store's own; older torch has no other name for them.
     store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)
     usual = api._terminate_process_handler
-    under_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    ended_by = (signal.SIGHUP, signal.SIGINT)
+    ignored = [number for number in ended_by if signal.getsignal(number) is signal.SIG_IGN]
 
     def handler(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGTERM:
             _hand_on(number, frame)
-        elif number != signal.SIGHUP or not under_nohup:
+        elif number in ignored:
+            pass
+        elif number == signal.SIGINT:
+            interrupt(number, frame)
+        else:
             usual(number, frame)
 
+    def have_ranks() -> bool:
+        return bool(children.own_children()) or (control is not None and control.has_started)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        if have_ranks() and not _Stop.interrupted:
+            _Stop.interrupted = True
+            tell("asked to stop, after saving; Ctrl-C again ends it at once")
+            _hand_on(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            children.kill_groups(children.own_children())
+            raise KeyboardInterrupt
+
     def hand_on_or_end(number: int, frame: FrameType | None) -> None:
-        if children.own_children() or (control is not None and control.has_started):
+        if have_ranks():
             _hand_on(number, frame)
         else:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
 
-    # The function that torchrun makes the handler of SIGTERM, and of SIGHUP even where that is
-    # ignored, when it starts its processes.
+    # The function that torchrun makes the handler of SIGTERM, and of SIGHUP and SIGINT even where
+    # these are ignored, when it starts its processes.
     setattr(api, usual.__name__, handler)
+    signal.signal(signal.SIGINT, handler)
     signal.signal(signal.SIGUSR1, hand_on_or_end)
 
     def leave(codes: list[int]) -> NoReturn:

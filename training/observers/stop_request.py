@@ -1,4 +1,4 @@
-"""A request to stop: SIGTERM, or SIGUSR1, which Slurm users often ask for."""
+"""A request to stop: SIGTERM, SIGUSR1, which Slurm users often ask for, or Ctrl-C once."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 
 from training.errors import SAVED
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 GRACE = 5.0
 """Seconds that the first step has to end after a request."""
 
@@ -23,6 +24,9 @@ class StopRequest:
     minutes: it compiles, reads, or adds up a thousand batches. So a process that is asked to stop
     before that, and is not through with the step soon, ends by itself with the code of a run that
     was saved. Python runs a handler only between two of its own instructions, hence the thread.
+
+    The second Ctrl-C ends the process at once. Where SIGINT is ignored, as in the background of a
+    script, it stays so.
     """
 
     def __init__(self, release: Callable[[], None], rank: int) -> None:
@@ -32,7 +36,8 @@ class StopRequest:
         self._read, self._write = os.pipe()
         os.set_blocking(self._write, False)
         for number in SIGNALS:
-            signal.signal(number, self._make)
+            if number != signal.SIGINT or signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._make)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, name="stop request", daemon=True).start()
 
@@ -45,6 +50,11 @@ class StopRequest:
 
     def _make(self, number: int, frame: FrameType | None) -> None:
         self.made = True
+        if number == signal.SIGINT:
+            signal.signal(number, signal.SIG_DFL)
+            if self._rank == 0:
+                with suppress(OSError):  # print must not be called again within itself
+                    os.write(2, b"asked to stop, after saving; Ctrl-C again ends it at once\n")
 
     def _watch(self) -> None:
         while received := os.read(self._read, 1):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import json_lines, processes
 from tests.support.node_program import SLURM, Launch
 from tests.support.slurm_config import free_ports
 from training.job.agent import outcome
@@ -131,7 +131,7 @@ def test_the_cause_of_a_failure_may_be_the_last_to_end(
     assert err.count("restart in place:") == (restarts == "1" and code == 1)
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -> None:
     with launch.start("--module", "entry", "--nproc", "2", "--", "sleep", "sleep") as process:
         assert process.stdout is not None
@@ -142,6 +142,35 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
         out, err = process.communicate(timeout=300)
     assert process.returncode == 85, err
     assert out.count("saved") == 2
+
+
+def test_the_second_ctrl_c_ends_at_once(launch: Launch, tmp_path: Path) -> None:
+    words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
+    with launch.start(*words, CHECKPOINTS=str(tmp_path)) as process:
+        assert process.stdout is not None
+        ready = 0
+        while ready < 2:
+            ready += "ready" in process.stdout.readline()
+        ranks = processes.descendants(process.pid)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "Ctrl-C again ends it at once" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=300)
+    assert process.returncode == 130 and "Traceback" not in err, err
+    assert err.endswith("interrupted\n") and "saved" not in out
+    assert not any(processes.command(one) for one in ranks)
+    [noted] = json_lines.read(tmp_path / "jobs/local.jsonl", "end")
+    assert noted["code"] == 130
+
+
+def test_ctrl_c_before_there_are_ranks(launch: Launch) -> None:
+    with launch.start("--module", "entry", "--nproc", "2", "--", "sleep", "sleep") as process:
+        assert process.stdout is not None and "node 0 of 1" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=300)
+    assert (process.returncode, err) == (130, "interrupted\n")
 
 
 def test_the_launcher_asks_to_stop(launch: Launch, tmp_path: Path) -> None:

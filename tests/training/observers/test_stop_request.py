@@ -2,21 +2,27 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+<<<<<<< HEAD
 from tests.support.json_lines import read
 from tests.support.processes import descendants
+=======
+>>>>>>> 918a84a (Ctrl-C: the first saves and stops a run, as SIGTERM; the second ends it at once, with 130)
 from tests.training.support.runs import TINY, run, started, steps, wait_for, write_text
 from training.checkpoint.lease import LEASE_FILE
+from training.entrypoint import exit_code
+from training.observers.stop_request import SIGNALS, StopRequest
 
 pytestmark = pytest.mark.processes
 
 HOURS = "--gradient_accumulation=10000000"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 def test_a_long_first_step_does_not_hold_up_an_end(tmp_path: Path, number: signal.Signals) -> None:
     data = write_text(tmp_path / "text")
     save = tmp_path / "run"
@@ -32,6 +38,7 @@ def test_a_long_first_step_does_not_hold_up_an_end(tmp_path: Path, number: signa
     assert done.returncode == 0, done.stderr
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(("ranks", "num_steps", "code"), [(0, 4, 85), (2, 4, 85), (0, 2, 0)])
 def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     tmp_path: Path, ranks: int, num_steps: int, code: int
@@ -50,3 +57,55 @@ def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     assert "asked to stop: step 2 is not evaluated" in said
     assert len(steps(tmp_path / "run")) == 2 and not read(records, "evaluation")
     assert (tmp_path / "run" / "checkpoints" / "step_2_ckp").is_dir()
+=======
+@pytest.mark.parametrize("ranks", [0, 2])
+def test_the_first_ctrl_c_saves(tmp_path: Path, ranks: int) -> None:
+    """Also of torchrun by hand, which hands it on and has an exit code of its own."""
+    data, save = write_text(tmp_path / "text"), tmp_path / "run"
+    flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=2")
+    with started(ranks, *flags, "--num_steps=100000") as process:
+        wait_for(lambda: (save / "metrics.jsonl").exists() and steps(save), process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=120)
+    assert ranks or (process.returncode == 85 and "Traceback" not in err), err
+    assert "KeyboardInterrupt" not in err and "Ctrl-C again ends it at once" in err
+    assert "start again to go on" in out
+    assert list(save.glob("checkpoints/step_*_ckp/manifest.json"))
+
+
+def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
+    data, save = write_text(tmp_path / "text"), tmp_path / "run"
+    flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--num_steps=4")
+    with started(0, *flags, HOURS) as process:
+        wait_for((save / "config.json").exists, process)
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert process.returncode == -signal.SIGINT  # 130 for a shell
+    assert "Ctrl-C again ends it at once" in said and "Traceback" not in said + err
+
+
+@pytest.fixture
+def usual_signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def test_an_interrupt_that_is_ignored_stays_so(usual_signals: None) -> None:
+    """As a script's job in the background has it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    StopRequest(lambda: None, 0).first_step_is_over()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_ctrl_c_before_a_run_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    def work() -> int:
+        raise KeyboardInterrupt
+
+    assert exit_code(work) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+>>>>>>> 918a84a (Ctrl-C: the first saves and stops a run, as SIGTERM; the second ends it at once, with 130)
