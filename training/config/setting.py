@@ -142,6 +142,11 @@ def number(text: str) -> float:
         raise ValueError("a number") from None
 
 
+def number_of(value: Any) -> float:
+    """Read a number as YAML gives it, which takes 3e-4, without a point, for a text."""
+    return number("" if isinstance(value, bool) else str(value))
+
+
 READ: dict[str, Callable[[str], Any]] = {
     "bool": boolean,
     "bool | None": optional,

@@ -21,6 +21,7 @@ import torch
 from training.cli import with_home
 from training.config import yaml_file
 from training.config.sections import STREAM
+from training.config.setting import number_of
 from training.data.base import Sample, Samples
 from training.data.sampler import shuffled
 from training.errors import RequestError
@@ -64,12 +65,16 @@ def listed(file: Path) -> list[Entry]:
         where = f"{file}: entry {number}"
         if not isinstance(entry, dict) or not {"path", "weight"} <= entry.keys() <= _KEYS:
             raise RequestError(f"{where}: must have path and weight, and may have order")
-        path, weight, order = str(entry["path"]), entry["weight"], entry.get("order", 0)
+        path, order = str(entry["path"]), entry.get("order", 0)
         try:
             path = with_home(path)
         except ValueError as error:
             raise RequestError(f"{where}: path must be {error}, not {path!r}") from error
-        if type(weight) not in (int, float) or type(order) is not int:
+        try:
+            weight = number_of(entry["weight"])
+        except ValueError:
+            weight = None
+        if weight is None or type(order) is not int:
             raise RequestError(f"{where}: weight must be a number, and order a whole one")
         if path.startswith(STREAM):
             raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")

@@ -234,6 +234,17 @@ def test_a_list_may_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.Mon
         listed(file)
 
 
+def test_a_weight_without_a_point(tmp_path: Path) -> None:
+    """YAML takes 5e-1 for a text."""
+    file = tmp_path / "mixture.yaml"
+    file.write_text("[{path: a, weight: 5e-1}, {path: b, weight: 2}]")
+    assert [entry.weight for entry in listed(file)] == [0.5, 2]
+    for weight in ("true", "much", "[1]"):
+        file.write_text(f"[{{path: a, weight: {weight}}}]")
+        with pytest.raises(RequestError, match="entry 1: weight must be a number, and order"):
+            listed(file)
+
+
 def test_a_key_of_a_list_that_stands_twice(tmp_path: Path) -> None:
     file = tmp_path / "mixture.yaml"
     file.write_text("- {path: a, weight: 1}\n- path: b\n  weight: 1\n  weight: 2\n")

@@ -129,6 +129,18 @@ def test_the_systems_file_as_it_stands(tmp_path: Path) -> None:
         check_ranks(config, 12)
 
 
+def test_numbers_without_a_point(tmp_path: Path) -> None:
+    """YAML takes 5e-1 for a text."""
+    data = {"text_paths": [{"path": "x", "weight": "5e-1"}, {"path": "y", "weight": "5e-1"}]}
+    config = load(tmp_path, data__text_paths=data["text_paths"], data__text_percentage="1e0")
+    assert [part.weight for part in config.data.text_paths] == [0.5, 0.5]
+    assert config.data.text_percentage == 1
+    with pytest.raises(RequestError, match=r"entry 1: weight must be a number, and order a whole"):
+        load(tmp_path, data__text_paths=[{"path": "x", "weight": True}])
+    with pytest.raises(RequestError, match=r"text_percentage: must be a number, not True"):
+        load(tmp_path, data__text_percentage=True)
+
+
 def test_a_change_means_what_it_would_in_the_file(tmp_path: Path) -> None:
     load(tmp_path)
     path = tmp_path / "config.yaml"

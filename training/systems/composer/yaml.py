@@ -16,7 +16,7 @@ from typing import Any
 
 from training.cli import with_home
 from training.config import yaml_file
-from training.config.setting import named
+from training.config.setting import named, number_of
 from training.config.yaml import near, value_of
 from training.errors import RequestError, writing
 from training.systems.composer.config import ComposerConfig, DataSection, HeldOut, Part
@@ -130,10 +130,10 @@ def _section(section: str, given: Mapping[Any, Any], faults: list[str]) -> dict[
         if is_data and name in _LISTS:
             found[name] = _entries(_LISTS[name], value, where, faults)
         elif is_data and name in _SHARES:
-            if type(value) in (int, float):
-                found[name] = float(value)
-            else:
-                faults.append(f"{where}: must be a number, not {value!r}")
+            try:
+                found[name] = number_of(value)
+            except ValueError as error:
+                faults.append(f"{where}: must be {error}, not {value!r}")
         elif name not in known:
             every = [*known, *(_LISTS if is_data else ())]
             faults.append(f"{where}: there is no such setting{near(str(name), every)}")
@@ -169,10 +169,14 @@ def _entries(kind: type, value: Any, where: str, faults: list[str]) -> tuple[Any
         if kind is HeldOut:
             label = entry.get("label") or label_of(entry["path"])
             found.append(HeldOut(path=entry["path"], label=str(label)))
-        elif (
-            type(entry.get("weight")) not in (int, float) or type(entry.get("order", 0)) is not int
-        ):
+            continue
+        order = entry.get("order", 0)
+        try:
+            weight = number_of(entry.get("weight"))
+        except ValueError:
+            weight = None
+        if weight is None or type(order) is not int:
             faults.append(f"{place}: weight must be a number, and order a whole one")
         else:
-            found.append(Part(**entry))
+            found.append(Part(path=entry["path"], weight=weight, order=order))
     return tuple(found)
