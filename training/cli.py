@@ -31,15 +31,29 @@ def with_home(text: str) -> str:
     """Put the home folder for the ~ that a path begins with, be it after a kind, as in packed:~/x.
 
     A shell does so at the start of a word alone: it leaves --name=~/x as it is. Raises ValueError
-    with what the path must be, where there is no such home folder.
+    with what the path must be, where there is no such home folder, or where a variable such as
+    $HOME is in it, which a shell would have replaced.
     """
-    kind = re.match(r"([\w/-]+:)?(?=~)", text)
-    if kind is None:
-        return text
-    try:
-        return kind[0] + str(Path(text[kind.end() :]).expanduser())
-    except RuntimeError:
-        raise ValueError("a path, with ./ before a ~ that means no home folder") from None
+    if kind := re.match(r"([\w/-]+:)?(?=~)", text):
+        try:
+            text = kind[0] + str(Path(text[kind.end() :]).expanduser())
+        except RuntimeError:
+            raise ValueError("a path, with ./ before a ~ that means no home folder") from None
+    _refuse_variables(text)
+    return text
+
+
+def _refuse_variables(text: str) -> None:
+    """Raise ValueError for $NAME or ${NAME} in a path, unless a file or folder is called so."""
+    path = re.sub(r"^[\w/-]+:(?!//)", "", text)
+    if "://" in path:
+        return
+    for found in re.finditer(r"(\$(?:\w+|\{\w+\}))[^/,]*", path):
+        place = path[: found.end()]
+        if not any(os.path.exists(one) for one in (place, place.rpartition(",")[2])):
+            raise ValueError(
+                f"a path without {found[1]} (variables are not replaced here: write the value)"
+            )
 
 
 def duration(seconds: float) -> str:

@@ -42,7 +42,7 @@ def load(path: Path, changes: Sequence[str]) -> Config:
     for section, given in _parse(path).items():
         where = f"{path}: {section}"
         if section not in SECTIONS:
-            found.faults.append(f"{where}: there is no such section{near(section, SECTIONS)}")
+            found.faults.append(f"{where}: there is no such section{near(str(section), SECTIONS)}")
         elif not isinstance(given or {}, Mapping):
             found.faults.append(f"{where}: must be a list of settings, name: value")
         else:
@@ -131,7 +131,7 @@ def value_of(setting: Setting, value: Any) -> Any:
 def _model(found: _Found) -> dict[str, Any]:
     """Make the model's name and sizes of what was given of them; faults are added to `found`."""
     given = dict(found.model)
-    name, family = given.pop("name", ""), given.pop("family", "")
+    name, family = given.pop("name", ""), str(given.pop("family", None) or "")
     try:
         if name:
             start = preset(str(name))
@@ -141,7 +141,7 @@ def _model(found: _Found) -> dict[str, Any]:
         elif family in FAMILIES:
             kind = FAMILIES[family]
         else:
-            wrong = f"there is no family {family!r}{near(str(family), FAMILIES)}"
+            wrong = f"there is no family {family!r}{near(family, FAMILIES)}"
             found.faults.append(
                 f"model.family: {wrong} (known: {', '.join(FAMILIES)})"
                 if family

@@ -92,6 +92,19 @@ def test_a_home_folder_is_one_in_files_and_after_an_equals_sign(
         read(tmp_path, text, "save_ckpt_path=~nobody-here/x")
 
 
+def test_a_variable_in_a_path_is_refused_unless_a_folder_has_its_name(tmp_path: Path) -> None:
+    """Nothing puts its value there: a folder of that name was made."""
+    text = LEAST
+    for value in ("$SCRATCH/run", "${SCRATCH}/run", f"{tmp_path}/$USER", f"text:{tmp_path}/$A/*"):
+        for key in ("run.save_ckpt_path", "data.dataset_path"):
+            with pytest.raises(RequestError, match=rf"{key}: must be a path without \$"):
+                read(tmp_path, text, f"{key}={value}")
+    (tmp_path / "$A").mkdir()
+    for value in (f"{tmp_path}/$A/new", f"text:{tmp_path}/$A/*", f"{tmp_path}/5$", "s3://x/$A"):
+        assert read(tmp_path, text, f"dataset_path={value}").data.dataset_path == value
+    assert read(tmp_path, text, "use_wandb=1", "wandb_project=$A").run.wandb_project == "$A"
+
+
 def test_sizes_alone_make_a_model(tmp_path: Path) -> None:
     sizes = """
 model:
@@ -112,6 +125,9 @@ model:
     ("more", "changes", "shown"),
     [
         ("dat: {x: 1}", (), "dat: there is no such section; did you mean data?"),
+        ("1: {x: 1}", (), "run.yaml: 1: there is no such section"),
+        ("on: {x: 1}", (), "run.yaml: True: there is no such section"),
+        ("", ("model.name=", "model.family=[a]"), "model.family: there is no family "),
         ("optim: [1]", (), "optim: must be a list of settings"),
         ("optim: {seed: 1}", (), "optim.seed: there is no such setting; it belongs to run"),
         ("optim: {learning_rat: 1}", (), "there is no such setting; did you mean learning_rate?"),
