@@ -300,7 +300,13 @@ def test_a_tokenizer_ends_documents_and_must_fit_the_model(tmp_path: Path) -> No
     assert feed(path, **given).resume(state) is None
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "b"}')
     assert "other data" in str(feed(path, **given).resume(state))
+    assert not feed(path, batch=1, **given).notes
+    (tmp_path / "endless").mkdir()
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(f"{tmp_path}/endless/tokenizer.json")
+    (note,) = feed(path, batch=1, tokenizer=f"{tmp_path}/endless").notes
+    assert note.startswith(f"WARNING: {tmp_path}/endless states no end-of-text token")
     made = Tokenizer(models.WordLevel({**words, "c": 256}, unk_token="a"))
+    (tmp_path / "tokenizer_config.json").unlink()
     made.save(str(tmp_path / "large.json"))
     with pytest.raises(RequestError, match="has token ids up to 256, and the vocabulary of mamba-"):
         feed(path, tokenizer=str(tmp_path / "large.json"))

@@ -164,6 +164,24 @@ def test_paths_may_begin_with_the_home_folder(
         tokenize([*asked, "--save_path=~no-such-user/set"])
 
 
+def test_a_tokenizer_without_an_end_of_text_is_a_warning(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 99)
+    words = tokenizers.models.WordLevel({"some": 0, "words": 1}, unk_token="some")
+    tokenizers.Tokenizer(words).save(str(tmp_path / "tokenizer.json"))
+    asked = [f"--dataset={tmp_path}/a.txt", "--num_proc=1", "--seq_len=1"]
+    mine = f"--tokenizer={tmp_path}"
+    tokenize([*asked, mine, f"--save_path={tmp_path}/set"])
+    assert f"warning: {tmp_path} states no end-of-text token" in capsys.readouterr().err
+    for flag in ("--append_eos=False", "--tokenizer=bytes", f"--tokenizer={place}/bpe"):
+        tokenize([*asked, mine, flag, f"--save_path={tmp_path}/{flag[-5:]}"])
+        assert "end-of-text" not in capsys.readouterr().err
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    with pytest.raises(RequestError, match=r"^--tokenizer: .* '<end>', is not in its vocabulary"):
+        tokenize([*asked, mine, f"--save_path={tmp_path}/other"])
+
+
 def test_large_sets_are_of_several_files(
     place: Path, texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

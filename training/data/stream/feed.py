@@ -277,11 +277,12 @@ class Stream:
             hashlib.blake2b("\n".join(some).encode(), digest_size=16).hexdigest()
             for some in (facts, [*facts, f"{tokenizer.eos}"])
         )
-        self.notes: Sequence[str] = ()
+        self.notes: Sequence[str] = [f"WARNING: {warning}" for warning in tokenizer.warnings]
         if shards.count < reading.lanes:
             self.notes = [
+                *self.notes,
                 f"{shards.name} has {shards.count:,} files for {reading.lanes:,} sequences a step: "
-                "several read the same file, each the whole of it to train on its own part"
+                "several read the same file, each the whole of it to train on its own part",
             ]
 
     def next_rows(self, rows: range) -> BatchPart:

@@ -144,6 +144,8 @@ def open_job(
     append_eos = given["append_eos"]
     if append_eos is None:
         append_eos = tokenizer.eos is not None
+        for warning in tokenizer.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     elif append_eos and tokenizer.eos is None:
         raise RequestError(f"--append_eos: {tokenizer.name} states no end-of-text token")
     texts = open_texts(

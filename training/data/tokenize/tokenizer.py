@@ -46,6 +46,16 @@ class Tokenizer:
     longest: int | None = None
 
     @property
+    def warnings(self) -> list[str]:
+        """List what the user may not expect of it. That bytes end no text is documented."""
+        if self.name == BYTES or self.eos is not None:
+            return []
+        return [
+            f"{self.name} states no end-of-text token, so nothing is put between texts; name it as "
+            "eos_token in a tokenizer_config.json beside its tokenizer.json"
+        ]
+
+    @property
     def fingerprint(self) -> str:
         return hashlib.blake2b(self.definition.encode(), digest_size=16).hexdigest()
 
@@ -76,6 +86,11 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
         eos = eos.get("content")
     if eos is None:
         eos = next((end for end in ENDS if end in ids), None)
+    elif eos not in ids:
+        raise RequestError(
+            f"--tokenizer: {name}: its end-of-text token, {eos!r}, is not in its vocabulary; "
+            "correct eos_token in its tokenizer_config.json"
+        )
     longest = stated.get("model_max_length")
     return Tokenizer(
         name,
