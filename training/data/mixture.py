@@ -30,6 +30,7 @@ SLOTS = 1000
 TOLERANCE = Fraction(1, 100)
 """A weight that rounding changes by more than this part of it is reported."""
 
+MIXTURE = "mixture:"
 _KEYS = {"path", "weight", "order"}
 
 
@@ -52,8 +53,11 @@ class Entry(NamedTuple):
     where: str
 
 
-def listed(file: Path) -> list[Entry]:
-    """Read the file of a mixture. Raises RequestError naming the file and the entry."""
+def listed(file: Path, above: tuple[Path, ...] = ()) -> list[Entry]:
+    """Read the file of a mixture. Raises RequestError naming the file and the entry.
+
+    above: the files that this one is listed in; one that is among them would have no end.
+    """
     try:
         entries = yaml_file.read(file, str(file))
     except OSError as error:
@@ -78,8 +82,21 @@ def listed(file: Path) -> list[Entry]:
             raise RequestError(f"{where}: weight must be a number, and order a whole one")
         if path.startswith(STREAM):
             raise RequestError(f"{where}: path: a stream has no numbered samples, a mixture's have")
+        if path.startswith(MIXTURE):
+            _look_into(path, where, (*above, file.resolve()))
         found.append(Entry(path, weight, order, where))
     return found
+
+
+def _look_into(path: str, where: str, above: tuple[Path, ...]) -> None:
+    """Read the file of a mixture within a mixture. Raises RequestError."""
+    file = Path(path.removeprefix(MIXTURE))
+    if file.resolve() in above:
+        raise RequestError(f"{where}: path: {path} is part of itself; leave it out")
+    try:
+        listed(file, above)
+    except RequestError as error:
+        raise RequestError(f"{where}: path: {error}") from error
 
 
 class Mixture:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from training.data.base import Sample
 from training.data.mixture import Mixture, Source, apportioned, listed
 from training.data.sampler import Reader
+from training.data.sources import open_samples
 from training.errors import RequestError
 
 LENGTH = 2
@@ -250,6 +251,29 @@ def test_a_key_of_a_list_that_stands_twice(tmp_path: Path) -> None:
     file.write_text("- {path: a, weight: 1}\n- path: b\n  weight: 1\n  weight: 2\n")
     with pytest.raises(RequestError, match=r"entry 2: weight: stands twice, in lines 3 and 4;"):
         listed(file)
+
+
+def test_a_list_that_has_itself_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "text").write_text("some text")
+    write_list(tmp_path / "a.yaml", "text:text", "mixture:b.yaml")
+    write_list(tmp_path / "b.yaml", f"mixture:{tmp_path}/a.yaml")
+    for name in "ab":
+        with pytest.raises(
+            RequestError, match=r"^dataset_path: .*mixture:.*\.yaml is part of itself"
+        ):
+            open_samples(f"mixture:{name}.yaml", 2, "dataset_path", 256, 0)
+    write_list(tmp_path / "b.yaml", "mixture:none.yaml")
+    with pytest.raises(
+        RequestError, match=r"a\.yaml: entry 2: path: b\.yaml: .*none\.yaml: cannot"
+    ):
+        open_samples("mixture:a.yaml", 2, "dataset_path", 256, 0)
+    write_list(tmp_path / "b.yaml", "text:text")
+    assert open_samples("mixture:a.yaml", 2, "dataset_path", 256, 0)
+
+
+def write_list(file: Path, *paths: str) -> None:
+    file.write_text("".join(f"- {{path: '{path}', weight: 1}}\n" for path in paths))
 
 
 def test_samples_beyond_the_end() -> None:
