@@ -77,7 +77,7 @@ def picker(
                 f"the model gives logits that are not finite, computed in {kind}: if another "
                 f"--dtype changes nothing, its weights are bad"
             )
-        if temperature == 0:
+        if temperature < torch.finfo(torch.float32).tiny:  # 0, or what may become 0 in float32
             return int(logits.argmax())
         # The largest becomes 0, so that no temperature, however small, overflows.
         logits = (logits - logits.max()) / temperature  # (v,)

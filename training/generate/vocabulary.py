@@ -85,6 +85,7 @@ class Tokens:
         return open_tokenizer(str(self._path)).eos
 
     def encode(self, text: str) -> list[int]:
+        text.encode()  # the library has no error of its own for what the shell hands over as bytes
         plain = self._tokenizer.encode(text, add_special_tokens=False).ids
         self._ids = [*self._before, *plain]
         self._given = len(self._ids)
@@ -148,7 +149,10 @@ def encode(
     vocabulary: Vocabulary, text: str, source: Source, count: int, called: str = "--prompt"
 ) -> list[int]:
     """Turn a prompt into tokens. Raises RequestError if the model cannot take them."""
-    prompt = vocabulary.encode(text)
+    try:
+        prompt = vocabulary.encode(text)
+    except UnicodeEncodeError:
+        raise RequestError(f"{called}: is not UTF-8") from None
     if not prompt:
         raise RequestError(f"{called}: is empty, and a model goes on from at least one token")
     largest = source.sizes.vocab_size

@@ -143,6 +143,7 @@ def shares(temperature: float, top_k: int, top_p: float, logits: Tensor = LOGITS
         (1, 3, 0.5, [0, 4 / 7, 0, 3 / 7]),  # of the three left, the first has 4/9
         (0.5, 0, 1.0, [1 / 30, 16 / 30, 4 / 30, 9 / 30]),
         (1e-30, 0, 1.0, [0, 1, 0, 0]),
+        (1e-46, 0, 1.0, [0, 1, 0, 0]),  # 0 in float32
         (0, 0, 1.0, [0, 1, 0, 0]),
     ],
 )

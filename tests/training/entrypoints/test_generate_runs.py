@@ -52,3 +52,11 @@ def test_an_end_that_is_stated_in_the_folder_of_a_run(run: Path, capsys: Any) ->
     first = vocabulary.encode(f"the dog{whole}")[len(vocabulary.encode("the dog"))]
     (run / "generation_config.json").write_text(json.dumps({"eos_token_id": first}))
     assert text_of(run, capsys) == "\n" != whole
+
+
+def test_a_prompt_that_is_no_text(run: Path, tmp_path: Path, capsys: Any) -> None:
+    """As the shell hands over a byte that is no character."""
+    path = tokenizer(tmp_path, "byte level")
+    words = [str(run), "--prompt=caf\udce9", f"--tokenizer={path}"]
+    assert run_command(write, words) == 2
+    assert capsys.readouterr().err == "error: --prompt: is not UTF-8\n"
