@@ -40,11 +40,12 @@ class Opened:
 
 def detect(folder: Path) -> str:
     """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
-    return _formats(folder)[0]
+    return _formats(_run_of(folder))[0]
 
 
 def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
     """Open a folder of a format. Raises RequestError if it is of another, or broken."""
+    folder = _run_of(folder)
     found = _formats(folder)
     if form not in found:
         raise RequestError(f"{folder} is of format {found[0]}, not {form}")
@@ -55,7 +56,7 @@ def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
     if form == "codestral":
         return _open_codestral(folder)
     if _is_trained(folder):
-        if (folder / manifest.NAME).exists():
+        if _is_checkpoint(folder):
             return Opened("ours", folder, *native.read_checkpoint(folder))
         newest = native.newest_checkpoint(folder)
         return Opened("ours", newest, *native.read_checkpoint(newest), run=folder)
@@ -128,4 +129,18 @@ def _by_settings(folder: Path) -> list[str]:
 
 def _is_trained(folder: Path) -> bool:
     """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
-    return (folder / manifest.NAME).exists() or manifest.checkpoints(str(folder)).is_dir()
+    return _is_checkpoint(folder) or manifest.checkpoints(str(folder)).is_dir()
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    """Tell a checkpoint, even one whose save did not end: weights may be called as it is."""
+    if (folder / manifest.NAME).exists():
+        return True
+    is_called_so = manifest.step_of(folder.name) is not None
+    return is_called_so and folder.is_dir() and not (folder / CONFIG).exists()
+
+
+def _run_of(folder: Path) -> Path:
+    """Give a run's folder for the one in it that its checkpoints lie in."""
+    is_inside = folder.name == manifest.checkpoints("").name and any(manifest.numbered(folder))
+    return folder.parent if is_inside else folder

@@ -60,3 +60,16 @@ def test_a_prompt_that_is_no_text(run: Path, tmp_path: Path, capsys: Any) -> Non
     words = [str(run), "--prompt=caf\udce9", f"--tokenizer={path}"]
     assert run_command(write, words) == 2
     assert capsys.readouterr().err == "error: --prompt: is not UTF-8\n"
+
+
+def test_the_folder_that_the_checkpoints_of_a_run_lie_in(run: Path, capsys: Any) -> None:
+    tokenizer(run, "byte level")
+    assert text_of(run / "checkpoints", capsys) == text_of(run, capsys)
+
+
+def test_a_checkpoint_whose_save_did_not_end(run: Path, capsys: Any) -> None:
+    step = run / "checkpoints" / "step_3_ckp"
+    (step / "manifest.json").unlink()
+    assert run_command(write, [str(step), *WORDS]) == 2
+    said = capsys.readouterr().err
+    assert said == f"error: checkpoint {step} is broken: it has no manifest.json\n"
