@@ -7,11 +7,8 @@ from pathlib import Path
 
 import pytest
 
-<<<<<<< HEAD
 from tests.support.json_lines import read
 from tests.support.processes import descendants
-=======
->>>>>>> 918a84a (Ctrl-C: the first saves and stops a run, as SIGTERM; the second ends it at once, with 130)
 from tests.training.support.runs import TINY, run, started, steps, wait_for, write_text
 from training.checkpoint.lease import LEASE_FILE
 from training.entrypoint import exit_code
@@ -38,7 +35,6 @@ def test_a_long_first_step_does_not_hold_up_an_end(tmp_path: Path, number: signa
     assert done.returncode == 0, done.stderr
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(("ranks", "num_steps", "code"), [(0, 4, 85), (2, 4, 85), (0, 2, 0)])
 def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     tmp_path: Path, ranks: int, num_steps: int, code: int
@@ -57,7 +53,8 @@ def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     assert "asked to stop: step 2 is not evaluated" in said
     assert len(steps(tmp_path / "run")) == 2 and not read(records, "evaluation")
     assert (tmp_path / "run" / "checkpoints" / "step_2_ckp").is_dir()
-=======
+
+
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_the_first_ctrl_c_saves(tmp_path: Path, ranks: int) -> None:
     """Also of torchrun by hand, which hands it on and has an exit code of its own."""
@@ -108,4 +105,3 @@ def test_ctrl_c_before_a_run_begins(capsys: pytest.CaptureFixture[str]) -> None:
 
     assert exit_code(work) == 130
     assert capsys.readouterr().err == "interrupted\n"
->>>>>>> 918a84a (Ctrl-C: the first saves and stops a run, as SIGTERM; the second ends it at once, with 130)
