@@ -89,6 +89,16 @@ def check(config: ScheduleConfig, num_steps: int, peak: float, tokens_per_step: 
         raise RequestError.of(found)
 
 
+def warnings(config: ScheduleConfig, num_steps: int) -> list[str]:
+    """Tell what is possible, as in a first try, and rarely meant."""
+    if config.name != "cosine-to-zero" or config.warmup_steps < num_steps:
+        return []
+    return [
+        f"warmup_steps: {config.warmup_steps} are not less than the {num_steps} of num_steps; the "
+        f"learning rate only rises, to {num_steps / config.warmup_steps:.0%} of its peak"
+    ]
+
+
 def learning_rate(
     config: ScheduleConfig, step: int, num_steps: int, peak: float, tokens_per_step: int
 ) -> float:

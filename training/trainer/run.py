@@ -102,6 +102,8 @@ def set_up(
     phases.end("data")
     run, optim = config.run, config.optim
     lr_schedule.check(optim.schedule, run.num_steps, optim.learning_rate, tokens_per_step)
+    for warning in lr_schedule.warnings(optim.schedule, run.num_steps):
+        say(f"WARNING: {warning}")
 
     if run.mirror_url:
         Mirror(run).pull(group, say)

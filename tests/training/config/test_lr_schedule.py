@@ -18,6 +18,7 @@ from training.config.lr_schedule import (
     duration,
     learning_rate,
     tokens,
+    warnings,
 )
 from training.errors import RequestError
 
@@ -183,6 +184,15 @@ def test_a_warm_up_longer_than_the_run_only_rises(given: dict[str, Any]) -> None
     found = rates(50, 7, **given)
     wanted = [PEAK * step / 1000 for step in range(1, 51)]
     assert found == pytest.approx(wanted, rel=1e-6)
+
+
+def test_a_rate_that_never_falls_is_reported() -> None:
+    config = ScheduleConfig(name="cosine-to-zero")
+    assert warnings(config, 1000) == [
+        "warmup_steps: 2000 are not less than the 1000 of num_steps; the learning rate only rises, "
+        "to 50% of its peak"
+    ]
+    assert warnings(config, 2001) == warnings(ScheduleConfig(name="wsd"), 10) == []
 
 
 @pytest.mark.parametrize("name", TAKES)
