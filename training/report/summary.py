@@ -75,13 +75,16 @@ def _best(run: Run) -> str:
 
 
 def _last(run: Run) -> str:
-    losses = run.steps.columns["loss"]
+    losses = run.steps.finite("loss")
     return f"{losses[-1]:.4f}" if losses else ""
 
 
 def _evaluation(run: Run) -> str:
-    losses = run.evaluations.finite("loss")
-    return f"{losses[-1]:.4f}" if losses else ""
+    """Tell the last loss of each held-out set, after its label where it has one."""
+    last = {label: table.finite("loss")[-1:] for label, table in run.evaluations.items()}
+    return ", ".join(
+        f"{label} {loss:.4f}".strip() for label, found in last.items() for loss in found
+    )
 
 
 def _median(column: str, form: str) -> Callable[[Run], str]:

@@ -85,7 +85,7 @@ def test_a_run_that_was_resumed(tmp_path: Path) -> None:
 def test_a_run_that_lost_its_numbers(tmp_path: Path) -> None:
     lost = [step(number, loss=math.nan, grad_norm=math.inf) for number in range(31, 36)]
     page = made(tmp_path, write(tmp_path / "run", [*history(30), *lost]))
-    assert page.row()["last loss"] == "nan"
+    assert page.row()["last loss"] == "1.1667"  # that of step 30
     assert page.row()["best loss (at step)"] == "1.1667 (30)"
     assert page.notes == ["run: the loss is not a finite number in 5 steps, the first of them 31"]
     assert len(page.images) == 5
@@ -95,7 +95,7 @@ def test_a_run_that_had_no_number_at_all(tmp_path: Path) -> None:
     lost = [step(number, loss=None, grad_norm=math.nan) for number in (1, 2)]
     page = made(tmp_path, write(tmp_path / "run", lost))
     assert list(page.images) == ["learning rate"]
-    assert not {"best loss (at step)", "median tokens/s a device"} & set(page.row())
+    assert not {"last loss", "best loss (at step)", "median tokens/s a device"} & set(page.row())
 
 
 @pytest.mark.parametrize("over", ["steps", "tokens", "time"])
