@@ -46,14 +46,11 @@ class Picture:
     from_zero: bool = True
     least_top: float = 0.0
 
-    def table(self, run: Run) -> Table:
-        tables = {
-            "steps": run.steps,
-            "reports": run.reports,
-            "evaluations": run.evaluations,
-            "saves": run.saves,
-        }
-        return tables[self.of]
+    def tables(self, run: Run) -> dict[str, Table]:
+        """Give the tables that have a curve each, by what tells them apart."""
+        if self.of == "evaluations":
+            return run.evaluations
+        return {"": {"steps": run.steps, "reports": run.reports, "saves": run.saves}[self.of]}
 
 
 _STEP: dict[str, Any] = {"of": "steps", "points": "each step"}
@@ -142,6 +139,16 @@ OVER = {
 }
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A table of a run that is drawn; `name` is empty where there is nothing to tell it from."""
+
+    run: Run
+    table: Table
+    name: str
+    colour: str
+
+
 def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
     """Draw every quantity that any run tells; {file name: PNG}.
 
@@ -155,16 +162,16 @@ def draw_pictures(runs: list[Run], over: str) -> dict[str, bytes]:
             "(pip install matplotlib)"
         ) from error
     axis = OVER[over]
-    if not any(run.steps.finite(axis.column) for run in runs):
+    if not any(run.steps.has(axis.column) for run in runs):
         raise RequestError(
             f"--over={over}: no run has recorded how long its steps take, which its reports do; "
             "fix: --over=steps"
         )
     drawn = {}
     for picture in PICTURES:
-        if any(picture.table(run).finite(picture.column) for run in runs):
+        if curves := _curves(picture, runs, axis):
             figure = Figure(figsize=(9, 4.6), layout="constrained")
-            _draw(figure, picture, runs, axis)
+            _draw(figure, picture, curves, runs, axis)
             into = io.BytesIO()
             figure.savefig(into, format="png", dpi=100)
             drawn[picture.file] = into.getvalue()
@@ -225,24 +232,44 @@ def smoothing(picture: Picture, points: int) -> str:
     return f"EMA, \N{GREEK SMALL LETTER BETA} = {constant:.3g}" if constant else ""
 
 
-def _draw(figure: Figure, picture: Picture, runs: list[Run], axis: Axis) -> None:
+def _curves(picture: Picture, runs: list[Run], axis: Axis) -> list[Curve]:
+    """Find what can be drawn; what cannot counts for colours, so that a run keeps its own.
+
+    Where runs have several curves each, every curve has another colour.
+    """
+    found = [(run, *each) for run in runs for each in picture.tables(run).items()]
+    return [
+        Curve(
+            run,
+            table,
+            ": ".join(filter(None, (run.name if len(runs) > 1 else "", label))),
+            _colour(place),
+        )
+        for place, (run, label, table) in enumerate(found)
+        if table.has(axis.column, picture.column)
+    ]
+
+
+def _draw(
+    figure: Figure, picture: Picture, curves: list[Curve], runs: list[Run], axis: Axis
+) -> None:
     """Draw a picture's axes, all curves, and what they mean."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axes = figure.subplots()
     worth, label = axis.unit(runs)
     entries: list[tuple[Any, str]] = []
-    for place, run in enumerate(runs):
-        entries += _curve(axes, picture, run, axis.column, worth, _colour(place), len(runs) > 1)
+    for curve in curves:
+        entries += _curve(axes, picture, curve, axis.column, worth)
     if len(runs) > 1:
-        entries += _styles(picture, runs)
+        entries += _styles(picture, curves)
     numbers = FuncFormatter(lambda value, _: f"{value:,.10g}")
-    if picture.may_be_log and _spread(picture, runs) > 100:
+    if picture.may_be_log and _spread(picture, curves) > 100:
         axes.set_yscale("log")
     else:
         axes.yaxis.set_major_formatter(numbers)
     if picture.from_zero:
-        axes.set_ylim(0, max(1.08 * _largest(picture, runs), picture.least_top) or 1)
+        axes.set_ylim(0, max(1.08 * _largest(picture, curves), picture.least_top) or 1)
     # All pictures of a page over the same range.
     axes.set_xlim(0, max(max(run.steps.finite(axis.column), default=0) for run in runs) / worth)
     axes.xaxis.set_major_locator(MaxNLocator("auto", integer=axis.column == "step"))
@@ -260,18 +287,16 @@ def _draw(figure: Figure, picture: Picture, runs: list[Run], axis: Axis) -> None
 
 
 def _curve(
-    axes: Axes, picture: Picture, run: Run, column: str, worth: float, colour: str, is_named: bool
+    axes: Axes, picture: Picture, curve: Curve, column: str, worth: float
 ) -> list[tuple[Any, str]]:
-    """Draw one run; what the legend says of it, without styles where it is one of several.
+    """Draw one curve; what the legend says of it, without styles where it has a name.
 
     Many points: the means of blocks, in a pale band of their ranges. Few of what is noisy: the
     moving average over the pale points themselves.
     """
-    table = picture.table(run)
+    run, table, colour = curve.run, curve.table, curve.colour
     xs = [x / worth for x in table.columns[column]]
     ys = [y * picture.scale for y in table.columns[picture.column]]
-    if not any(math.isfinite(x) and math.isfinite(y) for x, y in zip(xs, ys, strict=True)):
-        return []
     thin = blocks(xs, ys)
     x, mean, least, largest = zip(*thin, strict=True)
     how = smoothing(picture, len(xs))
@@ -301,22 +326,24 @@ def _curve(
         at = table.columns["step"].index(run.lost[0])
         gone = axes.axvline(xs[at], color=colour, linestyle=":")
         styled.append((gone, LOST))
-    if is_named:
-        return [(line, _short(run.name) + (f" ({how})" if how else ""))]
+    if curve.name:
+        return [(line, _short(curve.name) + (f" ({how})" if how else ""))]
     return [(line, how or picture.points), *styled]
 
 
-def _styles(picture: Picture, runs: list[Run]) -> list[tuple[Any, str]]:
+def _styles(picture: Picture, curves: list[Curve]) -> list[tuple[Any, str]]:
     """Say what pale, dashed and dotted lines are of any of several runs."""
     from matplotlib.lines import Line2D
 
-    lengths = [len(picture.table(run)) for run in runs]
+    lengths = [len(curve.table) for curve in curves]
     short = [count for count in lengths if count <= BLOCKS and smoothing(picture, count)]
     shown = {
         picture.points: {"alpha": PALE} if short else None,
         picture.second_points: {"linestyle": "--"} if picture.second else None,
         LOST: {"linestyle": ":"}
-        if picture.of == "steps" and picture.column == "loss" and any(run.lost for run in runs)
+        if picture.of == "steps"
+        and picture.column == "loss"
+        and any(curve.run.lost for curve in curves)
         else None,
     }
     return [
@@ -349,15 +376,15 @@ def _short(name: str) -> str:
     return name if len(name) <= LONG else f"...{name[-LONG:]}"
 
 
-def _largest(picture: Picture, runs: list[Run]) -> float:
+def _largest(picture: Picture, curves: list[Curve]) -> float:
     columns = [picture.column, picture.second] if picture.second else [picture.column]
-    seen = [value for run in runs for one in columns for value in picture.table(run).finite(one)]
+    seen = [value for curve in curves for one in columns for value in curve.table.finite(one)]
     return max(seen, default=0.0) * picture.scale
 
 
-def _spread(picture: Picture, runs: list[Run]) -> float:
+def _spread(picture: Picture, curves: list[Curve]) -> float:
     """Give the largest value over the least; 0 where they are not all above 0."""
-    seen = [value for run in runs for value in picture.table(run).finite(picture.column)]
+    seen = [value for curve in curves for value in curve.table.finite(picture.column)]
     return max(seen) / min(seen) if min(seen) > 0 else 0.0
 
 

@@ -67,15 +67,23 @@ class Table:
     def finite(self, name: str) -> list[float]:
         return [value for value in self.columns[name] if math.isfinite(value)]
 
+    def has(self, *names: str) -> bool:
+        """Tell whether some line has finite numbers in all of these columns."""
+        rows = zip(*(self.columns[name] for name in names), strict=True)
+        return any(all(map(math.isfinite, row)) for row in rows)
+
 
 @dataclass(frozen=True)
 class Run:
-    """One run; `notes` say, for people, what is odd about it."""
+    """One run; `notes` say, for people, what is odd about it.
+
+    evaluations: a table for each held-out set by its label, which is empty where lines have none.
+    """
 
     name: str
     steps: Table
     reports: Table
-    evaluations: Table
+    evaluations: dict[str, Table]
     saves: Table
     settings: dict[str, Any] = field(default_factory=dict)  # of config.json, by dotted names
     versions: dict[str, str] = field(default_factory=dict)
@@ -128,9 +136,9 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 def read(folder: Path, name: str) -> Run:
     """Read one run's folder. Raises RequestError if a file cannot be opened."""
-    steps, reports = Table.of(*STEP), Table.of(*REPORT)
-    evaluations, saves = Table.of(*EVALUATION), Table.of(*SAVE)
-    tables = {"step": steps, "report": reports, "evaluation": evaluations, "save": saves}
+    steps, reports, saves = Table.of(*STEP), Table.of(*REPORT), Table.of(*SAVE)
+    tables = {"step": steps, "report": reports, "save": saves}
+    evaluations: dict[str, Table] = {}
     notes: list[str] = []
     odd = back = 0
     for line in _lines(folder / METRICS):
@@ -140,26 +148,29 @@ def read(folder: Path, name: str) -> Run:
         try:
             record = json.loads(line)
             table = tables.get(record["kind"])
+            if record["kind"] == "evaluation":
+                table = evaluations.setdefault(str(record.get("label", "")), Table.of(*EVALUATION))
             replaced = table.add(record) if table is not None else 0
         except (ValueError, TypeError, KeyError, OverflowError):
             odd += 1
         else:
             if replaced and table is steps:
                 back += 1
-                for other in (reports, evaluations, saves):
+                for other in (reports, saves, *evaluations.values()):
                     other.cut(record["step"])
     if odd:
         notes.append(f"lines of {METRICS} that cannot be read, and are left out: {odd}")
     if back:
         notes.append(f"goes back to an earlier step, where the later lines count: {back} times")
-    for table in (evaluations, saves):
+    evaluations = evaluations or {"": Table.of(*EVALUATION)}
+    for table in (saves, *evaluations.values()):
         for place, step in enumerate(table.columns["step"]):
             at = bisect_left(steps.columns["step"], step)
             if at < len(steps):
                 table.columns["tokens_seen"][place] = steps.columns["tokens_seen"][at]
     settings, versions, facts = _config(folder / CONFIG, notes)
     clock = _clock(steps, reports, settings.get("world_size"))
-    for table in tables.values():
+    for table in (*tables.values(), *evaluations.values()):
         table.columns["training_seconds"] = clock(table.columns["step"])
     run = Run(name, steps, reports, evaluations, saves, settings, versions, facts)
     if not len(steps):

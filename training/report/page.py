@@ -36,7 +36,7 @@ def render_page(runs: list[Run], pictures: dict[str, bytes], over: str) -> str:
         f"<style>\n{STYLE}\n</style></head><body>",
         f"<h1>{escape(title)}</h1>",
         _table(("run", *(run.name for run in runs)), rows),
-        *_notes(runs),
+        *_notes(runs, over),
     ]
     for picture in PICTURES:
         if picture.file in pictures:
@@ -74,8 +74,14 @@ def _caption(picture: Picture, over: str) -> str:
     return " ".join(sentences)
 
 
-def _notes(runs: list[Run]) -> list[str]:
+def _notes(runs: list[Run], over: str) -> list[str]:
     lines = [f"{run.name}: {note}" for run in runs for note in run.notes]
+    axis = OVER[over]
+    lines += [
+        f"{run.name}: is not drawn: it has not recorded its {axis.title} yet"
+        for run in runs
+        if len(run.steps) and not run.steps.has(axis.column)
+    ]
     return ["<ul>", *(f"<li>{escape(line)}</li>" for line in lines), "</ul>"] if lines else []
 
 

@@ -19,6 +19,7 @@ from tests.training.support.reports import (
     step,
     write,
 )
+from training.report import curves
 from training.report.curves import decay, moving_average
 from training.report.history import read
 
@@ -126,7 +127,7 @@ def test_training_time_of_a_run_that_began_with_anothers_steps(
     lines = [shown(10_000, **speed), evaluation(9_990, 1.5), *lines]
     run = read(write(tmp_path / "torn", lines, world_size=4), "torn")
     assert list(run.steps.columns["training_seconds"]) == pytest.approx(range(1, 101))
-    assert list(run.evaluations.columns["training_seconds"]) == [0.0]
+    assert list(run.evaluations[""].columns["training_seconds"]) == [0.0]
 
 
 @pytest.mark.processes
@@ -140,6 +141,64 @@ def test_over_time_before_the_first_report(tmp_path: Path) -> None:
     )
     page = made(tmp_path, run, write(tmp_path / "older", history(20)), "--over=time")
     assert "without start-up, evaluations" in page.captions[0]
+    assert page.notes == ["young: is not drawn: it has not recorded its training time yet"]
+
+
+@pytest.mark.processes
+def test_over_time_what_a_run_alone_has_that_cannot_be_drawn(tmp_path: Path) -> None:
+    lines = [*history(2), evaluation(2, 1.5, label="wiki"), step(3)]
+    young = write(tmp_path / "young", lines)
+    page = made(tmp_path, young, write(tmp_path / "older", history(20)), "--over=time")
+    assert "training loss" in page.images and "evaluation loss" not in page.images
+    assert page.row()["last evaluation"] == "wiki 1.5000"
+    assert "evaluation loss" in made(tmp_path, young).images
+
+
+@pytest.mark.processes
+def test_each_held_out_set_has_a_curve(tmp_path: Path) -> None:
+    lines = [
+        *(step(1), step(2), evaluation(2, 2.0, label="wiki"), evaluation(2, 9.0, label="code")),
+        *(step(3), step(4), evaluation(4, 1.5, label="wiki"), evaluation(4, 8.0, label="code")),
+        step(5),
+    ]
+    folder = write(tmp_path / "sets", lines)
+    page = made(tmp_path, folder)
+    assert page.row()["last evaluation"] == "wiki 1.5000, code 8.0000" and page.notes == []
+    tables = read(folder, "sets").evaluations
+    assert [list(table.columns["step"]) for table in tables.values()] == [[2, 4], [2, 4]]
+    one = write(tmp_path / "one", [*history(4), evaluation(4, 1.0)])
+    page = made(tmp_path, one, folder)
+    assert [page.row(i)["last evaluation"] for i in (0, 1)] == [
+        "1.0000",
+        "wiki 1.5000, code 8.0000",
+    ]
+    # Taken up again from a checkpoint before the last evaluations.
+    page = made(tmp_path, write(tmp_path / "back", [*lines, step(3)]))
+    assert page.row()["last evaluation"] == "wiki 2.0000, code 9.0000"
+
+
+def test_curves_of_held_out_sets_are_named_in_the_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[list[str]] = []
+    monkeypatch.setattr(
+        curves, "_legend", lambda figure, entries: drawn.append([text for _, text in entries])
+    )
+    sets = [evaluation(3, 2.0, label="wiki"), evaluation(3, 9.0, label="code")]
+    folders = [
+        write(tmp_path / "plain", [*history(3), evaluation(3, 1.0)]),
+        write(tmp_path / "none", history(3)),
+        write(tmp_path / "sets", [*history(3), *sets]),
+    ]
+    runs = [read(folder, folder.name) for folder in folders]
+    for chosen, legend in (
+        (runs, ["plain", "sets: wiki", "sets: code"]),
+        (runs[2:], ["wiki", "code"]),
+        (runs[:1], ["each evaluation"]),
+    ):
+        drawn.clear()
+        curves.draw_pictures(chosen, "steps")
+        assert drawn[1] == legend
 
 
 @pytest.mark.processes

@@ -59,8 +59,9 @@ def saved(number: int, seconds: float, waited: float) -> dict[str, Any]:
     return {"kind": "save", "step": number, "seconds": seconds, "waited": waited}
 
 
-def evaluation(number: int, loss: float) -> dict[str, Any]:
-    return {"kind": "evaluation", "step": number, "loss": loss, "perplexity": 9.0, "tokens": 64}
+def evaluation(number: int, loss: float, **other: Any) -> dict[str, Any]:
+    more = {"perplexity": 9.0, "tokens": 64, **other}
+    return {"kind": "evaluation", "step": number, "loss": loss, **more}
 
 
 def history(steps: int) -> list[dict[str, Any]]:
