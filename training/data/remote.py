@@ -111,7 +111,8 @@ def _copy(url: str, folder: Path, setting: str) -> int:
         files = fs.glob(root, detail=True) if is_pattern else fs.find(root, detail=True)
         if not files:
             raise RequestError(f"{setting}: {url} has no files")
-        names = {path: os.path.relpath(path, base if is_pattern else root) for path in files}
+        is_folder = not is_pattern and root not in files
+        names = {path: os.path.relpath(path, root if is_folder else base) for path in files}
         there = {names[path]: [about["size"], _version(about)] for path, about in files.items()}
         folder.mkdir(parents=True, exist_ok=True)
         before: dict[str, Any] = {}

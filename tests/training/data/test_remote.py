@@ -80,6 +80,17 @@ def test_parts_of_files_are_of_one_process_and_go_after_a_day(tmp_path: Path) ->
     assert mine.read_text() == "part" and not old.exists()
 
 
+def test_one_file_is_copied_by_its_name(tmp_path: Path) -> None:
+    there, cache = tmp_path / "there", tmp_path / "cache"
+    there.mkdir()
+    for name in ("a.json", "b.json"):
+        (there / name).write_text(name)
+    assert copied(there / "a.json", cache) == {"a.json": "a.json"}
+    first = (cache / "a.json").stat().st_mtime_ns
+    assert copied(there / "a.json", cache) == {"a.json": "a.json"}
+    assert (cache / "a.json").stat().st_mtime_ns == first, "it is not copied again"
+
+
 def test_what_is_not_there_removes_no_copy(tmp_path: Path) -> None:
     there, cache = tmp_path / "there", tmp_path / "cache"
     there.mkdir()
