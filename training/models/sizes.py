@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from training.errors import RequestError
@@ -27,7 +27,8 @@ class Sizes:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        whole = {name: value for name, value in vars(self).items() if type(value) is int}
+        # By the field's type: a file may have 0 for a fraction.
+        whole = {one.name: getattr(self, one.name) for one in fields(self) if one.type == "int"}
         found = [f"{n}: must be at least 1, not {v}" for n, v in whole.items() if v < self.least(n)]
         # Relations between sizes are only asked of sizes that are some.
         found = found or self.faults()

@@ -74,6 +74,14 @@ def test_settings_of_hugging_face_that_we_do_not_have(
     assert "\n" not in str(error.value)
 
 
+def test_a_whole_number_for_a_fraction() -> None:
+    dropouts = {"hidden_dropout": 0, "attention_dropout": 0}
+    found = hf.read(
+        {**HF_LLAMA, "model_type": "gpt_neox", "num_attention_heads": 1, **dropouts}, WHERE
+    )
+    assert isinstance(found, models.NeoXConfig) and found.hidden_dropout == 0
+
+
 HYBRID: dict[str, Any] = {
     **{"vocab_size": 40, "hidden_size": 64, "num_hidden_layers": 3, "intermediate_size": 48},
     "num_attention_heads": 8,
