@@ -80,7 +80,7 @@ def replay(config: Config, steps: int, output: Path) -> int:
         trainer.data.close()
     if group.rank == 0:
         if not given:
-            raise RequestError(f"num_steps: the checkpoint is of step {began}, the last one")
+            raise RequestError(f"epochs: the checkpoint is of step {began}, the last one")
         whole = hashlib.blake2b("".join(parts or []).encode(), digest_size=16).hexdigest()
         output.write_text(json.dumps({"step": began, "steps": given, "weights": whole}))
     return 0

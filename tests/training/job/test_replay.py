@@ -231,7 +231,8 @@ def test_of_two_nodes_the_one_that_differs_from_itself(
 def test_a_run_that_is_over(run: list[str], tmp_path: Path) -> None:
     ended = nodes(2, ("--", *run, "--num_steps=6"), tmp_path)
     assert [code for code, _, _ in ended] == [1, 1]
-    assert "it could not be tried: error: num_steps: the checkpoint is of step 6" in ended[0][2]
+    assert "it could not be tried: error: num_steps: 6 are those of the whole run" in ended[0][2]
+    assert "step_6_ckp has taken them" in ended[0][2]
 
 
 @pytest.mark.processes
