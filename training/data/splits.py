@@ -73,13 +73,15 @@ class LocalTexts:
     left_out: tuple[str, ...] = ()
 
     def files(self, split: str) -> tuple[str, ...]:
-        """Give the files of a split. Raises NoSplit naming those that there are."""
+        """Give the files of a split. Raises NoSplit naming those there are, or RequestError."""
         if split not in self.splits:
             there = ", ".join(f"{name} ({_count(files)})" for name, files in self.splits.items())
             raise NoSplit(
                 f"{self.name} has no split {split!r}; there are: {there or 'none'}"
                 + (f"; {self._in_none()}" if self.left_out else "")
             )
+        if not self.splits[split]:
+            raise RequestError(f"{self.name}: split {split!r} has no rows; give another set")
         return self.splits[split]
 
     def load(self, split: str, *, streaming: bool = False, sample_by: str = "document") -> Any:
@@ -96,9 +98,8 @@ class LocalTexts:
             return datasets.load_from_disk(str(folder / split if has_splits else folder))
         names = [part.partition("[")[0].strip() for part in split.split("+")]
         files = {name: [escape(path) for path in self.files(name)] for name in names}
-        every = [path for name in names for path in self.files(name)]
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
-        if all(_kind(path) == "text" for path in every):
+        if all(_kind(path) == "text" for name in names for path in self.files(name)):
             options |= {"sample_by": sample_by, "keep_linebreaks": True}
         return datasets.load_dataset(self.source, self.config or None, **options)
 
@@ -109,11 +110,10 @@ class LocalTexts:
     def warnings(self, split: str) -> list[str]:
         """List what the user may not expect of a split."""
         found = [f"{self.name}: {self._in_none()}"] if self.left_out else []
-        mine = set(self.files(split))
         for other, files in self.splits.items():
-            if other != split and mine & set(files):
-                shared = shown(sorted(mine & set(files)))
-                found.append(f"{self.name}: split {split!r} shares files with {other!r}: {shared}")
+            if other != split and (both := {*self.files(split)} & {*files}):
+                shared = f"shares files with {other!r}: {shown(sorted(both))}"
+                found.append(f"{self.name}: split {split!r} {shared}")
         return found
 
     def _in_none(self) -> str:
@@ -149,13 +149,11 @@ def find(name: str, config: str = "") -> LocalTexts:
         # Absolute: a folder that is called json is not the library's builder of that name.
         return _of_folder(name, path.absolute(), config)
     found = _matching(name)
-    if not found and "," in name:
+    if not found:
         for pattern in name.split(","):
             if not (files := _matching(pattern)):
                 raise RequestError(f"no file matches {pattern}")
             found += files
-    if not found:
-        raise RequestError(f"no file matches {name}")
     return _of_files(name, list(dict.fromkeys(found)), config)
 
 
@@ -319,8 +317,7 @@ def _saved_splits(folder: Path) -> dict[str, tuple[str, ...]]:
     """Read which files a set on disk has, by split. Raises RequestError for one that is broken."""
     listing = folder / "dataset_dict.json"
     if not listing.is_file():
-        split, files = _saved_files(folder)
-        return {split: files}
+        return dict([_saved_files(folder)])
     try:
         names = [str(name) for name in json.loads(listing.read_text())["splits"]]
     except (OSError, ValueError, KeyError, TypeError) as error:

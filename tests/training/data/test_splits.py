@@ -316,6 +316,18 @@ def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
         open_feed(config(dataset_path=f"stream:{tmp_path}/set"), 0, 1)
 
 
+def test_a_set_on_disk_without_rows_is_refused(tmp_path: Path) -> None:
+    folder, rows = tmp_path / "set", datasets.Dataset.from_dict({"text": []})
+    rows.save_to_disk(str(folder))
+    with pytest.raises(RequestError, match=f"^dataset_path: {folder}: split 'train' has no rows"):
+        open_feed(config(dataset_path=f"stream:{folder}"), 0, 1)
+    with pytest.raises(RequestError, match=f"^--dataset: {folder}: split 'train' has no rows"):
+        tokenize([f"--dataset={folder}", "--tokenizer=bytes", f"--save_path={tmp_path}/made"])
+    datasets.DatasetDict(train=rows).save_to_disk(str(tmp_path / "dict"))
+    with pytest.raises(RequestError, match="split 'train' has no rows"):
+        open_feed(config(dataset_path=f"stream:{tmp_path}/dict"), 0, 1)
+
+
 @pytest.mark.parametrize(
     ("source", "fix"),
     [

@@ -126,6 +126,8 @@ class Shards:
         if self.is_saved:
             # Sent to another process, the library's own set would have all its files opened there.
             self._set = self.tried(lambda: ArrowFiles([Path(file) for file in self._files]))
+            if not len(self._set):  # earlier releases of datasets save a file without rows
+                raise RequestError(f"{name}: split {split!r} has no rows; give another set")
             self.count = min(len(self._set), SHARDS_ON_DISK)
             names.append(f"{len(self._set)} documents")
         else:
