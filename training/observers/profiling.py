@@ -4,7 +4,8 @@ The memory of the host and of the GPU at the parts of the first step, and betwee
 of the log and a record of SAVE/memory.jsonl a place, of rank 0:
     {"step", "place", "host_bytes", "host_peak_bytes", "host_free_bytes",
      "gpu_bytes", "gpu_peak_bytes", "gpu_reserved_bytes"}         those of the GPU null without one
-host_free_bytes is what the machine has left for all; peaks are those since the process began.
+host_free_bytes is what this process can still get of the machine, within the limits of its cgroups
+and page cache included; peaks are those since the process began.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from training.checkpoint.free_memory import free_memory
 from training.errors import RequestError
 from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
@@ -80,13 +82,13 @@ def check_clean_cache(device: torch.device) -> None:
 
 
 def read_memory(device: torch.device) -> Record:
-    """Read the memory of this process, of its GPU, and what the machine has left; in bytes."""
+    """Read the memory of this process, of its GPU, and what it can still get; in bytes."""
     on_gpu = device.type == "cuda"
     return {
         "host_bytes": int(Path("/proc/self/statm").read_text().split()[1])
         * os.sysconf("SC_PAGE_SIZE"),
         "host_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-        "host_free_bytes": os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "host_free_bytes": free_memory(),
         "gpu_bytes": torch.cuda.memory_allocated(device) if on_gpu else None,
         "gpu_peak_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
         "gpu_reserved_bytes": torch.cuda.memory_reserved(device) if on_gpu else None,
