@@ -105,6 +105,7 @@ def _check(typed: Sequence[Block]) -> None:
 
 
 def _filled(word: str) -> str:
+    word = word.replace("$PWD", str(Path.cwd()))  # as a shell does; ours refuse it
     return re.sub(r"(?<![\w.])[A-Z]+$", lambda one: PLACEHOLDERS.get(one[0], one[0]), word)
 
 
