@@ -109,16 +109,24 @@ Outcome = tuple[Tensor, dict[str, Tensor]]
 def alone(
     model: nn.Module, given: Sequence[Sequence[int]], seed: int = 0, total: float = 1.0
 ) -> Outcome:
-    """Go through every document by itself; gradients are of the sum of all losses, over `total`."""
+    """Go through every document by itself; gradients are of the sum of all losses, over `total`.
+
+    Those of one length go together, as rows of a batch.
+    """
     inputs, targets = tokens(given, seed)
-    found = []
-    model.zero_grad()
+    found: dict[tuple[int, int], Tensor] = {}
+    of_length: dict[int, list[tuple[int, slice]]] = {}
     for row, steps in places(given):
-        part = inputs[row, steps][None], targets[row, steps][None]  # (1, length) each
+        of_length.setdefault(steps.stop - steps.start, []).append((row, steps))
+    model.zero_grad()
+    for alike in of_length.values():
+        part = [torch.stack([one[row, steps] for row, steps in alike]) for one in (inputs, targets)]
         with torch.no_grad():
-            found.append(model(part[0])[0])  # (length, v)
+            logits = model(part[0])  # (documents, length, v)
+        found |= {(row, steps.start): one for (row, steps), one in zip(alike, logits, strict=True)}
         model(*part, total=torch.tensor(total)).backward()
-    return torch.cat(found).unflatten(0, inputs.shape), gradients(model)
+    in_order = [found[place] for place in sorted(found)]  # (length, v) each
+    return torch.cat(in_order).unflatten(0, inputs.shape), gradients(model)
 
 
 def together(
