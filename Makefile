@@ -28,12 +28,12 @@ try: dev  ## train a tiny model by the working tree, without an image: FLAGS="--
 	    --num_steps=20 --report_interval=5 --learning_rate=3e-3 --save_ckpt_path=build/try \
 	    --dataset_path="text:training/**/*.py" $(FLAGS)
 
-check: setup-test  ## lint, types, and the tests that start no process: two minutes
+check: setup-test  ## lint, types, and the fast tests that start no process: two minutes
 	@# Side by side: each leaves processors idle for a while.
 	@$(MAKE) --no-print-directory -j 2 lint test-without-processes
 
 test-without-processes: setup-test
-	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes'
+	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes and not slow'
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
 	@# The second half also runs where the first has failures.

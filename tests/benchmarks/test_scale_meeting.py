@@ -44,6 +44,7 @@ def test_nodes_that_come_one_after_the_other_write_once() -> None:
     assert (shown.joined, shown.writes) == (40, 40)
 
 
+@pytest.mark.slow
 def test_only_so_many_nodes_can_meet_as_computed() -> None:
     """A tenth fewer meet, a tenth more do not, in a minute or two."""
     most = meeting.most(study.STORE, study.HABITS.beat)
@@ -126,6 +127,7 @@ def test_lazy_gloo_asks_for_few() -> None:
     assert done.stdout.split() == ["8", "32"], done.stderr
 
 
+@pytest.mark.slow
 def test_torchruns_nodes_join_by_one_value(stores: Callable[[], dist.TCPStore]) -> None:
     """So many writes as computed at most; the list has the bytes that are reckoned with."""
     nodes = 8

@@ -105,6 +105,7 @@ def bomb(packing: str, size: int) -> bytes:
     return b"".join(frames)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("packing", ["gzip", "zstd"])
 def test_a_bomb(packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

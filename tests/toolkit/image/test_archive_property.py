@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,6 +244,7 @@ step = st.one_of(
 stacks = st.lists(st.lists(step, max_size=7), min_size=1, max_size=4)
 
 
+@pytest.mark.slow
 @settings(derandomize=True, max_examples=60, deadline=None, database=None)
 @given(stacks)
 def test_a_stack_merges_as_in_the_simple_merge(stack: list[list[Step]]) -> None:

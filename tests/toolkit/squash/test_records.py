@@ -195,6 +195,7 @@ def records(draw: st.DrawFn) -> bytes:
     return bytes(data)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(data=records())
 def test_any_record_has_one_clear_answer(data: bytes) -> None:

@@ -143,6 +143,7 @@ def read_of(path: Path, samples: Samples, numbers: list[int]) -> int:
     return round(page_cache.share(path, 0, size) * size)
 
 
+@pytest.mark.slow
 def test_a_large_set_in_random_order_is_not_read_ahead(
     disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

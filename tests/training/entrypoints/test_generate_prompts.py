@@ -143,6 +143,7 @@ def lines_of(text: str) -> list[dict[str, str]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("flags", [("--temperature=0",), ("--temperature=1.5", "--top-k=40")])
 def test_each_text_is_what_its_prompt_gives_alone(

@@ -28,6 +28,7 @@ LENGTHS = [[5, 1, 20, 6], [32]]
 """Boundaries off and on the edges of chunks of 8 and 32, a document of one token, a row of one."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_logits_and_gradients_are_those_of_each_document_alone(
     monkeypatch: pytest.MonkeyPatch, name: str
@@ -43,6 +44,7 @@ def test_logits_and_gradients_are_those_of_each_document_alone(
     each()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("chunk", [8, 32])
 def test_boundaries_on_the_edges_of_chunks(
@@ -92,6 +94,7 @@ def test_attention_by_sdpa(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     assert difference(together(model, LENGTHS), alone(model, LENGTHS)) <= WITHIN
 
 
+@pytest.mark.slow
 def test_long_rows_of_the_real_chunk() -> None:
     """Chunks of 64 and 32 steps, blocks of 128, documents of 1 to 90 tokens."""
     random = torch.Generator().manual_seed(2)

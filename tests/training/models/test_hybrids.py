@@ -282,6 +282,7 @@ def test_first_values() -> None:
         assert made.std() == pytest.approx(deviation, rel=0.02), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [BAMBA, GRANITE, NEMOTRON])
 def test_it_learns(config: HybridConfig) -> None:
     model = filled(config)

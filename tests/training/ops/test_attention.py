@@ -176,6 +176,7 @@ def cost(length: int, window: int) -> tuple[int, int, int]:
     return sum(kept), seen.largest, seen.products
 
 
+@pytest.mark.slow
 def test_torch_attention_has_memory_linear_in_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRAINING_OPS", "attention=torch")
     monkeypatch.setattr(module, "BLOCK", 16)

@@ -68,6 +68,7 @@ def selective_scan_fn(
     return recurrence(u, delta, A, B, C, D, gate, delta_bias).transpose(1, 2)  # (b, d, l)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gated", [True, False])
 def test_mamba_ssms_scan_forgets_where_a_document_begins(gated: bool) -> None:
     """It has no seq_idx; A down to 1e-4 and biases make the steps that forget hard to choose."""

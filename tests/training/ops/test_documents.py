@@ -94,6 +94,7 @@ def scan_named(gated: bool) -> dict[str, Tensor]:
     return dict(zip(names, values, strict=False))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [(32, 32), (8, 4), (6, 2), (1, 1)])
 @pytest.mark.parametrize("gated", [True, False])
 def test_the_selective_scan(monkeypatch: pytest.MonkeyPatch, cut: Any, gated: bool) -> None:
@@ -108,6 +109,7 @@ def test_the_selective_scan(monkeypatch: pytest.MonkeyPatch, cut: Any, gated: bo
     each()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 5, 8, 64])
 @pytest.mark.parametrize(("heads", "groups"), [(4, 2), (2, 1)])
 def test_ssd(monkeypatch: pytest.MonkeyPatch, chunk: int, heads: int, groups: int) -> None:

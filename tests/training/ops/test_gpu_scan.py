@@ -89,6 +89,7 @@ def torch_scan(*given: Any) -> Tensor:
     return selective_scan(*inputs, documents=documents)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_a_scan(case: str, kernels: ModuleType) -> None:
     given, documents = inputs(**CASES[case])  # type: ignore[arg-type]
@@ -97,6 +98,7 @@ def test_a_scan(case: str, kernels: ModuleType) -> None:
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
     given, _ = inputs(length=40)
     narrow: list[Tensor | None] = [

@@ -86,6 +86,7 @@ def test_ssd_equals_the_recurrence(
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, msg=name)
 
 
+@pytest.mark.slow
 def test_ssd_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ssd_module, "CPU_CHUNK", 4)
     inputs = ssd_inputs(2, 9, 4, 2, 2, 3)
