@@ -91,6 +91,14 @@ if torch.__version__ < "2.3":
         torch.cuda.memory_summary = lambda *args, **kwargs: ""
         torch.cuda.synchronize = lambda *args, **kwargs: None
 
+    # To collect FSDP1's parameters it asks each for its part on this rank, also one that has fewer
+    # rows than there are ranks, of which this one may have none.
+    from torch.distributed._shard.sharded_tensor import custom_sharded_op_impl
+
+    @custom_sharded_op_impl(torch.Tensor.is_meta.__get__)  # type: ignore[attr-defined]
+    def _is_meta(types: Any, args: Any = (), kwargs: Any = None, pg: Any = None) -> bool:
+        return any(shard.tensor.is_meta for shard in args[0].local_shards())
+
 
 def reduce_scatter(own: torch.Tensor, all_: torch.Tensor, group: Any) -> None:
     """Sum `all_` (n * rows, ...) over the n ranks, and keep this rank's rows, (rows, ...)."""

@@ -266,6 +266,28 @@ def test_the_optimizers_settings_can_be_others_on_resumption(
         assert [line["step"] for line in steps(tmp_path)][-1] == length
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_parameter_may_have_fewer_rows_than_there_are_ranks(
+    tmp_path: Path, data: str, engine: str
+) -> None:
+    """As the heads of a Mamba-2 on many GPUs: some ranks have no part of it to save."""
+    (tmp_path / "run.yaml").write_text(
+        "model: {name: mamba2-tiny, head_dim: 128}\n"  # of 256 channels
+        f"data: {{dataset_path: '{data}', seq_length: 17, batch_size: 1}}\n"
+        f"parallel: {{sharding_strategy: fsdp, fsdp_engine: {engine}}}\n"
+        f"run: {{save_ckpt_path: {tmp_path}/run, num_steps: 4, checkpoint_interval: 2}}\n"
+    )
+    asked = (f"--config={tmp_path}/run.yaml",)
+    first = run(4, *asked, program=("-m", "training"))
+    assert first.returncode == 0, first.stderr
+    whole = losses(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints/step_4_ckp")
+    again = run(4, *asked, program=("-m", "training"))
+    assert again.returncode == 0, again.stderr
+    assert "step_2_ckp at step 2" in again.stdout
+    assert losses(tmp_path / "run") == whole
+
+
 OF_A_GPU = """
 import sys
 import torch
