@@ -27,3 +27,6 @@ HOLES = 64 << 30  # bytes of all the holes in sparse files, which come out as ze
 RATIO = 2000
 RATIO_FROM = 1 << 30
 WINDOW = 128 << 20  # bytes that a zstd frame may ask a decoder to keep
+BLOCKS = (
+    1 << 20
+)  # blocks of a zstd layer whose headers are looked at: a whole one unpacks to 128 KiB

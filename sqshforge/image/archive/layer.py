@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -147,16 +148,10 @@ class Layer:
         """What it is compressed with, by its first bytes: media types are often wrong."""
         return form(self.region)
 
-    @property
+    @cached_property
     def window(self) -> int:
         """Bytes that its decoder keeps of what it has unpacked."""
-        if self.form != "zstd":
-            return 0
-        try:
-            found: int = zstandard.get_frame_parameters(self.region.first(18)).window_size
-        except zstandard.ZstdError:  # a frame for somebody else comes first
-            return limits.WINDOW
-        return found
+        return _largest_window(self.region) if self.form == "zstd" else 0
 
     @property
     def estimate(self) -> int:
@@ -168,6 +163,36 @@ def form(region: Region) -> str:
     if begin[1:4] == b"\x2a\x4d\x18" and begin[0] & 0xF0 == 0x50:
         return "zstd"  # it begins with a frame for somebody else
     return next((name for magic, name in MAGIC.items() if begin.startswith(magic)), "tar")
+
+
+def _largest_window(region: Region) -> int:
+    """The most bytes that any frame has a decoder keep; limits.WINDOW where that is not known.
+
+    A layer may have a frame for each of its files (zstd:chunked). Frames have no size, so that the
+    headers of all blocks are read (RFC 8878, section 3.1.1).
+    """
+    found = at = blocks = 0
+    while at < region.size:
+        head = region.file.read(min(18, region.size - at), region.start + at)
+        if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:  # for somebody else
+            at += 8 + int.from_bytes(head[4:8], "little")
+            continue
+        try:
+            frame = zstandard.get_frame_parameters(head)
+            at += zstandard.frame_header_size(head)
+        except zstandard.ZstdError:
+            return limits.WINDOW
+        found = max(found, frame.window_size)
+        is_last = False
+        while not is_last:
+            block = int.from_bytes(region.file.read(3, region.start + at), "little")
+            is_last, repeated, size = bool(block & 1), block >> 1 & 3 == 1, block >> 3
+            at += 3 + (1 if repeated else size)
+            blocks += 1
+            if at > region.size or blocks > limits.BLOCKS:
+                return limits.WINDOW
+        at += 4 if frame.has_checksum else 0
+    return found
 
 
 @dataclass

@@ -69,6 +69,19 @@ def test_a_layer_in_order_is_not_kept_back(tmp_path: Path, monkeypatch: pytest.M
     assert names(data) == ["d", "d/a", "d/a2", "d/b", "d/c", "d-2", "e", "f"]
 
 
+def test_a_later_frame_may_have_a_larger_window(tmp_path: Path) -> None:
+    """As zstd:chunked has a frame for each file, of which the first are small."""
+    layers = [UNSORTED[0] + bytes(20 << 20), *UNSORTED[1:]]  # more zeros at the end of a tar
+    begin, rest = layers[0][:512], layers[0][512:]
+    window = zstandard.ZstdCompressionParameters(window_log=25, write_checksum=True)
+    large = zstandard.ZstdCompressor(compression_params=window).compressobj()
+    for_others = b"\x50\x2a\x4d\x18" + (5).to_bytes(4, "little") + b"hello"
+    first = zstandard.ZstdCompressor().compress(begin) + for_others
+    image = with_layer(Image(layers, "zstd"), 0, first + large.compress(rest) + large.flush())
+    written = archives.output(write(image, "oci", tmp_path / "image"), files={})
+    assert names(written) == WALK
+
+
 @pytest.mark.processes
 def test_layers_with_large_windows_do_not_take_their_memory_at_once(tmp_path: Path) -> None:
     """With the decoders of all 24 layers open at once they would take 768 MB."""
