@@ -153,7 +153,7 @@ def _build(
         bundle=bundle, pip=pip, mirrors=mirrors, programs=programs, reporter=reporter
     )
     if offline:
-        held = inputs.bundled(locked, bundle)
+        held = inputs.bundled(what, locked, bundle)
         started_from = base_image.restored(held, engine)
         supplies = list(held.supplies)
     else:

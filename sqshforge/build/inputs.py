@@ -16,7 +16,7 @@ from sqshforge.build import wheels as listing
 from sqshforge.build.dockerfile import argument
 from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.files import exclusive, sha256
+from sqshforge.host.files import exclusive, link, sha256
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock
@@ -162,7 +162,7 @@ def taken(file: File, place: str, environment: BuildEnvironment) -> BuildInput:
     for other in environment.bundle.parent.glob(f"*/{kept}"):
         if not path.exists() and sha256(other) == file.sha256:
             path.parent.mkdir(parents=True, exist_ok=True)
-            os.link(other, path)
+            link(other, path)
     with environment.reporter.track(file.name) as tracker:
         total = download(file.url, path, file.sha256, environment.pip, tracker)
     return BuildInput(place=place, path=path, sha256=total)
@@ -181,12 +181,13 @@ class Bundle:
     images: Mapping[str, str]
 
 
-def bundled(lock: Lock, folder: Path) -> Bundle:
+def bundled(what: Recipe, lock: Lock, folder: Path) -> Bundle:
     """Everything out of a bundle, each file proven by its sum.
 
     Raises `MissingError` where there is no bundle of this lock, `WorkError` for a changed file.
     """
-    fix = f"on a machine with a network: sqshforge vendor {lock.target}"
+    platform = f" --platform {what.platform.name}" if what.platform.suffix else ""
+    fix = f"on a machine with a network: sqshforge vendor {lock.target}{platform}"
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
     except (FileNotFoundError, ValueError):

@@ -121,11 +121,10 @@ class Registry:
                 f"the registry has no image {self.name!r}", where=why, fix="check the spelling"
             )
         if state is registries.State.CLOSED:
-            host = self.name.partition("/")[0]
             return RequestError(
                 f"the registry does not let you read {self.name!r}",
                 where=why,
-                fix=f"skopeo login {host}",
+                fix=f"check the spelling, and skopeo login {registries.host_of(self.name)}",
             )
         if "invalid reference format" in why:
             return RequestError(f"{self.name!r} is not an image reference", fix="HOST/NAME:TAG")

@@ -68,7 +68,9 @@ def debian(image: Image, content: Content) -> dict[str, str]:
                 stanzas += _stanzas(_text(content, entry))
     names: dict[str, list[dict[str, str]]] = defaultdict(list)
     for stanza in stanzas:
-        if stanza.get("Status", "installed").endswith("installed") and "Package" in stanza:
+        # "hold ok not-installed" and "install reinstreq half-installed" are not.
+        is_installed = stanza.get("Status", "installed").split()[-1:] == ["installed"]
+        if is_installed and "Package" in stanza:
             names[stanza["Package"]].append(stanza)
     found = {}
     for name, ones in sorted(names.items()):

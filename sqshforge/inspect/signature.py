@@ -8,6 +8,7 @@ side. The signature follows it, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshs
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -61,7 +62,9 @@ def read(file: Path) -> Signature | None:
             raise ValueError
     except (KeyError, TypeError, ValueError):
         raise WorkError(
-            "this is not the signature of a squash file", where=str(path), fix="sign again"
+            "this is not the signature of a squash file",
+            where=str(path),
+            fix=f"rm {shlex.quote(str(path))}, and sign again",
         ) from None
     return Signature(statement, signed, armor + rest)
 

@@ -83,8 +83,9 @@ class Cache:
                 return None
             tables = _tables(base.path).read_bytes()
             copy(base.path, target, base.start)
-            os.utime(_beside(base.path))
-        except FileNotFoundError:  # it was pruned at this moment
+            with suppress(PermissionError):  # it is another user's, whose cache this one shares
+                os.utime(_beside(base.path))
+        except (FileNotFoundError, PermissionError):  # it was pruned at this moment, or is closed
             target.unlink(missing_ok=True)
             return None
         Tables(tables[: LAYOUT.size], base.start, tables[LAYOUT.size :]).put(target)

@@ -67,9 +67,11 @@ class Tarred:
         packed = form(whole)
         if packed != "tar":
             program = {"gzip": "gunzip", "zstd": "unzstd", "bzip2": "bunzip2", "xz": "unxz"}[packed]
+            known = path.suffix in (".gz", ".zst", ".bz2", ".xz")
+            target = path.with_suffix("") if known else Path(f"{path}.tar")
             raise RequestError(
                 f"{path} is compressed with {packed} as a whole, and is read in place",
-                fix=f"{program} --keep {shlex.quote(str(path))}",
+                fix=f"{program} < {shlex.quote(str(path))} > {shlex.quote(str(target))}",
             )
         reader = RegionReader(whole)
         stream = TarStream(lambda: reader.read(READ), self._where, reader.skip)

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from sqshforge import lock, recipe
+from sqshforge.build import inputs
 from sqshforge.build.build import name_of
 from sqshforge.engine import Engine
+from sqshforge.errors import MissingError
 from sqshforge.host.programs import Result
 from tests.support import checkouts, engines
 from tests.support.engines import docker_host_fixture as docker_host_fixture
@@ -138,6 +140,14 @@ def test_without_a_bundle_the_way_to_one_is_reported(storage: None, tmp_path: Pa
     assert done.code == 3
     assert f"there is no bundle of {TARGET}" in done.err
     assert f"sqshforge vendor {TARGET}" in done.err
+
+
+def test_the_way_to_a_bundle_of_another_platform_names_it(root: Path, tmp_path: Path) -> None:
+    what = recipe.find("cpu-mamba", root / "recipes", platform="linux/arm64")
+    pins = lock.read(what.name, root / "recipes")
+    with pytest.raises(MissingError) as caught:
+        inputs.bundled(what, pins, tmp_path)
+    assert str(caught.value.fix).endswith("sqshforge vendor cpu-mamba --platform linux/arm64")
 
 
 def test_a_changed_file_of_a_bundle_is_refused(

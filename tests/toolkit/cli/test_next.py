@@ -176,7 +176,7 @@ def test_the_fixes_of_errors_quote_their_paths(
     compressed.write_bytes(gzip.compress(b"x" * 2000))
     bare.write_bytes(tiny.read_bytes())
     commands: dict[str, list[str | Path]] = {
-        f"gunzip --keep '{compressed}'": [
+        f"gunzip < '{compressed}' > '{compressed}.tar'": [
             "pack",
             f"docker-archive:{compressed}",
             "-o",

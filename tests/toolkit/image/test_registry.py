@@ -166,7 +166,13 @@ def test_a_login_that_is_missing_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CLOSED", str(tmp_path / "skopeo"))
-    with pytest.raises(RequestError) as caught:
-        source.parse("docker://host.test/a:1", Closed()).config()
-    assert caught.value.fix == "skopeo login host.test"
+    # Docker's registry, which is closed for names that there are not, is asked where none is named.
+    for name, host in {
+        "me/a:1": "docker.io",
+        "a:1": "docker.io",
+        "host.test/a:1": "host.test",
+    }.items():
+        with pytest.raises(RequestError) as caught:
+            source.parse(f"docker://{name}", Closed()).config()
+        assert caught.value.fix == f"check the spelling, and skopeo login {host}"
     assert caught.value.where == 'reading manifest: unauthorized: "no"'

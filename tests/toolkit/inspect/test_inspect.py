@@ -41,6 +41,13 @@ Package: gone
 Status: deinstall ok config-files
 Version: 1.0
 
+Package: held
+Status: hold ok not-installed
+
+Package: half
+Status: install reinstreq half-installed
+Version: 2.0
+
 Package: zlib1g
 Status: install ok installed
 Architecture: amd64

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +196,16 @@ def test_what_is_no_signature_of_ours_stays(desk: Desk, tmp_path: Path) -> None:
     address = write(Image([layer(folder("d"))]), "oci", tmp_path / "other")
     assert sqshforge("pack", address, "-o", desk.file).code == 0
     assert desk.signature.exists()
+
+
+def test_a_broken_signature_goes_by_the_fix_of_its_error(desk: Desk) -> None:
+    desk.signature.write_bytes(b"")
+    refused = desk.sign()
+    assert refused.code == 1
+    fix = refused.err.partition("fix:")[2].strip()
+    assert fix == f"rm {desk.signature}, and sign again"
+    subprocess.run(shlex.split(fix.partition(",")[0]), check=True)
+    assert desk.sign().code == 0
 
 
 def test_a_file_without_a_record_can_be_signed(desk: Desk) -> None:

@@ -313,6 +313,22 @@ def test_a_base_takes_no_space_while_its_file_is_there(tmp_path: Path) -> None:
     assert cache.take("a", tmp_path / "copy", jobs=1) is not None
 
 
+def test_the_base_of_another_user_is_used_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a cache that several share; one that is closed to others is none."""
+
+    def fails(*given: object, **named: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    cache = Cache(tmp_path / "bases", limit=5000)
+    add(cache, "a", tmp_path)
+    monkeypatch.setattr(os, "utime", fails)
+    assert cache.take("a", tmp_path / "copy", jobs=1) is not None
+    monkeypatch.setattr("sqshforge.squash.cache.copy", fails)
+    assert cache.take("a", tmp_path / "other", jobs=1) is None
+
+
 def test_a_file_that_somebody_wrote_to_is_no_base_even_with_its_old_time(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "bases", limit=5000)
     packed = add(cache, "a", tmp_path)
