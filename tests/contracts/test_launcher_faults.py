@@ -293,6 +293,16 @@ def test_a_request_to_stop(shell: Shell, code: str) -> None:
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
 
 
+def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
+    """The ranks cannot be told; Slurm ends them, and the job is requeued all the same."""
+    shell.program("sqshforge")
+    full = "$CHECKPOINTS/.job-7.0/stop; /bin/ln -s /dev/full $CHECKPOINTS/.job-7.0/stop"
+    code, said = shell.run(SRUN_CODE="137", MEANWHILE=f"rm {full}; kill -TERM $PPID; sleep 0.5")
+    assert code == 137 and "exit code 137: requeued" in said, said
+    assert "warning: the ranks are not told: the disk of" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
 def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
     """Slurm tells this script, too; the ranks may save, and that is all."""
     code, said = shell.run(
@@ -365,7 +375,7 @@ def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
     noted = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "failures.7"
     noted.parent.mkdir(parents=True)
     noted.touch()
-    code, said = shell.run(SRUN_CODE="1", MEANWHILE=f"rm {noted} && ln -s /dev/full {noted}")
+    code, said = shell.run(SRUN_CODE="1", MEANWHILE=f"rm {noted} && /bin/ln -s /dev/full {noted}")
     assert code == 1 and "exit code 1: requeued" in said, said
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
 
@@ -373,6 +383,16 @@ def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
 def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
     shell.program("sqshforge")
     refused(shell, "error: REQUEUES=often is not a number of requeues\n", REQUEUES="often")
+
+
+def test_a_number_may_begin_with_zero(shell: Shell) -> None:
+    """To bash 08 is no octal number."""
+    shell.program("sqshforge")
+    folder = shell.folder / "checkpoints" / "mamba_fsdp-trial"
+    folder.mkdir(parents=True)
+    (folder / "failures.7").write_text("1\n" * 9)
+    code, said = shell.run(SRUN_CODE="1", REQUEUES="08", SLURM_RESTART_COUNT="9")
+    assert code == 1 and "given up after 9 restarts" in said, said
 
 
 def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:

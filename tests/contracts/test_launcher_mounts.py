@@ -169,6 +169,7 @@ def test_what_flags_name_is_seen_in_the_container(tmp_path: Path, root: Path) ->
         f"{tmp_path}/tokenizer.json",
         f"--eval_dataset_path=stream:{tmp_path}/held-out",
         "--tensorboard_dir=/etc/hostname",
+        "--dataset_path=text:/usr/**/*.py",
         f"--trace_dir={tmp_path}/none",
     )
     mounts = [word.partition(":")[0] for word in words if word.startswith("--mount=")]

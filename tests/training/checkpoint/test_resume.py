@@ -61,6 +61,10 @@ def newest(folder: Path) -> int:
     return max((int(path.name.split("_")[1]) for path in folder.glob("step_*_ckp")), default=0)
 
 
+def resumed_from(folder: Path, step: int) -> str:
+    return f"resumed from {folder}/step_{step}_ckp at step {step}"
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("kills", "quick", "more"),
@@ -84,10 +88,11 @@ def test_kill_9_at_random_moments(
     asked = (f"--num_steps={length}", "--checkpoint_interval=4", "--report_interval=1", *more)
     lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
     chance = random.Random(4)
-    interrupted_saves = 0
+    interrupted_saves = complete = 0
     for kill in range(kills):
         before = lines.stat().st_ino if lines.exists() else 0
         begun = newest(folder)
+        assert begun >= complete, "a kill has cost a complete checkpoint"
         goal = begun + chance.randint(1, 16)
 
         def in_a_save() -> bool:
@@ -108,13 +113,18 @@ def test_kill_9_at_random_moments(
             assert wait_for(moment, process, seconds=120), "it ended before it was killed"
             if moment is not far_enough:
                 time.sleep(chance.uniform(0, 0.01 if moment is saves_again else 0.1))
+            complete = newest(folder)
             kill_tree(process, warm.forked() if quick else ())
             assert process.wait() == -signal.SIGKILL
             interrupted_saves += in_a_save()
+            said, _ = process.communicate()
+            assert not begun or resumed_from(folder, begun) in said, said
     assert interrupted_saves, "no kill fell into a save"
+    begun = newest(folder)
+    assert begun >= complete
     done = run(2, *flags(harried, data, *asked))
     assert done.returncode == 0, done.stderr
-    assert "resumed from" in done.stdout
+    assert resumed_from(folder, begun) in done.stdout
     assert [line["step"] for line in steps(harried)] == list(range(1, length + 1))
     assert steps(harried) == steps(calm)
     assert not list(folder.glob("*.tmp"))
