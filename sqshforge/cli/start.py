@@ -55,11 +55,13 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
 
     given = {name: value for name, value in asked.items() if value not in (None, ())}
     if cluster:
+        from sqshforge.cli.workflow import launcher_of
         from sqshforge.doctor import cluster as nodes
         from sqshforge.host.programs import Programs
         from sqshforge.host.terminal import Reporter
 
-        sys.exit(nodes.main(project.find(), nodes.Request(**given), Programs(), Reporter()))
+        asked_for = nodes.Request(**given, launcher=launcher_of)
+        sys.exit(nodes.main(project.find(), asked_for, Programs(), Reporter()))
     if given:
         option = {"folders": "folder", "seconds": "timeout"}.get(name := next(iter(given)), name)
         raise RequestError(f"--{option} has an effect only with --cluster", fix="add --cluster")

@@ -182,7 +182,7 @@ def _took(seconds: float, done_before: bool) -> str:
 def launch_command(image: Path, programs: Programs) -> str:
     """Start a job out of a sqsh where a Slurm cluster answers, else a shell in it."""
     nodes = _nodes(programs)
-    launcher = _launcher(image.absolute()) if nodes else None
+    launcher = launcher_of(image.absolute()) if nodes else None
     if launcher is None:
         return suggest.sqshforge("run", image, "--", "bash")
     job = shlex.join(["sbatch", f"--nodes={min(nodes, 2)}", suggest.shown(launcher)])
@@ -198,7 +198,7 @@ def _nodes(programs: Programs) -> int:
     return sum(int(row[1]) for row in rows if len(row) == 2 and row[0].endswith("*"))
 
 
-def _launcher(image: Path) -> Path | None:
+def launcher_of(image: Path) -> Path | None:
     """The launcher of this checkout that is made for what a sqsh was packed from, if one is."""
     facts = request.read_record(image)
     try:

@@ -13,7 +13,7 @@ import secrets
 import shlex
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,13 +33,17 @@ SECONDS = 120.0
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; an image of None is the newest that this checkout has packed."""
+    """What was asked for; an image of None is the newest that this checkout has packed.
+
+    launcher: finds the launcher of an image, None where that is not known.
+    """
 
     nodes: int | None = None
     partition: str = ""
     folders: tuple[Path, ...] = ()
     image: Path | None = None
     seconds: float = SECONDS
+    launcher: Callable[[Path], Path | None] = lambda image: None
 
 
 def main(project: Project, request: Request, programs: Programs, reporter: Reporter) -> int:
@@ -72,18 +76,19 @@ def main(project: Project, request: Request, programs: Programs, reporter: Repor
     if missing:
         show_lines("", f"{missing} missing")
         return MissingError.exit_code
-    partition = plan.partition if plan.is_asked else ""
-    show_lines("", "all there", f"next: {_next(project, image, len(nodes), partition)}")
+    if image is None:
+        line = suggest.make(project.root, "sqsh", TARGET="cpu-mamba")
+    else:
+        launcher = request.launcher(image) or project.root / "launch/mamba_fsdp.sbatch"
+        line = _first_job(image, launcher, len(nodes), plan.partition if plan.is_asked else "")
+    show_lines("", "all there", f"next: {line}")
     return 0
 
 
-def _next(project: Project, image: Path | None, nodes: int, partition: str = "") -> str:
-    """The first job, which proves a cluster; before it, what makes an image."""
-    if image is None:
-        return suggest.make(project.root, "sqsh", TARGET="cpu-mamba")
-    launcher = suggest.shown(project.root / "launch/mamba_fsdp.sbatch")
+def _first_job(image: Path, launcher: Path, nodes: int, partition: str = "") -> str:
+    """What proves a cluster."""
     there = [f"--partition={partition}"] if partition else []
-    words = ["sbatch", f"--nodes={nodes}", *there, launcher]
+    words = ["sbatch", f"--nodes={nodes}", *there, suggest.shown(launcher)]
     return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {shlex.join(words)}"
 
 

@@ -134,15 +134,34 @@ def test_a_file_is_not_taken_for_a_target(name: str, tmp_path: Path) -> None:
 
 def test_the_first_job_of_a_cluster_by_an_image_whose_path_has_a_space(tmp_path: Path) -> None:
     image = tmp_path / "my images/a.sqsh"
-    line = cluster._next(project.Project(tmp_path), image, 2)
+    launcher = tmp_path / "launch/mamba_fsdp.sbatch"
+    line = cluster._first_job(image, launcher, 2)
     assignments = f"TRIAL=1 IMAGE='{image}' "
-    assert line == f"{assignments}sbatch --nodes=2 {tmp_path}/launch/mamba_fsdp.sbatch"
-    line = cluster._next(project.Project(tmp_path), image, 2, "gpu")
+    assert line == f"{assignments}sbatch --nodes=2 {launcher}"
+    line = cluster._first_job(image, launcher, 2, "gpu")
     assert "sbatch --nodes=2 --partition=gpu " in line
     done = subprocess.run(
         ["sh", "-c", f"{assignments} env"], capture_output=True, text=True, check=True
     )
     assert f"IMAGE={image}" in done.stdout.splitlines()
+
+
+def record(image: Path, target: str) -> None:
+    """Write beside a file that it was packed from a target's image."""
+    config = asdict(ImageConfig(reference="t", labels=(("io.sqshforge.target", target),)))
+    facts = {"key": "k", "size": 1, "image": config, "settings": {}}
+    request.record_path(image).write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("target", "name"), [("neuron29-mamba2", "mamba2_neuron"), ("smp-llama", "llama_smp")]
+)
+def test_the_first_job_of_a_cluster_is_one_that_the_image_has(
+    target: str, name: str, tmp_path: Path
+) -> None:
+    image = tmp_path / "image.sqsh"
+    record(image, target)
+    assert workflow.launcher_of(image) == ROOT / "launch" / f"{name}.sbatch"
 
 
 def test_a_build_with_other_parameters_is_packed_with_them(
@@ -254,9 +273,7 @@ def test_a_job_is_next_where_a_cluster_answers(
     monkeypatch.chdir(tiny.parent)
     image = tmp_path / "image.sqsh"
     shutil.copy(tiny, image)
-    config = asdict(ImageConfig(reference="t", labels=LABELS))
-    facts = {"key": "k", "size": 1, "image": config, "settings": {}}
-    request.record_path(image).write_text(json.dumps(facts))
+    record(image, "cpu-mamba")
     line = workflow.launch_command(image, Programs())
     if expected is None:
         assert line.endswith(f"run {image} -- bash")
