@@ -294,12 +294,12 @@ def test_a_request_to_stop(shell: Shell, code: str) -> None:
 
 
 def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
-    """The ranks cannot be told; Slurm ends them, and the job is requeued all the same."""
+    """The ranks do not hear of it; Slurm ends them, and the job is requeued all the same."""
     shell.program("sqshforge")
     full = "$CHECKPOINTS/.job-7.0/stop; /bin/ln -s /dev/full $CHECKPOINTS/.job-7.0/stop"
     code, said = shell.run(SRUN_CODE="137", MEANWHILE=f"rm {full}; kill -TERM $PPID; sleep 0.5")
     assert code == 137 and "exit code 137: requeued" in said, said
-    assert "warning: the ranks are not told: the disk of" in said
+    assert "warning: the request does not reach the ranks: the disk of" in said
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
 
 

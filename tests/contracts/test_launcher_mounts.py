@@ -135,6 +135,20 @@ def test_the_folder_that_keeps_kernels_is_made(shell: Shell) -> None:
     assert f"TRITON_CACHE_SAVE={shell.image}/kernels is not mounted: kernels are not kept" in said
 
 
+def test_relative_paths_are_those_of_the_folder_of_sbatch(shell: Shell) -> None:
+    """In the container a relative one would begin in another folder, and go with it."""
+    shell.program("sqshforge")
+    for name in ("hub", "prof"):
+        (shell.folder / name).mkdir()
+    asked = {"HF_HOME": "hub", "TRITON_CACHE_SAVE": "kernels", "NSYS_OUTPUT": "prof/%h"}
+    words = shell.srun(**asked, NEURON_COMPILE_CACHE_URL="s3://bucket/cache")
+    for name in ("TRITON_CACHE_SAVE", "NSYS_OUTPUT"):  # others are in srun's own environment
+        assert f"--env={name}={shell.folder}/{asked[name]}" in words
+    assert "--env=NEURON_COMPILE_CACHE_URL=s3://bucket/cache" in words
+    for name in ("hub", "kernels", "prof"):
+        assert f"--mount={shell.folder}/{name}:{shell.folder}/{name}" in words
+
+
 def test_only_what_is_there_is_mounted(shell: Shell) -> None:
     data = shell.folder / "set"
     assert f"--mount={data}:{data}" not in shell.srun(DATASET=str(data))
