@@ -188,7 +188,7 @@ def start(
 def timeout_under(hang_abort_seconds: int) -> timedelta | None:
     """Tell how long collective calls may take; None without a watch: as torch has it.
 
-    A watch that ends ranks which hang tells who hangs, so calls may take longer than it waits.
+    The watch names the rank that hangs before it ends all, so calls may take longer than it waits.
     Nccl, by its own default, would kill the process after the same ten minutes. Groups that are
     made later do not inherit it.
     """

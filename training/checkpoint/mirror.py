@@ -157,7 +157,7 @@ class Mirror:
     def _fetch(self, place: str, names: Iterable[str], folder: Path) -> None:
         with one_line_errors(f"{self.url} cannot be copied to {folder}"):
             for name in names:
-                with suppress(FileNotFoundError):  # the manifest tells what is missing
+                with suppress(FileNotFoundError):  # manifest.read reports what is missing
                     self.fs.get_file(f"{place}/{name}", str(folder / name))
 
     def _retain(self, newest: int) -> None:

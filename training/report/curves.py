@@ -47,7 +47,7 @@ class Picture:
     least_top: float = 0.0
 
     def tables(self, run: Run) -> dict[str, Table]:
-        """Give the tables that have a curve each, by what tells them apart."""
+        """Give the tables that have a curve each, by what distinguishes them."""
         if self.of == "evaluations":
             return run.evaluations
         return {"": {"steps": run.steps, "reports": run.reports, "saves": run.saves}[self.of]}

@@ -1,0 +1,158 @@
+"""A request to stop a launcher, and how often a job is started again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contracts.test_launcher_faults import refused
+from tests.contracts.test_launcher_faults import shell as shell
+from tests.support.launcher_shell import SCONTROL, Shell
+
+pytestmark = pytest.mark.processes
+
+
+def test_a_request_to_stop_before_anything_runs(shell: Shell) -> None:
+    code, said = shell.run(CHECK_MEANWHILE="kill -TERM $PPID", SLURM_RESTART_COUNT="9")
+    assert code == 85 and "exit code 85: requeued" in said and not shell.called.exists()
+
+
+# A request to stop is written down for the nodes; nothing is signalled.
+
+
+STOPPED = "kill -TERM $PPID; until [[ -s $CHECKPOINTS/.job-7.{starts}/stop ]]; do sleep 0.05; done"
+
+
+@pytest.mark.parametrize("code", ["85", "1"])
+def test_a_request_to_stop(shell: Shell, code: str) -> None:
+    """It is requeued, also where it had no time to save, and however often it was before."""
+    got, said = shell.run(
+        SRUN_CODE=code,
+        SLURM_RESTART_COUNT="9",
+        MEANWHILE=STOPPED.format(starts=9),
+    )
+    assert got == int(code) and said.count("asked to stop: the ranks save a checkpoint") == 1
+    assert f"exit code {code}: requeued" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
+    """The ranks do not hear of it; Slurm ends them, and the job is requeued all the same."""
+    shell.program("sqshforge")
+    full = "$CHECKPOINTS/.job-7.0/stop; /bin/ln -s /dev/full $CHECKPOINTS/.job-7.0/stop"
+    code, said = shell.run(SRUN_CODE="137", MEANWHILE=f"rm {full}; kill -TERM $PPID; sleep 0.5")
+    assert code == 137 and "exit code 137: requeued" in said, said
+    assert "warning: the request does not reach the ranks: the disk of" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
+    """Slurm tells this script, too; the ranks may save, and that is all."""
+    code, said = shell.run(
+        SRUN_CODE="85", JOB_STATE="COMPLETING", MEANWHILE=STOPPED.format(starts=0)
+    )
+    assert code == 85 and "exit code 85: it is not requeued, as Slurm says COMPLETING" in said
+    assert not Path(f"{shell.called}.scontrol").exists()
+
+
+def test_done_before_it_could_stop(shell: Shell) -> None:
+    code, said = shell.run(MEANWHILE=STOPPED.format(starts=0))
+    assert code == 0 and said.endswith("mamba_fsdp: done\n")
+
+
+# How a job ends, by the exit code of its nodes.
+
+
+def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
+    shell.program("sqshforge")
+    shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
+    code, said = shell.run(SRUN_CODE="137")
+    assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
+
+
+def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
+    shell.program("sqshforge")
+    with Path("/dev/full").open("w") as shell.log:
+        assert shell.run(SRUN_CODE="85")[0] == 85
+    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "env", "requeued"),
+    [
+        ("1", {}, True),
+        ("1", {"SLURM_RESTART_COUNT": "2"}, True),
+        ("1", {"SLURM_RESTART_COUNT": "30"}, True),  # of which no failure was the reason
+        ("137", {"REQUEUES": "0"}, False),
+        ("85", {"SLURM_RESTART_COUNT": "50"}, True),
+        ("2", {}, False),
+        ("3", {}, False),
+        ("0", {}, False),
+    ],
+)
+def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) -> None:
+    shell.program("sqshforge")
+    got, said = shell.run(SRUN_CODE=code, **env)
+    asked = Path(f"{shell.called}.scontrol")
+    assert got == int(code), said
+    assert asked.exists() == requeued
+    assert not requeued or asked.read_text() == "requeue 7\n"
+
+
+def test_failures_alone_count(shell: Shell) -> None:
+    """A long run is requeued at each time limit, and may fail as often as any other."""
+    shell.program("sqshforge")
+    ends = ["1", "85", "85", "1", "85", "137", "85", "1"]
+    found = [
+        shell.run(SRUN_CODE=code, SLURM_RESTART_COUNT=str(starts))[1].splitlines()[-1]
+        for starts, code in enumerate(ends)
+    ]
+    assert all("requeued" in line for line in found[:-1]), found
+    assert found[-1] == "mamba_fsdp: exit code 1: given up after 3 restarts"
+    assert not list(shell.folder.glob("checkpoints/*/failures.*"))
+
+
+def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
+    """As on a full disk; the file may have been made, and nothing written."""
+    shell.program("sqshforge")
+    noted = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "failures.7"
+    noted.parent.mkdir(parents=True)
+    noted.touch()
+    code, said = shell.run(SRUN_CODE="1", MEANWHILE=f"rm {noted} && /bin/ln -s /dev/full {noted}")
+    assert code == 1 and "exit code 1: requeued" in said, said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
+    shell.program("sqshforge")
+    refused(shell, "error: REQUEUES=often is not a number of requeues\n", REQUEUES="often")
+
+
+def test_a_number_may_begin_with_zero(shell: Shell) -> None:
+    """To bash 08 is no octal number."""
+    shell.program("sqshforge")
+    folder = shell.folder / "checkpoints" / "mamba_fsdp-trial"
+    folder.mkdir(parents=True)
+    (folder / "failures.7").write_text("1\n" * 9)
+    code, said = shell.run(SRUN_CODE="1", REQUEUES="08", SLURM_RESTART_COUNT="9")
+    assert code == 1 and "given up after 9 restarts" in said, said
+
+
+def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
+    shell.program("sqshforge")
+    bad = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "bad-nodes.7.1"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("node-1\nnode-2\n")
+    bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
+    asked = Path(f"{shell.called}.scontrol")
+    shell.run(SRUN_CODE="87")
+    assert asked.read_text() == "requeue 7\n"
+    asked.unlink()
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
+    asked.unlink()
+    own = SCONTROL.replace(" Reason=None", " ReqNodeList=(null) ExcNodeList=n[7-8] Features=x")
+    shell.program("scontrol", own)
+    shell.run(SRUN_CODE="87", EXCLUDE="1")
+    assert "ExcNodeList=node-1,node-2,n[7-8]\n" in asked.read_text()
