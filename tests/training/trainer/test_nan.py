@@ -86,7 +86,7 @@ def test_the_steps_before_the_one_that_stops_the_run_are_recorded(
     given: tuple[str, ...], tmp_path: Path, more: tuple[str, ...]
 ) -> None:
     """And no evaluation of the weights after it."""
-    held_out = f"--eval_dataset_path=text:{tmp_path}/text/*.txt"
+    held_out = f"--eval_dataset_path={write_text(tmp_path / 'held')}"
     done = broken_once(*given, held_out, "--report_interval=20", *more)
     assert done.returncode == 1 and "error: step 3: grad_norm is nan" in done.stderr
     assert [line["step"] for line in records(tmp_path, "step")] == [1, 2]
@@ -98,7 +98,7 @@ def test_an_evaluation_that_gives_no_number(
     given: tuple[str, ...], tmp_path: Path, on_nan: str
 ) -> None:
     """The first step breaks the weights, and its own loss and gradient are numbers."""
-    held_out = f"--eval_dataset_path=text:{tmp_path}/text/*.txt"
+    held_out = f"--eval_dataset_path={write_text(tmp_path / 'held')}"
     done = run(0, *given, EXPLODING, held_out, "--eval_interval=1", f"--on_nan={on_nan}")
     assert done.returncode == 1
     assert records(tmp_path, "step")[0]["step"] == 1
