@@ -94,10 +94,8 @@ def test_opening_one_of_many_files_does_not_take_looking_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The library's list of files is split by the root of their number, twice, for each."""
-    from datasets import IterableDataset, iterable_dataset
+    from datasets import iterable_dataset
 
-    if not hasattr(IterableDataset, "shard"):
-        pytest.skip("this release of datasets splits the whole list for each file")
     count = 100
     for number in range(count):
         (tmp_path / f"{number:03}.txt").write_text(f"text {number}")
