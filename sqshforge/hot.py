@@ -59,9 +59,12 @@ class HotList:
 
     @classmethod
     def parse(cls, text: str) -> HotList:
-        """The list that a text holds."""
-        lines = (line for line in text.split("\n") if not line.startswith(COMMENT))
-        return cls(tuple(dict.fromkeys(filter(None, lines))))
+        """The list that a text holds, also one that people wrote.
+
+        Its lines may end as Windows ends them, begin at the root, and name versions.
+        """
+        lines = (line.removesuffix("\r") for line in text.split("\n"))
+        return cls.of(line for line in lines if not line.startswith(COMMENT))
 
     @classmethod
     def read(cls, path: Path) -> HotList:

@@ -196,10 +196,10 @@ class Plan:
     log: str | None = None  # the file that squashfuse notes its calls in
 
 
-def main(words: str) -> NoReturn:
+def main(plan_without_command: str, *command: str) -> NoReturn:
     """Set the container up and become its command; a few lines and an exit code if that fails."""
     supervisor.close_all_but(_handed_on(os.environ))
-    plan = Plan(**json.loads(words))
+    plan = Plan(command=command, **json.loads(plan_without_command))
     try:
         _become_command(plan)
     except (

@@ -110,9 +110,12 @@ def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     package = str(Path(__file__).resolve().parent.parent.parent)
     code = (
         f"import sys; sys.path.insert(0, {package!r}); "
-        "from sqshforge.run.container import main; main(sys.argv[1])"
+        "from sqshforge.run.container import main; main(*sys.argv[1:])"
     )
-    return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(plan.__dict__)]
+    words = dict(plan.__dict__)
+    # Each a word of its own: one word may have 128 KiB, all together a good deal more.
+    command = words.pop("command")
+    return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(words), *command]
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:

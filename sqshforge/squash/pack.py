@@ -268,6 +268,12 @@ class _Pack:
     def _publish(self, written: Path, made: Written, base: str | None) -> None:
         request, output = self.request, self.output
         pieces = made.settled.result()
+        if request.hot.lines and made.hot is None:
+            self.reporter.say(
+                "warning: no line of the list of hot files names a file of this image, so it is "
+                "packed as without a list"
+            )
+            self.reporter.say("  fix:   sqshforge trace writes a list of it")
         written.chmod(0o644)
         sync(written)
         # Before the file: a record without its file is harmless, a file without looks not ours.

@@ -65,6 +65,12 @@ def test_a_list_is_the_same_after_it_was_written_and_read(tmp_path: Path) -> Non
     assert HotList.read(place).digest == hot.digest
 
 
+def test_a_list_that_people_wrote_names_the_same_files() -> None:
+    """From Windows, with paths as `find /` has them and the versions that are there now."""
+    found = HotList.parse("# mine\r\n/usr/lib/libz.so.1.2.13\r\n\r\n/usr/bin/python3.11\r\n")
+    assert found == HotList.of(["usr/lib/libz.so.1.3", "usr/bin/python3.12"])
+
+
 def test_its_digest_is_of_the_paths_and_their_order() -> None:
     first = HotList.parse("# one\na\nb\n")
     assert first.digest == HotList.parse("a\n\nb").digest

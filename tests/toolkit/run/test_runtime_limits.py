@@ -55,6 +55,13 @@ def of_sys(mountinfo: str) -> dict[str, set[str]]:
     return {place: one for place, one in options(mountinfo).items() if place.startswith("/sys")}
 
 
+def test_a_command_may_have_as_many_words_as_the_kernel_takes(start: Start) -> None:
+    """Those of a shell's `*.txt`: more than the 128 KiB that one word may have."""
+    words = [f"/data/shard-{number:07}.txt" for number in range(20_000)]
+    done = start("sh", "-c", "echo $#", "sh", *words)
+    assert (done.code, done.out) == (0, "20000\n"), done.err
+
+
 def test_no_program_gives_the_command_more_rights(start: Start) -> None:
     assert "\nNoNewPrivs:\t1\n" in start("cat", "/proc/self/status").out
 

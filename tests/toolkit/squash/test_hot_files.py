@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -155,6 +156,19 @@ def test_the_file_and_its_record_tell_where_they_lie(image: address.Source, tmp_
     assert facts is not None and facts["hot"] is None
     with open_image(plain) as opened, plain.open("rb") as file:
         assert hot_note.noted(file, opened.superblock.used) is None
+
+
+@pytest.mark.processes
+@pytest.mark.root
+@pytest.mark.parametrize("name", ["some/gone", "some/z"])
+def test_a_list_that_names_no_file_is_said(
+    name: str, image: address.Source, tmp_path: Path
+) -> None:
+    said = io.StringIO()
+    options = replace(FAST, hot=HotList.of([name]))
+    squash.pack(image, tmp_path / "a.sqsh", options, Programs(), Reporter(said))
+    warning = "no line of the list of hot files names a file of this image"
+    assert (warning in said.getvalue()) == (name == "some/gone"), said.getvalue()
 
 
 @pytest.mark.processes
