@@ -103,7 +103,7 @@ class Inspection:
     def _hot(self) -> str:
         """Where the files lie that a start reads."""
         if self.hot is None:
-            return "not noted: packed without a list of them, or by one that names none of its files"
+            return "not noted: packed without a list of them, or by one that names no file of it"
         share = 100 * self.hot.length / max(1, self.size)
         return f"{human(self.hot.length)} from byte {self.hot.offset} on, {share:.0f}% of the file"
 
