@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from sqshforge import project
+from sqshforge import project, recipe
 from sqshforge.build.build import Built
 from sqshforge.build.inputs import Bundle
 from sqshforge.cli import main, workflow
@@ -73,6 +73,8 @@ def require_runs(line: str, cwd: Path) -> None:
     program = shutil.which(words[0]) or cwd / words[0]
     assert os.access(program, os.X_OK), line
     if words[0] == "make":
+        given = dict(word.split("=", 1) for word in words if "=" in word)
+        assert given.get("TARGET", "cpu-mamba") in recipe.targets(ROOT / "recipes"), line
         subprocess.run([*words, "--dry-run"], cwd=cwd, check=True, capture_output=True)
     elif "sqshforge" in Path(words[0]).name or words[1:3] == ["-m", "sqshforge"]:
         assert Path(program).samefile(SCRIPT), line
