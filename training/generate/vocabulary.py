@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from training.convert.config import read_json
-from training.data.tokenize.tokenizer import frame, open_tokenizer
+from training.data.tokenize.tokenizer import frame, open_tokenizer, read_definition
 from training.errors import RequestError
 
 if TYPE_CHECKING:  # it takes torch
@@ -59,16 +59,10 @@ class Tokens:
 
     def __init__(self, path: Path) -> None:
         try:
-            import tokenizers
-        except ImportError as error:
-            raise RequestError(
-                f"--tokenizer: {path} is read by the library tokenizers, which is not installed "
-                f"(pip install tokenizers)"
-            ) from error
-        try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
+            definition = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeError) as error:
             raise RequestError(f"--tokenizer: {path} cannot be read: {error}") from error
+        self._tokenizer = read_definition(str(path), definition)
         # As for training: a text is never cut or padded, and has the tokenizer's beginning alone.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()

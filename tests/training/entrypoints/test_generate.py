@@ -321,10 +321,10 @@ def test_a_tokenizer_that_cannot_be_read(
 ) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_text("{}")
-    with pytest.raises(RequestError, match=r"tokenizer\.json cannot be read: "):
+    with pytest.raises(RequestError, match=r"tokenizer\.json cannot be read by tokenizers "):
         Tokens(path)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(RequestError, match="tokenizers, which is not installed"):
+    with pytest.raises(RequestError, match="by tokenizers, which cannot be imported"):
         Tokens(path)
 
 

@@ -102,14 +102,47 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
 
 
 def _made(name: str, definition: str) -> Any:
-    tokenizers = library("tokenizers", f"--tokenizer: {name} is read")
-    try:
-        made = tokenizers.Tokenizer.from_str(definition)
-    except Exception as error:  # the library raises plain Exception
-        raise RequestError(f"--tokenizer: {name} cannot be read: {error}") from error
+    made = read_definition(name, definition)
     made.no_truncation()
     made.no_padding()
     return made
+
+
+def read_definition(name: str, definition: str) -> Any:
+    """Make a tokenizer of the text of a tokenizer.json, by whatever release of the library is here.
+
+    From 0.20 on it writes a merge as a pair of tokens, which earlier ones do not read: those get
+    the line of the two that they wrote themselves. Raises RequestError if it cannot be read.
+    """
+    tokenizers = library("tokenizers", f"--tokenizer: {name} is read")
+    try:
+        try:
+            return tokenizers.Tokenizer.from_str(definition)
+        except Exception:
+            return tokenizers.Tokenizer.from_str(_with_merges_as_lines(definition))
+    except Exception as error:  # the library raises plain Exception
+        later = (
+            "; where a later release wrote it, tokenize in an image that has one, such as cpu-mamba"
+            if "untagged enum" in str(error)  # a shape that this release does not know
+            else ""
+        )
+        raise RequestError(
+            f"--tokenizer: {name} cannot be read by tokenizers {tokenizers.__version__}: "
+            f"{error}{later}"
+        ) from error
+
+
+def _with_merges_as_lines(definition: str) -> str:
+    """Give a definition as it is where its merges are no pairs that a space can be put between."""
+    try:
+        found = json.loads(definition)
+        merges = found["model"]["merges"]
+        if any(" " in token for pair in merges for token in pair):
+            return definition
+        found["model"]["merges"] = [f"{first} {second}" for first, second in merges]
+    except (ValueError, KeyError, TypeError):
+        return definition
+    return json.dumps(found)
 
 
 def _stated(folder: Path) -> dict[str, Any]:
