@@ -28,11 +28,11 @@ try: dev  ## train a tiny model by the working tree, without an image: FLAGS="--
 	    --num_steps=20 --report_interval=5 --learning_rate=3e-3 --save_ckpt_path=build/try \
 	    --dataset_path="text:training/**/*.py" $(FLAGS)
 
-check: setup-test  ## lint, types, and the fast tests that start no process: two minutes
+check: dev  ## lint, types, and the fast tests that start no process: two minutes
 	@# Side by side: each leaves processors idle for a while.
 	@$(MAKE) --no-print-directory -j 2 lint test-without-processes
 
-test-without-processes: setup-test
+test-without-processes: dev
 	.venv/bin/pytest -n 2 --dist worksteal -m 'not processes and not slow'
 
 test: setup-test  ## fresh machine: set up and run every test but the heavy ones
@@ -105,7 +105,7 @@ constraints: setup  ## resolve anew what .venv and its like hold, one version of
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
 	@$(SQSHFORGE) vendor $(TARGET) $(settings)
 
-lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lists of hot files
+lint: dev  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lists of hot files
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-logo --no-cache
@@ -118,13 +118,13 @@ lint: setup-test  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lis
 	    else echo "$$list: not checked, as $$image is not there"; fi; \
 	done
 
-launchers: setup-test  ## write launch/*.sbatch from launch/template/
+launchers: dev  ## write launch/*.sbatch from launch/template/
 	.venv/bin/python -m sqshforge.launchers
 
-reference: setup-test  ## write the pages of docs/reference/ that are made of the code
+reference: dev  ## write the pages of docs/reference/ that are made of the code
 	.venv/bin/python -m reference
 
-docs: setup-test  ## build the site of docs/ to build/site, strictly: a broken link fails
+docs: dev  ## build the site of docs/ to build/site, strictly: a broken link fails
 	@# mkdocs-material speaks of its successor otherwise.
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 

@@ -26,6 +26,15 @@ class JsonLines(Logger):
         append_whole(self.path, "".join(json.dumps(record) + "\n" for record in records).encode())
 
 
+def has_record(path: Path, kind: str, step: int) -> bool:
+    """Tell whether a file has a whole record of a kind, of a step."""
+    if not path.exists():
+        return False
+    with path.open("rb") as lines:
+        found = (_parsed(line) for line in lines)
+        return any(one.get("kind") == kind and one.get("step") == step for one in found)
+
+
 def truncate(path: Path, step: int) -> None:
     """Keep only the whole lines up to and with a step.
 
@@ -51,9 +60,18 @@ def truncate(path: Path, step: int) -> None:
 
 def _is_kept(line: bytes, step: int) -> bool:
     try:
-        return line.endswith(b"\n") and json.loads(line)["step"] <= step
-    except (ValueError, TypeError, KeyError):  # torn by a kill
+        return bool(_parsed(line)["step"] <= step)
+    except (TypeError, KeyError):
         return False
+
+
+def _parsed(line: bytes) -> Record:
+    """Read a line; nothing where it was torn by a kill."""
+    try:
+        found = json.loads(line) if line.endswith(b"\n") else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def append_whole(path: Path, data: bytes) -> None:

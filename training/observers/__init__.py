@@ -29,17 +29,18 @@ def observe(
 ) -> Phases:
     """Make the observers of a run that goes on after step `start` (a collective call)."""
     found: list[Observer] = []
-    if run.hang_seconds or run.hang_abort_seconds:
-        heartbeat = Heartbeat(start)
-        heartbeat.follow(model)
-        found.append(HangWatchdog(run, group, heartbeat, console, claim))
+    heartbeat = Heartbeat(start)
     if run.use_nsight:
         found.append(profiling.Nsight())
     if run.use_profiler:
-        found.append(TorchProfiler(run.save_ckpt_path, group))
+        found.append(TorchProfiler(run.save_ckpt_path, group, heartbeat))
     if run.clean_cache:
         found.append(profiling.CleanCache())
     if run.track_memory and group.rank == 0:
         tracker = profiling.MemoryTracker(run.save_ckpt_path, group.device, start, console)
         found.append(tracker)
+    if run.hang_seconds or run.hang_abort_seconds:
+        heartbeat.follow(model)
+        # The last one: parts end in reverse, so a step is over for it before the profiler writes.
+        found.append(HangWatchdog(run, group, heartbeat, console, claim))
     return Phases(found)

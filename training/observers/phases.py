@@ -2,7 +2,7 @@
 
 `with phases("forward"):` tells every observer when that part begins and ends. The names:
     step: data, forward, backward, clip, optimizer          the parts of one
-    report, evaluation, save                                between steps
+    report, evaluation, save, trace                         between steps
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
+
+TRACE = "trace"
+"""The part in which torch's profiler writes what it has recorded."""
 
 
 class Observer:

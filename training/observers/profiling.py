@@ -24,7 +24,8 @@ from training.errors import RequestError
 from training.loggers.base import FaultTolerantLogger, Record
 from training.loggers.console import Console
 from training.loggers.jsonl import JsonLines
-from training.observers.phases import Observer
+from training.observers.heartbeat import Heartbeat
+from training.observers.phases import TRACE, Observer
 from training.process_group import Group
 
 MEMORY_FILE = "memory.jsonl"
@@ -118,9 +119,10 @@ class TorchProfiler(Observer):
     """Traces steps 4 to 6 of this start into SAVE/profile_traces/rank_<R>.json, for Perfetto.
 
     One step is waited for and two warm up, so allocations and compilation are not in the trace.
+    Writing it takes minutes for a large model, which the heartbeat has as a part of its own.
     """
 
-    def __init__(self, save_path: str, group: Group) -> None:
+    def __init__(self, save_path: str, group: Group, heartbeat: Heartbeat) -> None:
         folder = Path(save_path) / "profile_traces"
 
         def write(ready: Any) -> None:
@@ -139,6 +141,7 @@ class TorchProfiler(Observer):
             on_trace_ready=write,
         )
         self._labels: list[Any] = []
+        self._heartbeat = heartbeat
 
     def __enter__(self) -> TorchProfiler:
         self._profile.__enter__()
@@ -155,7 +158,9 @@ class TorchProfiler(Observer):
     def end(self, phase: str) -> None:
         self._labels.pop().__exit__(None, None, None)
         if phase == "step":
+            self._heartbeat.begin(TRACE)
             self._profile.step()
+            self._heartbeat.end(TRACE)
 
 
 class Nsight(Observer):

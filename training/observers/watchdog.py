@@ -21,10 +21,10 @@ from training.loggers.console import Console
 from training.observers.exchange import Exchange
 from training.observers.hang_report import HangReporter
 from training.observers.heartbeat import WATCHING, Heartbeat
-from training.observers.phases import Observer
+from training.observers.phases import TRACE, Observer
 from training.process_group import Group
 
-SLOW = {"evaluation", "save"}
+SLOW = {"evaluation", "save", TRACE}
 """Parts that may take long without a mark; so may the first step, which compiles."""
 SLOW_FACTOR = 10
 """How many times as long these may take."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from training.data.loader import Prefetcher
 from training.errors import SAVED, TrainingError
 from training.job.restart.steps import StepNotes
 from training.loggers.console import Console
+from training.loggers.jsonl import FILE, has_record
 from training.manifest import Manifest
 from training.observers.phases import Phases
 from training.observers.stop_request import StopRequest
@@ -78,6 +80,8 @@ class Trainer:
         # The watch is left before the loggers are closed: a server may take its time.
         with self.saver, self.metrics, self.phase:
             over = self._is_over()
+            if over:
+                self._evaluate_the_end()
             while not over and not self.stopping:
                 over = self.turn()
             with self.phase("save"):
@@ -117,10 +121,11 @@ class Trainer:
             with self.phase("report"):
                 self.metrics.report(self.data.waited())
         if self.held_out and (self.step % (run.eval_interval or run.num_steps) == 0 or last):
-            with self.phase("evaluation"):
-                asked = asked or not self._evaluate(self.held_out)
-            if asked:  # the checkpoint may have seconds left
+            if not asked:  # else the checkpoint may have seconds left
+                asked = not self._evaluate(self.held_out)
+            if asked:
                 self._say(f"asked to stop: step {self.step} is not evaluated")
+                last = False  # the next start does that
         self.stopping = asked and not last
         is_due = self.step % run.checkpoint_interval == 0 or last or self.stopping or late
         if is_due and not run.compile_only:
@@ -147,12 +152,21 @@ class Trainer:
         self.metrics.flush()  # raises if the run has gone wrong: that is not worth evaluating
         since = time.perf_counter()
         batches = self.config.data.eval_batches
-        found = evaluate(self.model, held_out, batches, self.group, self.stop)
+        with self.phase("evaluation"):
+            found = evaluate(self.model, held_out, batches, self.group, self.stop)
         if found is None:
             return False
         self.metrics.evaluated(self.step, *found)
         self.metrics.pause(time.perf_counter() - since)
         return True
+
+    def _evaluate_the_end(self) -> None:
+        """Evaluate a run that is over, if it was asked to stop before it had done so."""
+        if self.held_out is None or self.config.run.compile_only:
+            return
+        file = Path(self.config.run.save_ckpt_path, FILE)
+        if self.group.any(self.group.rank == 0 and not has_record(file, "evaluation", self.step)):
+            self.stopping = not self._evaluate(self.held_out)
 
     def _save(self) -> None:
         self.metrics.flush()  # raises if the run has gone wrong: that must not be saved

@@ -22,10 +22,11 @@ from training import mamba_fsdp
 from training.data.sampler import Reader
 from training.entrypoint import enter, leave
 from training.loggers.text import TextLogger
+from torch.profiler import profile
 from training.models.language import Block
 
 rank = int(os.environ.get("RANK", "0"))
-calls = {"forward": 0, "data": 0, "close": 0}
+calls = {"forward": 0, "data": 0, "close": 0, "trace": 0}
 
 def before(what):
     calls[what] += 1
@@ -53,6 +54,7 @@ def sitting_next_rows(self, rows):
 
 Block.forward, Reader.next_rows = sitting_forward, sitting_next_rows
 TextLogger.close = lambda self, failed: before("close")
+profile.export_chrome_trace = lambda self, path: before("trace")
 own = [os.environ["OTHERS"]] if rank and "OTHERS" in os.environ else []
 leave(enter(mamba_fsdp.configure, sys.argv[1:] + own))
 """
@@ -194,6 +196,14 @@ def test_a_logger_that_takes_long_to_close_is_waited_for(tmp_path: Path) -> None
     with hanging(tmp_path, 2, "15", "close", 1, 0, *flags) as process:
         assert process.wait(90) == 0, said(tmp_path)
     assert "done: 4 steps" in said(tmp_path) and "hang: " not in said(tmp_path)
+
+
+@pytest.mark.processes
+def test_a_trace_that_takes_long_to_write_is_waited_for(tmp_path: Path) -> None:
+    flags = ("--num_steps=8", "--hang_seconds=2", "--hang_abort_seconds=4", "--use_profiler=True")
+    with hanging(tmp_path, 0, "10", "trace", 1, 0, *flags) as process:
+        assert process.wait(90) == 0, said(tmp_path)
+    assert "done: 8 steps" in said(tmp_path) and "hang: " not in said(tmp_path)
 
 
 def test_what_is_waited_for() -> None:

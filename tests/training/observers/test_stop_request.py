@@ -35,11 +35,11 @@ def test_a_long_first_step_does_not_hold_up_an_end(tmp_path: Path, number: signa
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(("ranks", "num_steps", "code"), [(0, 4, 85), (2, 4, 85), (0, 2, 0)])
+@pytest.mark.parametrize(("ranks", "num_steps"), [(0, 4), (2, 4), (0, 2), (2, 2)])
 def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
-    tmp_path: Path, ranks: int, num_steps: int, code: int
+    tmp_path: Path, ranks: int, num_steps: int
 ) -> None:
-    """One rank alone is asked to stop; after the last step the run is done."""
+    """One rank alone is asked to stop; that of the last step is left to the next start."""
     data, held_out = write_text(tmp_path / "text"), write_text(tmp_path / "minutes", 6_000_000)
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={tmp_path}/run")
     evaluating = (f"--eval_dataset_path={held_out}", "--eval_interval=2", "--eval_batches=0")
@@ -49,10 +49,15 @@ def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
         wait_for(lambda: records.exists() and len(read(records, "report")) == 2, process)
         os.kill(max(descendants(process.pid)) if ranks else process.pid, signal.SIGTERM)
         said, error = process.communicate(timeout=120)
-    assert process.returncode == code or f"exitcode  : {code}" in error, error
+    assert process.returncode == 85 or "exitcode  : 85" in error, error
     assert "asked to stop: step 2 is not evaluated" in said
     assert len(steps(tmp_path / "run")) == 2 and not read(records, "evaluation")
     assert (tmp_path / "run" / "checkpoints" / "step_2_ckp").is_dir()
+    if num_steps == 2:
+        for _ in range(2):
+            done = run(ranks, *asked, "--eval_batches=3")
+            assert done.returncode == 0, done.stderr
+            assert [one["step"] for one in read(records, "evaluation")] == [2]
 
 
 @pytest.mark.parametrize("ranks", [0, 2])
