@@ -33,7 +33,7 @@ from training.errors import RequestError
 LANGUAGES = {TYPED, "yaml", "python", "text"}
 NOT_OURS = {
     *(".", "bash", "cat", "cd", "cp", "echo", "eval", "grep", "ls", "printf"),
-    *("aws", "buildah", "docker", "pip", "rsync", "skopeo", "ssh", "uv", "zstd"),
+    *("aws", "buildah", "docker", "mkdir", "pip", "rsync", "skopeo", "ssh", "uv", "zstd"),
     *("neuron_parallel_compile", "nsys", "srun"),
 }
 """Programs whose words nobody checks here; a name that is in no list fails."""
