@@ -50,7 +50,7 @@ NODE_DISK = Fact(2e9, "bytes/s", "assumed: one NVMe disk of the node")
 FLOW = Fact(1.25e9, "bytes/s", "published: AWS, EC2: 10 Gbit/s a TCP flow in a placement group")
 
 # The image, and how it comes to a node.
-IMAGE = Fact(2.9e9, "bytes", "measured: cuda13-mamba, profile shared (docs/images/targets)")
+IMAGE = Fact(2.9e9, "bytes", "estimated: cuda13-mamba, profile shared (docs/images/targets)")
 MOUNTED = Fact(
     0.78,
     "of the file",
