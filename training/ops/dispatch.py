@@ -52,11 +52,16 @@ class Implementation:
 
 
 class Choice:
-    """An operation's implementations, the best first; the last one takes everything."""
+    """An operation's implementations, the best first; the last one takes everything.
 
-    def __init__(self, name: str, implementations: Sequence[Implementation]) -> None:
+    `when` says, for an error, where only these are there: " with context_parallel".
+    """
+
+    def __init__(
+        self, name: str, implementations: Sequence[Implementation], when: str = ""
+    ) -> None:
         assert name in NAMES
-        self.name = name
+        self.name, self.when = name, when
         self.implementations = {one.name: one for one in implementations}
         self._chosen: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -79,7 +84,9 @@ class Choice:
         chosen = self.implementations.get(wanted)
         if chosen is None:
             known = ", ".join(self.implementations)
-            raise RequestError(f"{VARIABLE}: {self.name} has no {wanted!r} (there is {known})")
+            raise RequestError(
+                f"{VARIABLE}: {self.name} has no {wanted!r}{self.when} (there is {known})"
+            )
         obstacle = chosen.obstacle(like)
         if obstacle:
             raise RequestError(f"{VARIABLE}: {self.name}={wanted} cannot run: {obstacle}")

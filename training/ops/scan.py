@@ -396,4 +396,6 @@ CHOICE = Choice(
         Implementation(name="torch", run=_Scan.apply),
     ],
 )
-OF_PIECES = Choice("selective_scan", [Implementation(name="torch", run=_Scan.apply)])
+OF_PIECES = Choice(
+    "selective_scan", [Implementation(name="torch", run=_Scan.apply)], when=" with context_parallel"
+)

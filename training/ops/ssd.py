@@ -395,4 +395,6 @@ CHOICE = Choice(
         Implementation(name="torch", run=_SSD.apply),
     ],
 )
-OF_PIECES = Choice("ssd", [Implementation(name="torch", run=_SSD.apply)])
+OF_PIECES = Choice(
+    "ssd", [Implementation(name="torch", run=_SSD.apply)], when=" with context_parallel"
+)

@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.training.support.runs import TINY, run, write_text
 from training import ops
 from training.errors import RequestError
-from training.ops import scan
+from training.ops import scan, ssd
 from training.ops.dispatch import NAMES, VARIABLE, Choice, Implementation, on_gpu
 
 X = torch.ones(2)
@@ -82,6 +82,14 @@ def test_a_kernel_for_gpus_is_not_taken_elsewhere(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv(VARIABLE, "selective_scan=mamba-ssm")
     with pytest.raises(RequestError, match="selective_scan=mamba-ssm cannot run: it needs a GPU"):
         scan.CHOICE(X)
+
+
+def test_a_kernel_that_takes_no_pieces_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "ssd=mamba-ssm,selective_scan=triton")
+    for choice, asked in ((ssd.OF_PIECES, "mamba-ssm"), (scan.OF_PIECES, "triton")):
+        says = rf"{choice.name} has no '{asked}' with context_parallel \(there is torch\)"
+        with pytest.raises(RequestError, match=says):
+            choice(X)
 
 
 @pytest.mark.processes
