@@ -24,7 +24,7 @@ EVERY = 5.0  # seconds
 @click.option(
     "--root",
     "given",
-    type=click.Path(path_type=Path),
+    type=click.Path(readable=False, path_type=Path),  # another user's is passed over
     multiple=True,
     metavar="DIR",
     help="Where runs are [default: SQSHFORGE_RUNS, else checkpoints/ and the current folder].",

@@ -55,7 +55,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
             if _is_file(run / jobs.FOLDER / f"{what}.jsonl"):
                 return Found(_home(run), what)
         for root in below:
-            if is_run(root / what):
+            if _is_run(root / what):
                 return Found(_home(root / what))
     if folder.is_dir():
         raise RequestError(
@@ -79,7 +79,7 @@ def _home(folder: Path) -> Path:
     if _is_file(folder / metrics.FILE):
         return folder
     named = next((Path(job.last.run) for job in jobs.read(folder) if job.last.run), folder)
-    return named if named != folder.absolute() and is_run(named) else folder
+    return named if named != folder.absolute() and _is_run(named) else folder
 
 
 def _is_file(path: Path) -> bool:
@@ -89,13 +89,27 @@ def _is_file(path: Path) -> bool:
     return False
 
 
+def _is_run(folder: Path) -> bool:
+    """Whether a folder is a run that may be seen; a job's note may have anything for its name."""
+    with suppress(OSError, ValueError):
+        return is_run(folder)
+    return False
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Whether it is one, and not a link that cannot be followed: a loop, or into a closed one."""
+    with suppress(OSError):
+        return entry.is_dir()
+    return False
+
+
 def _below(folder: Path, depth: int) -> Iterator[Path]:
     """Runs in a folder and below; a run has none inside."""
+    if _is_run(folder):
+        yield folder
+        return
     try:
-        if is_run(folder):
-            yield folder
-            return
-        inside = sorted(one.name for one in os.scandir(folder) if one.is_dir()) if depth else []
+        inside = sorted(one.name for one in os.scandir(folder) if _is_folder(one)) if depth else []
     except OSError:  # it is not there, or another user's
         return
     for name in inside:

@@ -10,11 +10,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from sqshforge.host.programs import Programs
+from sqshforge.host.programs import Programs, Result
 from tests.support.command_line import sqshforge
 from tests.support.run_folders import HOUR, age, facts, history, noted, plan, write
 from training.job import job_log
@@ -110,41 +111,89 @@ def test_a_wrong_request(tmp_path: Path, words: list[str], shown: str) -> None:
     assert shown in done.err and "Traceback" not in done.err
 
 
-def test_another_users_folders_are_passed_over() -> None:
-    """Asked by an ordinary user; of pytest's own folders he sees none."""
-    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+@contextlib.contextmanager
+def shared() -> Iterator[Path]:
+    """A folder that an ordinary user sees, as of pytest's own he sees none; closed ones in it."""
     with tempfile.TemporaryDirectory(prefix="sqshforge-test-") as name:
-        place = Path(name)
-        place.chmod(0o755)
+        Path(name).chmod(0o755)
+        try:
+            yield Path(name)
+        finally:
+            for folder, _, _ in os.walk(name):  # from the top: what is closed opens on the way
+                for one in os.scandir(folder):
+                    if one.is_dir(follow_symlinks=False):
+                        Path(one).chmod(0o700)
+
+
+def by_another(*words: str | Path, **variables: str) -> Result:
+    """`sqshforge status WORDS`, by an ordinary user of this machine."""
+    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
+    command = [sys.executable, "-m", "sqshforge", "status", *words]
+    return Programs().attempt([*(user if os.getuid() == 0 else []), *command], env=variables)
+
+
+def test_another_users_folders_are_passed_over() -> None:
+    with shared() as place:
         write(place / "run", history(5))
         (write(place / "closed", history(5)) / "metrics.jsonl").chmod(0)
         write(place / "hidden", history(5)).chmod(0)
-        command = [sys.executable, "-m", "sqshforge", "status", "--json", "--root", name]
-        done = Programs().attempt([*(user if os.getuid() == 0 else []), *command])
-        (place / "hidden").chmod(0o700)
+        done = by_another("--json", "--root", place)
     assert done.code == 0, done.err
     shown = {Path(one["folder"]).name: one["closed"] for one in json.loads(done.out)["runs"]}
     assert shown == {"closed": ["metrics.jsonl"], "run": []}
 
 
 def test_a_job_is_found_beside_another_users_closed_folders() -> None:
-    user = ["setpriv", "--reuid", "65534", "--regid", "65534", "--clear-groups"]
-    with tempfile.TemporaryDirectory(prefix="sqshforge-test-") as name:
-        place = Path(name)
-        place.chmod(0o755)
+    with shared() as place:
         other = write(place / "alice", history(5))
-        closed = [other / "jobs", other / "checkpoints" / "step_5_ckp"]
-        for folder in closed:
+        for folder in (other / "jobs", other / "checkpoints" / "step_5_ckp"):
             folder.mkdir(parents=True)
             folder.chmod(0)
         noted(write(place / "bob", history(5)), None, job="77")
-        ours = [*(user if os.getuid() == 0 else []), sys.executable, "-m", "sqshforge", "status"]
-        one = Programs().attempt([*ours, "77", "--root", name])
-        every = Programs().attempt([*ours, "--root", name])
-        for folder in closed:
-            folder.chmod(0o700)
+        one = by_another("77", "--root", place)
+        every = by_another("--root", place)
     assert one.code == 0 and "bob" in one.out, one.err
     assert every.code == 0 and "alice" in every.out and "bob" in every.out, every.err
+
+
+def test_links_that_cannot_be_followed_hide_no_run_beside_them() -> None:
+    with shared() as place:
+        (place / "closed" / "run").mkdir(parents=True)
+        (place / "closed").chmod(0)
+        for name, goal in (("to-closed", "closed/run"), ("loop", "loop"), ("gone", "no/where")):
+            (place / "runs" / name).parent.mkdir(exist_ok=True)
+            (place / "runs" / name).symlink_to(place / goal if "/" in goal else goal)
+        write(place / "runs" / "run", history(5))
+        done = by_another("--json", "--root", place / "runs")
+    assert done.code == 0, done.err
+    assert [Path(one["folder"]).name for one in json.loads(done.out)["runs"]] == ["run"]
+
+
+@pytest.mark.parametrize("is_variable", [True, False])
+@pytest.mark.parametrize("what", [[], ["run"], ["77"]])
+def test_another_users_root_is_passed_over(what: list[str], is_variable: bool) -> None:
+    with shared() as place:
+        closed, opened = place / "closed", place / "open"
+        closed.mkdir()
+        closed.chmod(0)
+        noted(write(opened / "run", history(5)), None, job="77")
+        if is_variable:
+            done = by_another(*what, SQSHFORGE_RUNS=f"{closed}:{opened}")
+        else:
+            done = by_another(*what, "--root", closed, "--root", opened)
+    assert done.code == 0, done.err
+    assert f"{opened}/run" in done.out
+
+
+@pytest.mark.parametrize("what", [[], ["77"]])
+def test_a_job_that_saves_to_another_users_closed_folder(what: list[str]) -> None:
+    with shared() as place:
+        run = write(place / "closed/run", history(5))
+        job_log.begin(plan(run, job="77"), {"CHECKPOINTS": str(place / "runs/usual")})
+        run.parent.chmod(0)
+        done = by_another(*what, "--root", place / "runs")
+    assert done.code == 0, done.err
+    assert f"{place}/runs/usual" in done.out
 
 
 def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
