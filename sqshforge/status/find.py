@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sqshforge.errors import RequestError
 from sqshforge.status import jobs, metrics
-from sqshforge.status.run import is_run
+from sqshforge.status.run import another, is_run
 
 VARIABLE = "SQSHFORGE_RUNS"
 DEPTH = 2  # folders below a root in which runs are looked for
@@ -53,7 +53,7 @@ def one(what: str, below: Sequence[Path]) -> Found:
     if "/" not in what:
         for run in (run for root in below for run in _below(root, DEPTH)):
             if _is_file(run / jobs.FOLDER / f"{what}.jsonl"):
-                return Found(_home(run), what)
+                return Found(_home(run, what), what)
         for root in below:
             if _is_run(root / what):
                 return Found(_home(root / what))
@@ -74,12 +74,16 @@ def one(what: str, below: Sequence[Path]) -> Found:
     )
 
 
-def _home(folder: Path) -> Path:
-    """The run that a folder's last job trains: its flags may name another folder to save to."""
-    if _is_file(folder / metrics.FILE):
+def _home(folder: Path, job: str = "") -> Path:
+    """The run that a folder is of, or that a job noted there trains, the last one if none is named.
+
+    The job's flags may name another folder to save to, also one beside an older run.
+    """
+    if not job and _is_file(folder / metrics.FILE):
         return folder
-    named = next((Path(job.last.run) for job in jobs.read(folder) if job.last.run), folder)
-    return named if named != folder.absolute() and _is_run(named) else folder
+    noted = (one for one in jobs.read(folder) if one.last.run and job in ("", one.id))
+    last = next(noted, None)
+    return (another(last, folder) if last else None) or folder
 
 
 def _is_file(path: Path) -> bool:
@@ -90,8 +94,8 @@ def _is_file(path: Path) -> bool:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder is a run that may be seen; a job's note may have anything for its name."""
-    with suppress(OSError, ValueError):
+    """Whether a folder is a run that may be seen: it may be another user's."""
+    with suppress(OSError):
         return is_run(folder)
     return False
 

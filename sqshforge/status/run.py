@@ -290,6 +290,27 @@ def is_run(folder: Path) -> bool:
     return records.has_settings(folder)
 
 
+def another(job: Job, folder: Path) -> Path | None:
+    """The run that a job trains, where that is another one than the folder that noted it."""
+    named = Path(job.last.run)
+    with suppress(OSError, ValueError):  # it may be another user's, or no path at all
+        if named.is_absolute() and is_run(named) and not named.samefile(folder):
+            return named
+    return None
+
+
+def _own(noted: list[Job], folder: Path) -> list[Job]:
+    """The jobs of a folder that train its own run.
+
+    In a copy all jobs name the run that it was made of: they are its own if there are lines since
+    they began.
+    """
+    written = _written(folder / metrics.FILE) or 0.0
+    return [job for job in noted if another(job, folder) is None] or [
+        job for job in noted if (job.starts[0].time or 0.0) <= written
+    ]
+
+
 def look(folder: Path, clock: Clock) -> Status:
     """Read a run's files; nothing is written, and none is read that grows, but for its end."""
     settings = records.read_settings(folder)
@@ -302,11 +323,13 @@ def look(folder: Path, clock: Clock) -> Status:
     kept = checkpoints.read(folder)
     if kept.changed > 0:
         times["checkpoint"] = kept.changed
-    known = jobs.read(folder)
+    noted = jobs.read(folder)
+    known = _own(noted, folder)
     if known:
         times["job"] = known[0].changed
-    elif noted := [_written(path) or 0.0 for path in (folder / jobs.FOLDER).glob("*.jsonl")]:
-        times["job"] = max(noted)  # no start can be read there, as on a full disk
+    elif not noted:  # no start can be read there, as on a full disk
+        for path in (folder / jobs.FOLDER).glob("*.jsonl"):
+            times["job"] = max(times.get("job", 0.0), _written(path) or 0.0)
     facts = Facts(
         settings=settings,
         progress=how_far,

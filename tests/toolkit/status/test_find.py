@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,39 @@ def test_a_job_that_was_reported_to_save_elsewhere(tmp_path: Path) -> None:
         assert facts(str(what), "--root", str(tmp_path / "checkpoints"))["folder"] == str(run)
     shown = json.loads(sqshforge("status", "--json", "--root", tmp_path).out)
     assert [one["folder"] for one in shown["runs"]] == [str(run)]
+
+
+def test_a_job_that_saves_beside_an_older_run(tmp_path: Path) -> None:
+    """The launcher's folder has a run of its own, whose files are older than the job."""
+    usual, run = write(tmp_path / "ckpt", history(999)), write(tmp_path / "new", history(7))
+    age(usual, 72 * HOUR)
+    job_log.begin(plan(run), {"CHECKPOINTS": str(usual)})
+    shown = facts("4242", "--root", str(tmp_path))
+    assert (shown["folder"], shown["progress"]["step"]) == (str(run), 7)
+    old = facts(usual)
+    assert (old["folder"], old["state"], old["jobs"]) == (str(usual), "silent", [])
+
+
+def test_a_job_that_saves_beside_a_run_of_now(tmp_path: Path) -> None:
+    usual, run = write(tmp_path / "usual", history(50)), write(tmp_path / "run", history(7))
+    noted(usual, None, job="4300")
+    job_log.begin(plan(run), {"CHECKPOINTS": str(usual)})
+    write(usual, history(60))
+    job_log.end(plan(run), {"CHECKPOINTS": str(usual)}, 2)
+    shown = facts(usual)
+    assert (shown["state"], [one["id"] for one in shown["jobs"]]) == ("running", ["4300"])
+    assert facts(run)["state"] == "failed"
+
+
+def test_a_copy_of_a_run_has_its_jobs(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    noted(run, None)
+    age(write(run, history(5)), -1, "metrics.jsonl")  # files' times are coarser than the clock
+    job_log.end(plan(run), {}, 0)
+    copy = shutil.copytree(run, tmp_path / "copy")
+    shown = facts(copy)
+    assert (shown["folder"], shown["state"]) == (str(copy), "done")
+    assert [one["id"] for one in shown["jobs"]] == ["4242"]
 
 
 def test_a_job_before_the_last_one(tmp_path: Path) -> None:
