@@ -202,13 +202,19 @@ def show_lines(*lines: str) -> None:
 def show_table(table: Table) -> None:
     """Print a result's table: as wide as the terminal, and never cut where there is none."""
     from rich.console import Console
+
+    console = Console(highlight=False, color_system=None if is_plain() else "auto")
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(as_text(table))
+
+
+def as_text(table: Table) -> Table:
+    """A result's table as it is printed: what its cells say is no markup."""
     from rich.table import Table
     from rich.text import Text
 
     drawn = Table(*(one.copy() for one in table.columns), box=None, pad_edge=False)
     for cells in zip(*(one.cells for one in table.columns), strict=True):
         drawn.add_row(*(Text(shown(str(cell), CELL)) for cell in cells))
-    console = Console(highlight=False, color_system=None if is_plain() else "auto")
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(drawn)
+    return drawn

@@ -8,8 +8,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sqshforge.errors import shown
 from sqshforge.host import suggest
-from sqshforge.host.terminal import human, is_plain
+from sqshforge.host.terminal import as_text, human, is_plain
 from sqshforge.status.jobs import Failure, Job, Start
 from sqshforge.status.run import State, Status
 
@@ -26,11 +27,11 @@ Look = Callable[[], Sequence[Status]]
 
 def lines(status: Status, job: str = "") -> list[str]:
     """One run; `job` is the one that was asked for."""
-    shown, last = [str(status.folder)], ""
+    page, last = [str(status.folder)], ""
     for name, value in _rows(status, job):
-        shown.append(f"  {name if name != last else '':11}  {value}")
+        page.append(f"  {name if name != last else '':11}  {value}")
         last = name
-    return [*shown, "", f"next: {_next(status)}"]
+    return [*page, "", f"next: {_next(status)}"]
 
 
 def table(found: Sequence[Status]) -> Table:
@@ -250,26 +251,28 @@ def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> 
     with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             found = look()
-            page = table(found) if several else Text("\n".join(lines(found[0], job)))
-            live.update(page, refresh=True)
+            if several:
+                live.update(as_text(table(found)), refresh=True)
+            else:
+                live.update(Text("\n".join(map(shown, lines(found[0], job)))), refresh=True)
             if all(one.is_over for one in found):
                 return found
             time.sleep(every)
 
 
 def _tell(look: Look, every: float) -> Sequence[Status]:
-    shown: dict[str, tuple[str, str]] = {}
+    known: dict[str, tuple[str, str]] = {}
     while True:
         found = look()
         for status in found:
             name, state, _, step, of, loss, speed, left, *_ = row(status)
-            if shown.get(name) != (state, step):
-                shown[name] = state, step
+            if known.get(name) != (state, step):
+                known[name] = state, step
                 parts = [f"{name}: {state}", f"step {step}{f' of {of}' if of else ''}"]
                 parts += [f"loss {loss}"] if loss else []
                 parts += [f"{speed} tokens/s"] if speed else []
                 parts += [f"{left} left"] if left else []
-                print(" | ".join(parts), flush=True)
+                print(shown(" | ".join(parts)), flush=True)
         if all(one.is_over for one in found):
             return found
         time.sleep(every)

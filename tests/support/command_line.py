@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +18,28 @@ SCRIPT = Path(sys.executable).with_name("sqshforge")
 def sqshforge(*words: str | Path, env: Mapping[str, str] | None = None) -> Result:
     """Run `sqshforge WORDS`, with these variables besides the ones that are set."""
     return Programs().attempt([SCRIPT, *words], env=env)
+
+
+def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
+    """What a program writes to a terminal."""
+    leader, follower = pty.openpty()
+    try:
+        with Programs().start(argv, stderr=follower, stdout=follower, env=env) as process:
+            process.wait(timeout=300)
+        os.close(follower)
+        follower = -1
+        seen = b""
+        while True:
+            try:
+                piece = os.read(leader, 65536)
+            except OSError:  # the other end is closed and all is read
+                break
+            seen += piece
+    finally:
+        os.close(leader)
+        if follower >= 0:
+            os.close(follower)
+    return seen.decode()
 
 
 def parsed(command: click.Command, words: Sequence[str]) -> click.Context:

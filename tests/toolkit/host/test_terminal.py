@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from sqshforge.errors import RequestError
 from sqshforge.host import terminal
-from sqshforge.host.programs import Programs
 from tests.support import run_folders
-from tests.support.command_line import SCRIPT
+from tests.support.command_line import SCRIPT, on_a_terminal
 
 
 @pytest.mark.parametrize(
@@ -64,28 +61,6 @@ with Reporter().track("pack", total=4e6) as tracker:
         time.sleep(0.2)
         tracker.advance(1e6)
 """
-
-
-def on_a_terminal(argv: Sequence[str | Path], env: Mapping[str, str]) -> str:
-    """What a program writes to a terminal."""
-    leader, follower = pty.openpty()
-    try:
-        with Programs().start(argv, stderr=follower, stdout=follower, env=env) as process:
-            process.wait(timeout=300)
-        os.close(follower)
-        follower = -1
-        seen = b""
-        while True:
-            try:
-                piece = os.read(leader, 65536)
-            except OSError:  # the other end is closed and all is read
-                break
-            seen += piece
-    finally:
-        os.close(leader)
-        if follower >= 0:
-            os.close(follower)
-    return seen.decode()
 
 
 @pytest.mark.processes
