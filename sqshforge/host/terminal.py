@@ -200,13 +200,24 @@ def show_lines(*lines: str) -> None:
 
 
 def show_table(table: Table) -> None:
-    """Print a result's table: as wide as the terminal, and never cut where there is none."""
+    """Print a result's table."""
+    output().print(as_text(table))
+
+
+def output() -> Console:
+    """Standard output: as wide as the terminal, and nothing is cut where there is none.
+
+    What is none is asked of it, not of rich, for which FORCE_COLOR makes a terminal of a log.
+    """
     from rich.console import Console
 
-    console = Console(highlight=False, color_system=None if is_plain() else "auto")
-    if not console.is_terminal:
-        console.width = WIDE
-    console.print(as_text(table))
+    is_terminal = sys.stdout.isatty()
+    return Console(
+        highlight=False,
+        force_terminal=is_terminal,
+        color_system=None if is_plain() else "auto",
+        width=None if is_terminal else WIDE,
+    )
 
 
 def as_text(table: Table) -> Table:

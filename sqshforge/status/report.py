@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqshforge.errors import shown
 from sqshforge.host import suggest
-from sqshforge.host.terminal import as_text, human, is_plain
+from sqshforge.host.terminal import as_text, human, is_plain, output
 from sqshforge.status.jobs import Failure, Job, Start
 from sqshforge.status.run import State, Status
 
@@ -241,14 +242,12 @@ def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> 
     Without a terminal that can be drawn on a run has a line, and one that has not changed is not
     shown again.
     """
-    from rich.console import Console
     from rich.live import Live
     from rich.text import Text
 
-    console = Console(highlight=False)
-    if not console.is_terminal or is_plain():
+    if not sys.stdout.isatty() or is_plain():
         return _tell(look, every)
-    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
+    with Live(console=output(), auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             found = look()
             if several:

@@ -39,3 +39,17 @@ def test_one_run_of_any_name_is_watched(tmp_path: Path, name: str) -> None:
     ):
         assert f"{tmp_path}/{printed}" in text, text
         assert "\x1b]0;" not in text and "\x07" not in text
+
+
+@pytest.mark.parametrize("words", [[], ["--watch"]])
+def test_logs_get_whole_lines_also_where_colors_are_forced(
+    tmp_path: Path, words: list[str]
+) -> None:
+    """As CI has it: FORCE_COLOR makes no terminal of a pipe."""
+    run = write(tmp_path / ("a-long-name-" * 10), history(5))
+    noted(run, 0)
+    env = {**TERMINAL, "COLUMNS": "80", "FORCE_COLOR": "1"}
+    for what in (["--root", tmp_path], [run]):
+        done = sqshforge("status", *words, *what, env=env)
+        assert done.code == 0, done.err
+        assert str(run) in done.out and "\x1b" not in done.out, done.out
