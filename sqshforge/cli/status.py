@@ -79,7 +79,7 @@ def status(
         click.echo(json.dumps(documents[0] if found else {"runs": documents}, indent=2))
         return
     from sqshforge.host.terminal import show_lines, show_table
-    from sqshforge.status.report import lines, table
+    from sqshforge.status.report import LEAST, lines, table
 
     if found:
         show_lines(*lines(statuses[0], job))
@@ -87,7 +87,7 @@ def status(
     from sqshforge.host import suggest
 
     newest = sorted(statuses, key=lambda one: one.facts.quiet)[0]
-    show_table(table(statuses))
+    show_table(table(statuses), LEAST)
     show_lines("", f"next: {suggest.sqshforge('status', newest.folder)}")
 
 

@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, TextIO
@@ -24,7 +24,7 @@ from sqshforge.errors import RequestError, shown
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress
-    from rich.table import Table
+    from rich.table import Column, Table
 
 EVERY = 10.0  # seconds between two lines where there is no terminal
 WIDE = 400  # columns of a table there
@@ -199,9 +199,10 @@ def show_lines(*lines: str) -> None:
         print(shown(line))
 
 
-def show_table(table: Table) -> None:
-    """Print a result's table."""
-    output().print(as_text(table))
+def show_table(table: Table, least: Sequence[str] = ()) -> None:
+    """Print a result's table; columns of `least` only where there is room for them."""
+    console = output()
+    console.print(fitted(table, console, least))
 
 
 def output() -> Console:
@@ -220,12 +221,27 @@ def output() -> Console:
     )
 
 
-def as_text(table: Table) -> Table:
-    """A result's table as it is printed: what its cells say is no markup."""
+def fitted(table: Table, console: Console, least: Sequence[str] = ()) -> Table:
+    """A result's table as it is printed: what its cells say is no markup.
+
+    On a terminal that is too narrow the columns of `least` are left out, one after the other.
+    """
+    columns = list(table.columns)
+    drawn = _as_text(columns)
+    endless = console.options.update_width(sys.maxsize)
+    for title in least if console.is_terminal else ():
+        if console.measure(drawn, options=endless).maximum <= console.width:
+            break
+        columns = [one for one in columns if one.header != title]
+        drawn = _as_text(columns)
+    return drawn
+
+
+def _as_text(columns: Sequence[Column]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    drawn = Table(*(one.copy() for one in table.columns), box=None, pad_edge=False)
-    for cells in zip(*(one.cells for one in table.columns), strict=True):
+    drawn = Table(*(one.copy() for one in columns), box=None, pad_edge=False)
+    for cells in zip(*(one.cells for one in columns), strict=True):
         drawn.add_row(*(Text(shown(str(cell), CELL)) for cell in cells))
     return drawn

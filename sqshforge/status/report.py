@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from sqshforge.errors import shown
 from sqshforge.host import suggest
-from sqshforge.host.terminal import as_text, human, is_plain, output
+from sqshforge.host.terminal import fitted, human, is_plain, output
 from sqshforge.status.jobs import Failure, Job, Start
 from sqshforge.status.run import State, Status
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 STARTS = 5  # the last ones, which are shown
 FAILURES = 5
 HOSTS = 8  # names that are shown
+# Columns of the table that give way on a narrow terminal, the first ones first.
+LEAST = ("checkpoint", "tokens/s", "last line", "job", "of", "loss", "left")
 
 Look = Callable[[], Sequence[Status]]
 
@@ -40,10 +42,11 @@ def table(found: Sequence[Status]) -> Table:
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False)
-    for title in ("run", "state", "job"):
-        drawn.add_column(title)
+    drawn.add_column("run", overflow="fold")
+    for title in ("state", "job"):
+        drawn.add_column(title, no_wrap=True)
     for title in ("step", "of", "loss", "tokens/s", "left", "last line", "checkpoint"):
-        drawn.add_column(title, justify="right")
+        drawn.add_column(title, justify="right", no_wrap=True)
     for status in sorted(found, key=lambda one: one.facts.quiet):
         drawn.add_row(*row(status))
     return drawn
@@ -247,11 +250,12 @@ def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> 
 
     if not sys.stdout.isatty() or is_plain():
         return _tell(look, every)
-    with Live(console=output(), auto_refresh=False, vertical_overflow="visible") as live:
+    console = output()
+    with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
         while True:
             found = look()
             if several:
-                live.update(as_text(table(found)), refresh=True)
+                live.update(fitted(table(found), console, LEAST), refresh=True)
             else:
                 live.update(Text("\n".join(map(shown, lines(found[0], job)))), refresh=True)
             if all(one.is_over for one in found):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.support.command_line import SCRIPT, on_a_terminal, sqshforge
-from tests.support.run_folders import history, noted, write
+from tests.support.run_folders import history, noted, report, step, write
 
 pytestmark = pytest.mark.processes
 
@@ -53,3 +54,56 @@ def test_logs_get_whole_lines_also_where_colors_are_forced(
         done = sqshforge("status", *words, *what, env=env)
         assert done.code == 0, done.err
         assert str(run) in done.out and "\x1b" not in done.out, done.out
+
+
+TITLES = ["run", "state", "job", "step", "of", "loss", "left"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (50, ["run", "state", "step", "left"]),
+        (80, TITLES),
+        (100, [*TITLES[:-1], "tokens/s", "left", "last line"]),
+        (160, [*TITLES[:-1], "tokens/s", "left", "last line", "checkpoint"]),
+    ],
+)
+@pytest.mark.parametrize("words", [[], ["--watch"]])
+def test_runs_are_told_apart_on_terminals_of_any_width(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    columns: int,
+    titles: list[str],
+) -> None:
+    """Columns that matter less give way to names, and no number is cut."""
+    names = [f"d5/mamba_2.8b_lr3e-4_seed{seed}" for seed in (1, 2, 3)]
+    for name in names:
+        lines = [step(123_456, 2.5), report(123_456)]
+        noted(write(tmp_path / name, lines, num_steps=250_000), 0, job="4242117")
+    monkeypatch.chdir(tmp_path)
+    env = {**TERMINAL, "COLUMNS": str(columns)}
+    text = on_a_terminal([SCRIPT, "status", *words, "--root", "."], env)
+    head, *rows = [line for line in plain(text) if line.strip()][:4]
+    assert head.split() == " ".join(titles).split()
+    assert sorted(row.split()[0] for row in rows) == names
+    assert len(head) <= columns
+    for row in rows:
+        assert row.split()[1] == "done" and "123,456" in row.split()
+        assert ("250,000" in row.split()) == ("of" in titles)
+        assert "…" not in row and len(row) <= columns
+
+
+def test_a_name_wider_than_the_terminal_goes_on_in_the_next_line(tmp_path: Path) -> None:
+    run = write(tmp_path / ("a-long-name-" * 10), history(5))
+    text = on_a_terminal([SCRIPT, "status", "--root", run], {**TERMINAL, "COLUMNS": "80"})
+    head, *rows = plain(text)
+    rows = rows[: rows.index("")]
+    assert head.split() == ["run", "state", "step"]
+    assert "".join(row.split()[0] for row in rows) == str(run)
+    assert rows[0].split()[1:] == ["running", "5"]
+
+
+def plain(text: str) -> list[str]:
+    """The lines of what a terminal is sent, without what moves its cursor or colors text."""
+    return [line.rstrip() for line in re.sub(r"\x1b\[[?\d;]*[a-zA-Z]", "", text).splitlines()]
