@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -218,9 +219,9 @@ def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _next(status: Status) -> str:
-    if status.state is State.DONE:
+    if status.state is State.DONE and find_spec("matplotlib"):  # which draws the report
         return suggest.python("-m", "training.report", status.folder, "-o", "report")
-    if status.state not in (State.FAILED, State.SILENT):
+    if status.state not in (State.DONE, State.FAILED, State.SILENT):
         return suggest.sqshforge("status", status.folder, "--watch")
     # The output of the job lies where it was submitted: here, as a rule.
     log = Path.cwd() / f"slurm-{status.jobs[0].id}.out" if status.jobs else None

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import re
+import sys
+from importlib.machinery import ModuleSpec
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from click.testing import CliRunner
 
+from sqshforge.cli.main import cli
+from sqshforge.host import suggest
 from tests.support.command_line import SCRIPT, on_a_terminal, sqshforge
 from tests.support.run_folders import history, noted, report, step, write
 
@@ -102,6 +108,22 @@ def test_a_name_wider_than_the_terminal_goes_on_in_the_next_line(tmp_path: Path)
     assert head.split() == ["run", "state", "step"]
     assert "".join(row.split()[0] for row in rows) == str(run)
     assert rows[0].split()[1:] == ["running", "5"]
+
+
+@pytest.mark.parametrize("has_library", [True, False])
+def test_after_a_run_that_is_done_its_curves_are_proposed_where_they_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_library: bool
+) -> None:
+    """`make quickstart` installs no matplotlib, which training.report draws with."""
+    run = write(tmp_path / "run", history(5))
+    noted(run, 0)
+    monkeypatch.setitem(sys.modules, "matplotlib", ModuleType("m") if has_library else None)
+    if has_library:
+        sys.modules["matplotlib"].__spec__ = ModuleSpec("matplotlib", None)
+    following = CliRunner().invoke(cli, ["status", str(run)]).output.splitlines()[-1]
+    proposed = suggest.python("-m", "training.report", run, "-o", "report")
+    other = suggest.sqshforge("status", run, "--json")
+    assert following == f"next: {proposed if has_library else other}"
 
 
 def plain(text: str) -> list[str]:
