@@ -91,7 +91,7 @@ def _ours(path: Path) -> tuple[int, str]:
         size = whole(file.get("size") if isinstance(file, dict) else file)  # format 2, format 1
         try:
             has = (path / name).stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # ValueError: it is no file's name
             return 0, f"{name} is missing"
         if has != size:
             return 0, f"{name} has {has} bytes, should have {size}"

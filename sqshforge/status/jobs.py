@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from sqshforge.status.records import Record, last_records, number, whole
+from sqshforge.status.records import Record, last_records, moment, number, whole
 
 FOLDER = "jobs"
 OUTSIDE = "local"  # the id of what was started without Slurm
@@ -152,7 +152,7 @@ def _end(one: Record, start: Start) -> End | None:
     code = whole(one.get("code"))
     if one.get("kind") != "end" or code is None or one.get("restart") != start.restart:
         return None
-    return End(code=code, meaning=str(one.get("meaning", "")), time=number(one.get("time")))
+    return End(code=code, meaning=str(one.get("meaning", "")), time=moment(one.get("time")))
 
 
 def _has_trained(starts: list[Start], training: Training) -> None:
@@ -168,12 +168,12 @@ def _has_trained(starts: list[Start], training: Training) -> None:
 
 def _failure(one: Record) -> Failure:
     return Failure(
-        time=number(one.get("time")),
+        time=moment(one.get("time")),
         host=str(one.get("host", "")),
         code=whole(one.get("code")),
         why=str(one.get("why", "")),
         step=whole(one.get("step")),
-        since=number(one.get("since")),
+        since=moment(one.get("since")),
         then=str(one.get("then", "")),
         because=str(one.get("because", "")),
     )
@@ -181,7 +181,7 @@ def _failure(one: Record) -> Failure:
 
 def _training(one: Record) -> Training:
     return Training(
-        time=number(one.get("time")),
+        time=moment(one.get("time")),
         step=whole(one.get("step")),
         seconds=number(one.get("seconds")) or 0.0,
         lost=whole(one.get("lost")),
@@ -193,7 +193,7 @@ def _start(one: Record) -> Start:
     hosts, image = one.get("hosts"), one.get("image")
     return Start(
         restart=whole(one.get("restart")) or 0,
-        time=number(one.get("time")),
+        time=moment(one.get("time")),
         nodes=whole(one.get("nodes")),
         processes=whole(one.get("processes")),
         hosts=tuple(map(str, hosts)) if isinstance(hosts, list) else (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,7 +89,7 @@ def read(folder: Path, settings: Settings) -> Progress:
         tokens_per_second=overall,
         mfu=_median(reports, "mfu"),
         memory_bytes=whole(reports[-1].get("memory_bytes")) if reports else None,
-        seconds_per_step=tokens / overall if tokens and overall else None,
+        seconds_per_step=number(tokens / overall) if tokens and overall else None,
         evaluations=_evaluations(evaluations),
     )
 
@@ -100,19 +100,22 @@ def _last(path: Path, evaluates: bool) -> tuple[list[Record], list[Record], list
     The last block has them all, as a rule. Before it only what is still missing is looked for.
     """
     found: dict[str, list[Record]] = {"step": [], "report": [], "evaluation": []}
-    wanted = {"step", "report", "evaluation"} if evaluates else {"step", "report"}
+    wanted = ["step", "report", "evaluation"] if evaluates else ["step", "report"]
     for lines in blocks(path):
         records = [record for line in lines if (record := _record(line, wanted)) is not None]
         for kind in wanted:
             found[kind] = [one for one in records if one["kind"] == kind] + found[kind]
-        wanted = {kind for kind in wanted if not found[kind]}
+        wanted = [kind for kind in wanted if not found[kind]]
         if not wanted:
             break
     return found["step"], found["report"], found["evaluation"]
 
 
-def _record(line: bytes, wanted: Collection[str]) -> Record | None:
-    """The record of a line if it is of a wanted kind; parsing all lines would take long."""
+def _record(line: bytes, wanted: list[str]) -> Record | None:
+    """The record of a line if it is of a wanted kind; parsing all lines would take long.
+
+    A kind may be anything, also what no set takes.
+    """
     if not any(kind.encode() in line for kind in wanted):
         return None
     record = parse_record(line)

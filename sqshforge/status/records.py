@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 1 << 18  # bytes that are read at once
+LARGEST = 1e100  # so that products of numbers, and sums of their squares, are numbers, too
+LATEST = 1 << 37  # seconds of the epoch: the year 6325
 MOST = 1 << 24  # bytes that are read at most, about 100,000 steps: a file may have gigabytes
 
 Record = dict[str, Any]
@@ -53,7 +55,7 @@ def parse_record(line: bytes) -> Record | None:
     """The record of a line; None for what is none."""
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):  # no JSON, or lists within lists by the thousand
         return None
     return record if isinstance(record, dict) else None
 
@@ -65,18 +67,23 @@ def last_records(path: Path, most: int = MOST) -> list[Record]:
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else that a file may hold in its place."""
+    """A number that one can calculate with, or None for anything else that a file may hold."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    try:
-        return value if math.isfinite(value) else None
-    except OverflowError:  # an integer beyond all floats
-        return None
+    return value if abs(value) <= LARGEST else None
 
 
 def whole(value: Any) -> int | None:
-    """A whole number, or None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number of 64 bits, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if abs(value) < 1 << 63 else None
+
+
+def moment(value: Any) -> float | None:
+    """Seconds of the epoch that a calendar has, or None for anything else."""
+    seconds = number(value)
+    return seconds if seconds is not None and 0 <= seconds < LATEST else None
 
 
 def read_document(path: Path, most: int = MOST) -> Record | None:
@@ -144,15 +151,16 @@ def _composer(sections: dict[str, dict[str, Any]], world_size: int | None) -> Se
     """Composer's: the last step is that which reaches t_max; a sample is seq_len + 1 tokens."""
     data = sections.get("data", {})
     found = LENGTH.fullmatch(str(sections["scheduler"].get("t_max", "")))
+    value = number(float(found["value"])) if found else None
     batch, length = whole(data.get("global_batch_size")), whole(data.get("seq_len"))
     steps = None
-    if found and found["unit"].lower() == "ba":
-        steps = int(float(found["value"]))
-    elif found and batch and length:
-        steps = math.ceil(float(found["value"]) / (batch * (length + 1)))
+    if found and value is not None and found["unit"].lower() == "ba":
+        steps = int(value)
+    elif value is not None and batch and length and length > 0:
+        steps = math.ceil(value / (batch * (length + 1)))
     return Settings(
         model=str(sections.get("general", {}).get("full_name", "")),
-        num_steps=steps,
+        num_steps=whole(steps),
         world_size=world_size,
         evaluates=bool(data.get("eval_paths")),
     )
