@@ -58,9 +58,9 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=21)
     given = parser.parse_args()
-    steps = STEPS
+    steps, warm = STEPS, WARM
     if given.small:
-        given.rounds, steps = 1, 1
+        given.rounds, steps, warm = 1, 1, 1
     if given.rounds < 1:
         parser.error("--rounds must be at least 1")
     group = start("cpu")
@@ -69,7 +69,7 @@ def main() -> int:
         for what, make in (("steps", of_the_loop), ("documents", of_documents)):
             with tempfile.TemporaryDirectory() as folder:
                 with make(name, sizes, Path(folder), steps, group) as ways:
-                    found[what].append(measure(name, sizes, ways, given.rounds, steps))
+                    found[what].append(measure(name, sizes, ways, given.rounds, steps, warm))
                 print(summary(found[what][-1]), flush=True)
     stop()
     met = all(row["ratio"] <= GOAL for rows in found.values() for row in rows)
@@ -81,11 +81,13 @@ Ways = dict[str, Callable[[], object]]
 """Two ways to take a step, by their names; the first is held against the second."""
 
 
-def measure(name: str, sizes: Sizes, ways: Ways, rounds: int, steps: int) -> dict[str, Any]:
-    """Time two ways of one model in turns; seconds a step, medians."""
+def measure(
+    name: str, sizes: Sizes, ways: Ways, rounds: int, steps: int, warm: int
+) -> dict[str, Any]:
+    """Time two ways of one model in turns; seconds a step, medians, after `warm` steps of each."""
     times: dict[str, list[float]] = {way: [] for way in ways}
     for step in ways.values():
-        timed(step, WARM)
+        timed(step, warm)
     for _ in range(rounds):
         for way in random.sample(list(ways), len(ways)):
             times[way].append(timed(ways[way], steps))
