@@ -216,8 +216,14 @@ install() {
     apt install -y --no-install-recommends $known
 }
 
+own_python() { # the version of the environment's Python; nothing where it is not this checkout's
+    # What a copied or moved checkout brings starts the programs of its old place, and imports them.
+    if [ -e "$venv/bin/pip" ] && ! grep -qF "$(pwd -P)/$venv/bin/" "$venv/bin/pip"; then return; fi
+    "$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null || :
+}
+
 # Whose environment it is: that of another user works, as long as it need not be changed.
-version=$("$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null) || version=
+version=$(own_python)
 made=
 for mark in "$venv/made-for-test" "$venv/made-for-$kind"; do
     if [ -n "$version" ] && [ "$(cat "$mark" 2>/dev/null)" = "$(stamp)" ]; then made=1; fi
@@ -291,7 +297,7 @@ dev) ./setup.sh venv ;; # uv is in .venv
 xla) ./setup.sh composer ;;
 *) ./setup.sh quickstart ;; # uv is in .venv
 esac
-version=$("$venv/bin/python" -c 'import sys; print(sys.version)' 2>/dev/null) || version=
+version=$(own_python)
 echo "making $venv${extra:+ for $kind}"
 # An environment without any mark was left half made; one that is only old is brought up to date.
 whole=
@@ -299,6 +305,7 @@ for mark in "$venv"/made-for-*; do
     if [ -n "$version" ] && [ "$(head -n 1 "$mark" 2>/dev/null)" = "$version" ]; then whole=1; fi
 done
 if [ -z "$whole" ]; then
+    if [ -L "$venv" ]; then rm "$venv"; fi # venv would empty another checkout's, then refuse a link
     rm -f "$venv"/made-for-*
     "$python" -m venv --clear "$venv"
 fi

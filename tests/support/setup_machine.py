@@ -66,10 +66,11 @@ class Machine:
     """A checkout with a PATH of its own."""
 
     place: Path
+    name: str = "checkout"
 
     @property
     def checkout(self) -> Path:
-        return self.place / "checkout"
+        return self.place / self.name
 
     @property
     def tools(self) -> Path:

@@ -1,0 +1,62 @@
+"""setup.sh where a checkout was copied, moved or linked, and where it cannot be written to."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from tests.support.setup_machine import ALL, Machine
+from tests.support.setup_machine import machine as machine
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(name="made")
+def made_fixture(machine: Machine) -> Machine:
+    """One that is set up."""
+    machine.has_apt([])
+    machine.has(*ALL)
+    done = machine.run(user=True)
+    assert done.returncode == 0, done.stderr
+    return machine
+
+
+def belongs(machine: Machine) -> bool:
+    """Whether an environment's programs start, and work on the checkout that they lie in."""
+    pip = [machine.checkout / ".venv/bin/pip", "show", "--files", "tiny"]
+    subprocess.run(pip, check=True, capture_output=True)
+    python = [machine.checkout / ".venv/bin/python", "-c", "import backend; print(backend.__file__)"]
+    found = subprocess.run(python, cwd="/", check=True, capture_output=True, text=True).stdout
+    return found == f"{machine.checkout}/backend.py\n"
+
+
+def require_made_once(machine: Machine) -> None:
+    done = machine.run(user=True)
+    assert (done.returncode, done.stdout) == (0, "making .venv\n"), done.stderr
+    assert machine.is_set_up and belongs(machine)
+    again = machine.run(user=True)
+    assert (again.returncode, again.stdout) == (0, ""), again.stderr
+
+
+def test_a_copy_gets_an_environment_of_its_own(made: Machine) -> None:
+    copy = replace(made, name="a copy")
+    subprocess.run(["cp", "-a", made.checkout, copy.checkout], check=True)
+    require_made_once(copy)
+    assert belongs(made) and made.run(user=True).stdout == ""
+
+
+def test_a_renamed_checkout_gets_a_new_environment(made: Machine) -> None:
+    renamed = replace(made, name="renamed")
+    made.checkout.rename(renamed.checkout)
+    require_made_once(renamed)
+
+
+def test_a_link_to_another_checkout_s_environment_leaves_that_one_alone(made: Machine) -> None:
+    copy = replace(made, name="copy")
+    subprocess.run(["cp", "-a", made.checkout, copy.checkout], check=True)
+    subprocess.run(["rm", "-r", copy.checkout / ".venv"], check=True)
+    (copy.checkout / ".venv").symlink_to(made.checkout / ".venv")
+    require_made_once(copy)
+    assert belongs(made) and made.run(user=True).stdout == ""
