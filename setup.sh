@@ -44,6 +44,8 @@ trap '[ -z "$log" ] || rm -f "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+export PIP_USER=0 # whatever pip is configured with: an environment takes no --user install
+
 # Programs of administrators, which are not on every user's PATH.
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 # shellcheck source=/dev/null
@@ -264,6 +266,12 @@ fi
 
 [ -z "$made" ] || exit 0
 user=$(id -un 2>/dev/null) || user=$(id -u)
+case $([ -w . ] || stat -c '%u %A' .) in
+"$(id -u) drw"*) # only a file system keeps an owner out who has the right to write
+    fail "$PWD is on a read-only file system" \
+        "cp -R '$PWD' ~/sqshforge && cd ~/sqshforge && ./setup.sh $goal"
+    ;;
+esac
 [ -w . ] || fail "$PWD belongs to $(stat -c %U .), and $user cannot write there" \
     "use a checkout of your own, or: sudo chown -R $user '$PWD'"
 closed=$(find "$venv" ./*.egg-info -type d ! -writable -print -quit 2>/dev/null) || :

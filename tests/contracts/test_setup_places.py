@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -25,9 +26,9 @@ def made_fixture(machine: Machine) -> Machine:
 
 def belongs(machine: Machine) -> bool:
     """Whether an environment's programs start, and work on the checkout that they lie in."""
-    pip = [machine.checkout / ".venv/bin/pip", "show", "--files", "tiny"]
-    subprocess.run(pip, check=True, capture_output=True)
-    python = [machine.checkout / ".venv/bin/python", "-c", "import backend; print(backend.__file__)"]
+    programs, code = machine.checkout / ".venv/bin", "import backend; print(backend.__file__)"
+    subprocess.run([programs / "pip", "--version"], check=True, capture_output=True)
+    python: list[str | Path] = [programs / "python", "-c", code]
     found = subprocess.run(python, cwd="/", check=True, capture_output=True, text=True).stdout
     return found == f"{machine.checkout}/backend.py\n"
 
@@ -60,3 +61,29 @@ def test_a_link_to_another_checkout_s_environment_leaves_that_one_alone(made: Ma
     (copy.checkout / ".venv").symlink_to(made.checkout / ".venv")
     require_made_once(copy)
     assert belongs(made) and made.run(user=True).stdout == ""
+
+
+def test_a_pip_that_is_configured_to_install_for_the_user_installs_here(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    config = machine.place / ".config/pip/pip.conf"
+    config.parent.mkdir(parents=True)
+    config.write_text("[install]\nuser = true\n")
+    done = machine.run(user=True)
+    assert done.returncode == 0 and machine.is_set_up, done.stderr
+
+
+def test_a_read_only_checkout_is_not_blamed_on_its_owner(machine: Machine) -> None:
+    machine.has_apt([])
+    machine.has(*ALL)
+    place = machine.checkout
+    mount = f"mount --bind {place} {place} && mount -o remount,bind,ro {place} && cd {place}"
+    done = machine.run(user=True, before=mount)
+    assert done.returncode == 3
+    error, fix = done.stderr.splitlines()
+    assert error == f"error: {place} is on a read-only file system"
+    copying = f"cp -R '{place}' ~/sqshforge && cd ~/sqshforge && ./setup.sh quickstart"
+    assert fix == f"  fix:   {copying}"
+    environment = {"HOME": str(machine.place), "PATH": f"{machine.tools}:/usr/bin:/bin"}
+    subprocess.run(["sh", "-c", copying], cwd=place, env=environment, check=True)
+    assert replace(machine, name="sqshforge").is_set_up
