@@ -240,13 +240,20 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
 
 def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:
     """The error for a program that ended badly, with the last of what it said."""
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    how = f"signal {_signal(-code)}" if code < 0 else f"exit code {code}"
     name = Path(argv[0]).name
     said = "".join(f"\n    {line}" for line in list(output)[-TAIL:] if line.strip())
     return WorkError(
         f"{name} failed with {how}{':' if said else ''}{said}",
         where=shlex.join(argv) if len(shlex.join(argv)) < 400 else shlex.join(argv)[:400] + " ...",
     )
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one of the real-time signals between the first and the last
+        return str(number)
 
 
 def _environment(extra: Mapping[str, str] | None) -> dict[str, str] | None:

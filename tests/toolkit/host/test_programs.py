@@ -34,6 +34,8 @@ def test_a_failure_tells_the_command_its_code_and_its_last_words() -> None:
 def test_a_killed_program_is_reported_by_its_signal() -> None:
     with pytest.raises(WorkError, match="signal SIGKILL"):
         Programs().capture(["sh", "-c", "kill -9 $$"])
+    with pytest.raises(WorkError, match=r"signal 36:?$"):  # a real-time one, which has no name
+        Programs().capture(["sh", "-c", "kill -36 $$"])
 
 
 def test_a_missing_program_names_its_package(
