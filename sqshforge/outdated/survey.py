@@ -23,6 +23,7 @@ from sqshforge.outdated.packages import Packages
 from sqshforge.outdated.pins import Pin
 from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe
+from sqshforge.recipe.words import split_image
 
 AT_ONCE = 8  # hosts that are asked at the same time: most of the time they are waited for
 SHORT = 12  # characters of a commit or digest that are shown
@@ -46,7 +47,7 @@ class Hosts:
 
     def tags(self, image: str) -> list[str] | None:
         """All tags of an image's repository; None where its registry does not answer."""
-        name = image.rpartition(":")[0]
+        name = split_image(image)[0]
         return self._once(("tags", name), lambda: _tags(name, self.programs))
 
     def _once(self, question: tuple[str, ...], ask: Callable[[], Answer]) -> Answer:
@@ -63,7 +64,8 @@ def _tags(name: str, programs: Programs) -> list[str] | None:
     if programs.which("skopeo") is None:
         return None
     said = programs.attempt(["skopeo", "list-tags", f"docker://{name}"], timeout=TIMEOUT)
-    return list(json.loads(said.out)["Tags"]) if said.code == 0 else None
+    # null: a repository whose images were all deleted
+    return list(json.loads(said.out)["Tags"] or ()) if said.code == 0 else None
 
 
 def survey(recipe: Recipe, asked: Asked, hosts: Hosts) -> list[Pin]:
@@ -112,7 +114,8 @@ def _comments(recipe: Recipe, asked: Asked) -> Comments:
 def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments) -> Pin:
     """The base or the compiler: newer tags that are named alike, and whether its own moved."""
     image = getattr(recipe.base, key)
-    name, _, tag = recipe.address(image).rpartition(":")
+    name, tag = split_image(recipe.address(image))
+    tag = tag.removeprefix(":") or "latest"  # what registries are asked for without one
     pin = Pin(
         target=recipe.target,
         kind="image",

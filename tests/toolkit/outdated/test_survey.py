@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.host.programs import Programs
+from sqshforge.host.programs import Programs, Result
 from sqshforge.lock import Lock, resolve
 from sqshforge.network.mirrors import Mirrors
 from sqshforge.outdated import Hosts, Pin, survey
@@ -201,6 +201,25 @@ def test_an_image_has_newer_tags_and_its_own_moves(
     moved = surveyed(tmp_path, index, "app==1.0", before=before, **parts)[f"{registry}/system"]
     assert moved.moved.startswith("the tag has moved from ")
     assert replace(moved, moved="") == image
+
+
+def test_an_image_without_a_tag_is_asked_of_its_own_registry(
+    registry: str, index: Index, tmp_path: Path
+) -> None:
+    index.add(wheel("app"))
+    one = write(Image([layer(folder("d"))]), "oci-archive", tmp_path / "one.tar")
+    push(one, f"{registry}/lib/system:latest")
+    base = {"image": f"{registry}/lib/system"}
+    image = surveyed(tmp_path, index, "app==1.0", base=base)[f"{registry}/lib/system"]
+    assert (image.pinned, image.newest, image.state) == ("latest", "latest", "newest")
+
+
+def test_a_registry_that_lists_no_tags_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a repository whose images were all deleted, some say null."""
+    said = Result((), 0, '{"Repository": "r", "Tags": null}', "")
+    monkeypatch.setattr(Programs, "which", lambda *_: Path("skopeo"))
+    monkeypatch.setattr(Programs, "attempt", lambda *_, **__: said)
+    assert Hosts(Programs()).tags("registry.example.test:5000/r:1") == []
 
 
 def speak_german(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
