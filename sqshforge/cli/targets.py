@@ -198,6 +198,8 @@ def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
     home = project.find()
     programs = Programs()
     names = [target] if target else recipe.targets(home.recipes)
+    if not target and platform:
+        names = [one for one in names if platform in recipe.platforms_of(one, home.recipes)]
     hosts = pins.Hosts(programs)
     found = []
     for what in [recipe.find(name, home.recipes, platform=platform) for name in names]:

@@ -75,6 +75,16 @@ def test_all_targets_share_the_rows_in_which_they_agree(checkout: Path, index: I
     assert sum(path == "/simple/app/" for path, _ in index.web.asked) <= 3
 
 
+def test_of_all_targets_those_of_a_platform_are_asked(checkout: Path, index: Index) -> None:
+    path = checkout / "recipes" / "child.yaml"
+    path.write_text(f"{path.read_text()}platforms: [linux/amd64, linux/arm64]\n")
+    done = outdated(checkout, index, "--json", "--platform", "linux/arm64")
+    assert done.code == 0, done.err
+    assert {one["target"] for one in json.loads(done.out)} == {"child"}
+    done = outdated(checkout, index, "small", "--platform", "linux/arm64")
+    assert done.code == 2 and "small is not made for linux/arm64" in done.err
+
+
 def test_json_has_every_pin(checkout: Path, index: Index) -> None:
     done = outdated(checkout, index, "small", "--json")
     assert done.code == 0, done.err
