@@ -104,7 +104,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
     """
     from sqshforge import lock as locks
     from sqshforge import project, recipe
-    from sqshforge.host import suggest
+    from sqshforge.host import files, suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter
     from sqshforge.lock import bases
@@ -151,7 +151,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
             drifted.append(name)
         elif not check:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(locked.text())
+            files.publish(locked.text().encode(), path)
         click.echo(f"{path}: {('drifted' if check else 'written') if changes else 'up to date'}")
     images = bases.wanted(found)
     remarks = bases.look(images, mirrors.read_mirrors(home.root), registries, programs)
