@@ -7,7 +7,7 @@ PLATFORM ?=
 export ENGINE OFFLINE MAX_JOBS
 # What the tests of fresh systems and of images read.
 export SYSTEMS USERS IMAGES
-settings = $(foreach one,$(SET),--set $(one)) $(platform)
+settings = $(foreach one,$(SET),--set '$(subst ','\'',$(one))') $(platform)
 platform = $(if $(PLATFORM),--platform $(PLATFORM))
 
 .DEFAULT_GOAL := help

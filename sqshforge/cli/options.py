@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -49,12 +51,31 @@ def steps_of(
     return Steps(home, engine, Programs(), Reporter(), parameters, platform)
 
 
-def variables(
-    platform: str | None, settings: tuple[str, ...] = (), engine: str | None = None
-) -> dict[str, str]:
-    """What a make command after this one takes for the same image, by the same engine."""
-    given = {"SET": " ".join(settings), "PLATFORM": platform, "ENGINE": engine}
-    return {name: value for name, value in given.items() if value}
+def following(
+    checkout: Path,
+    goal: str,
+    target: str,
+    platform: str | None,
+    settings: tuple[str, ...] = (),
+    engine: str | None = None,
+    *,
+    offline: bool = False,
+) -> str:
+    """The command that goes on with the same image, by the same engine: make's `goal`.
+
+    SET is split at blanks and read by make and a shell, so that not every setting goes through it.
+    """
+    from sqshforge.host import suggest
+
+    if all(shlex.quote(one) == one for one in settings):
+        given = {"TARGET": target, "OFFLINE": "1" if offline else ""}
+        given |= {"SET": " ".join(settings), "PLATFORM": platform or "", "ENGINE": engine or ""}
+        return suggest.make(checkout, goal, **{name: one for name, one in given.items() if one})
+    words = [word for one in settings for word in ("--set", one)]
+    words += ["--platform", platform] if platform else []
+    words += ["--engine", engine] if engine else []
+    command = suggest.sqshforge({"image": "build", "sqsh": "pack"}[goal], target, *words)
+    return f"OFFLINE=1 {command}" if offline else command
 
 
 def refuse_settings(settings: tuple[str, ...], platform: str | None, subject: str) -> None:

@@ -11,10 +11,10 @@ from sqshforge import platforms
 from sqshforge.cli import completion
 from sqshforge.cli.options import (
     engine_option,
+    following,
     platform_option,
     set_option,
     steps_of,
-    variables,
 )
 from sqshforge.errors import RequestError, SqshforgeError
 from sqshforge.run.container import parse_pairs
@@ -37,7 +37,6 @@ def targets() -> None:
 def show(target: str, platform: str | None) -> None:
     """Show what a target's image is made of."""
     from sqshforge import lock, project, recipe
-    from sqshforge.host import suggest
 
     home = project.find()
     recipes = home.recipes
@@ -61,7 +60,7 @@ def show(target: str, platform: str | None) -> None:
     click.echo(f"launchers    {' '.join(what.launchers)}")
     for entry in locked.unlocked:
         click.echo(f"not locked   {entry}")
-    click.echo(f"\nnext: {suggest.make(home.root, 'image', TARGET=target, **variables(platform))}")
+    click.echo(f"\nnext: {following(home.root, 'image', target, platform)}")
 
 
 @click.command()
@@ -74,7 +73,6 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
     from sqshforge import project
     from sqshforge.build import dockerfile as rendering
     from sqshforge.cli.workflow import wanted
-    from sqshforge.host import suggest
 
     home = project.find()
     what, locked = wanted(target, home.recipes, parse_pairs(settings, "--set"), platform)
@@ -84,8 +82,7 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
         )
     rendering.context(what, locked, home.root, {}).write(output.absolute())
     click.echo(output / "Dockerfile")
-    words = variables(platform, settings)
-    click.echo(f"next: {suggest.make(home.root, 'image', TARGET=target, **words)}")
+    click.echo(f"next: {following(home.root, 'image', target, platform, settings)}")
 
 
 @click.command()
@@ -173,8 +170,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
             where=str(home.recipes),
             fix=lost[0].fix,
         )
-    words = {"TARGET": target or "cpu-mamba"} | variables(platform)
-    click.echo(f"next: {suggest.make(home.root, 'image', **words)}")
+    click.echo(f"next: {following(home.root, 'image', target or 'cpu-mamba', platform)}")
 
 
 @click.command()
@@ -243,15 +239,16 @@ def vendor(
     target: str, settings: tuple[str, ...], platform: str | None, engine: str | None
 ) -> None:
     """Gather all that a build takes from outside, for OFFLINE=1."""
-    from sqshforge.host import suggest
     from sqshforge.host.terminal import human
 
     steps = steps_of(engine, settings, platform)
     folder, bundle = steps.vendor(target)
     size = sum(one.path.stat().st_size for one in bundle.supplies)
     click.echo(f"{folder}: {len(bundle.supplies)} files, {human(size)}")
-    words = {"OFFLINE": "1"} | variables(platform, settings, engine)
-    click.echo(f"next: {suggest.make(steps.project.root, 'image', TARGET=target, **words)}")
+    root = steps.project.root
+    click.echo(
+        f"next: {following(root, 'image', target, platform, settings, engine, offline=True)}"
+    )
 
 
 @click.command()
@@ -261,15 +258,14 @@ def vendor(
 @engine_option
 def build(target: str, settings: tuple[str, ...], platform: str | None, engine: str | None) -> None:
     """Build a target's image."""
-    from sqshforge.host import suggest
     from sqshforge.host.terminal import duration, human
 
     steps = steps_of(engine, settings, platform)
     built = steps.build(target)
     state = "up to date" if built.up_to_date else f"built in {duration(built.seconds)}"
     click.echo(f"{built.source}: {state}, {human(built.image.size)}")
-    words = variables(platform, settings, engine)
-    click.echo(f"next: {suggest.make(steps.project.root, 'sqsh', TARGET=target, **words)}")
+    root = steps.project.root
+    click.echo(f"next: {following(root, 'sqsh', target, platform, settings, engine)}")
 
 
 COMMANDS = (targets, show, render, lock, outdated, schema, vendor, build)

@@ -188,6 +188,29 @@ def test_a_build_with_other_parameters_is_packed_with_them(
             assert shlex.split(line) == ["make", *following, *settings]
 
 
+@pytest.mark.parametrize("value", ["A=b c", "A=b;d", "A=$b"])
+def test_a_setting_that_make_cannot_take_is_given_to_sqshforge(
+    value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = Image(id="i", labels={}, size=1)
+    built = Built(name="n", image=image, source="buildah://n", seconds=0.0, up_to_date=True)
+    bundle = Bundle(supplies=(), images={})
+    monkeypatch.setattr(workflow.Steps, "build", lambda *_: built)
+    monkeypatch.setattr(workflow.Steps, "vendor", lambda *_: (tmp_path, bundle))
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT)])
+    monkeypatch.chdir(ROOT)
+    given = ["--set", "X=Y", "--set", value]
+    words = [*given, "--platform", "linux/amd64", "--engine", "buildah"]
+    for command, before, following in (("build", [], "pack"), ("vendor", ["OFFLINE=1"], "build")):
+        done = CliRunner(env={"ENGINE": ""}).invoke(main.cli, [command, "cpu-mamba", *words])
+        assert done.exit_code == 0, done.output
+        line = done.output.splitlines()[-1].removeprefix("next: ")
+        *start, program, subcommand = shlex.split(line)[: len(before) + 2]
+        assert (start, Path(program).name, subcommand) == (before, "sqshforge", following)
+        assert shlex.split(line)[len(before) + 2 :] == ["cpu-mamba", *words]
+        require_runs(line, ROOT)
+
+
 def test_the_fixes_of_errors_quote_their_paths(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
