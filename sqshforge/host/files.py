@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sqshforge.host import temporary
 from sqshforge.host.syscalls import allocate
 from sqshforge.host.terminal import Reporter
 
@@ -298,13 +300,15 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
     """Hold a lock for the length of a block; `waiting` is said where somebody else has it.
 
     The kernel drops the lock with its holder, however that ends; the file goes with the block.
+    Where the file system has no locks, that is said, and the block runs without one.
     """
     said = False
     while True:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not temporary.lock(descriptor):
+                    _note_without_locks(reporter)
             except BlockingIOError:
                 if not said:
                     reporter.say(waiting)
@@ -324,22 +328,28 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
 
 @contextmanager
 def unless_held(lock: Path) -> Iterator[bool]:
-    """The same for who does not wait: whether the lock is held, or somebody else's."""
+    """The same for who does not wait: whether the lock is held, or somebody else's.
+
+    Where the file system has no locks it may always be somebody else's.
+    """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            is_held = False
-        else:
-            is_held = _is_same_file(lock, descriptor)
+        is_useless = is_held = False
+        with suppress(BlockingIOError):
+            is_useless = not temporary.lock(descriptor)
+            is_held = not is_useless and _is_same_file(lock, descriptor)
         try:
             yield is_held
         finally:
-            if is_held:
+            if is_held or is_useless:
                 lock.unlink(missing_ok=True)
     finally:
         os.close(descriptor)
+
+
+@cache
+def _note_without_locks(reporter: Reporter) -> None:
+    reporter.say("note: this file system has no locks: build and pack from one place at a time")
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:

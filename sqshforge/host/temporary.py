@@ -105,14 +105,14 @@ def _made(above: Path, kind: str) -> tuple[Path, int]:
         with suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as opened:
             descriptor = os.open(place, OPENED)
             opened.callback(os.close, descriptor)
-            _lock(descriptor)
+            lock(descriptor)
             if place.exists():
                 opened.pop_all()
                 return place, descriptor
 
 
-def _lock(descriptor: int) -> bool:
-    """Lock a folder; whether its file system can. `BlockingIOError` where somebody has it."""
+def lock(descriptor: int) -> bool:
+    """Lock a file; whether its file system can. `BlockingIOError` where somebody else has it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -132,7 +132,7 @@ def _is_abandoned(place: Path, kind: str) -> bool:
     except OSError:  # it is gone, or no folder
         return False
     try:
-        return _lock(descriptor)
+        return lock(descriptor)
     except BlockingIOError:
         return False
     finally:
