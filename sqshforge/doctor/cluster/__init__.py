@@ -159,7 +159,8 @@ def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
 
 def _newest(build: Path) -> Path | None:
     """The newest squash file in build/."""
-    found = [(path.stat().st_mtime, path) for path in build.glob("*.sqsh")]
+    # A link may lead to nowhere.
+    found = [(path.stat().st_mtime, path) for path in build.glob("*.sqsh") if path.is_file()]
     return max(found)[1] if found else None
 
 

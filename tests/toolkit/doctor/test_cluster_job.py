@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from sqshforge.doctor import cluster
 from sqshforge.doctor.cluster import job
 from sqshforge.doctor.cluster.cluster_findings import graced, pairs, slurm
 from sqshforge.doctor.finding import Finding
@@ -71,6 +72,13 @@ def test_nodes_that_are_powered_down_can_be_started() -> None:
     assert raised.value.fix == "--nodes=N --timeout=600 has Slurm start N of them (at most 2)"
     plan = job.plan(2, "gpu", powered_down)
     assert plan.count == 2 and plan.names == ()
+
+
+def test_the_newest_image_is_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "gone.sqsh").symlink_to(tmp_path / "nowhere")
+    assert cluster._newest(tmp_path) is None
+    (tmp_path / "a.sqsh").touch()
+    assert cluster._newest(tmp_path) == tmp_path / "a.sqsh"
 
 
 def test_the_partition_of_slurm_s_variable(monkeypatch: pytest.MonkeyPatch) -> None:
