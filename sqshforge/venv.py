@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sqshforge.errors import SqshforgeError
 from sqshforge.host import files, temporary
 from sqshforge.host.programs import Programs, Result, failed
 from sqshforge.network import access
@@ -85,7 +86,11 @@ def main() -> int:
             sys.stderr.write(done.err)
             return done.code
         case ["lock"]:
-            lock(Path.cwd(), Programs())
+            try:
+                lock(Path.cwd(), Programs())
+            except SqshforgeError as error:
+                sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
+                return error.exit_code
             return 0
     sys.stderr.write(__doc__ or "")
     return 2

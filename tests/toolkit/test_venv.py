@@ -128,6 +128,22 @@ def test_the_version_that_was_tested_is_installed_where_the_index_has_it(
     assert ("note: the package index lacks" in done.err) == (installed == "newer")
 
 
+@pytest.mark.processes
+def test_locking_without_an_index_is_reported(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `make constraints` does it."""
+    (checkout / "pyproject.toml").write_text(
+        PROJECT.replace("[tool.", 'dependencies = ["made-up-tool"]\n\n[tool.')
+    )
+    for name in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1/simple")
+    done = Programs().attempt([sys.executable, "-m", "sqshforge.venv", "lock"], cwd=checkout)
+    assert done.code == 1 and done.err.startswith("error: "), done.err
+    assert "127.0.0.1:1" in done.err and "Traceback" not in done.err
+    assert not (checkout / "constraints").exists()
+
+
 def test_the_locked_versions_are_those_of_every_python_and_name_no_index(root: Path) -> None:
     """What `python -m sqshforge.venv lock` has written, for all that is declared."""
     declared = [Requirement(one) for one in requires("sqshforge") or ()]
