@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from sqshforge.errors import MissingError, SqshforgeError, WorkError
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.host.syscalls import CLONE_NEWNS, CLONE_NEWUSER, die_with_parent, enter, unshare
 
@@ -143,7 +144,7 @@ def _enter_buildahs(programs: Programs) -> None:
             raise MissingError(
                 f"the program {program} is not installed "
                 "(without it buildah mounts no image for an ordinary user)",
-                fix="apt-get install uidmap",
+                fix=suggest.install(programs.which, program),
             )
     with holder([buildah, "unshare", "--"], programs) as process:
         _require_ranges(process)

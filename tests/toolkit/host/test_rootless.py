@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from sqshforge.errors import MissingError
+from sqshforge.host import rootless, suggest
+from sqshforge.host.programs import Programs
 from tests.support import ordinary_user
 from tests.support.ordinary_user import existing
 
@@ -65,6 +69,20 @@ def test_what_the_child_gives_comes_back_and_the_caller_stays_who_it_is(
         done = user.run(sys.executable, "-c", CALL, what)
     assert shown in done.stdout, done.stderr
     assert ("ValueError: a bug" in done.stderr) == (what == "bug")
+
+
+class Fedora(Programs):
+    """A machine with dnf and buildah, and without the programs that map ids."""
+
+    def which(self, program: str) -> Path | None:
+        return Path("/usr/bin", program) if program in ("buildah", "dnf") else None
+
+
+def test_the_package_that_maps_ids_is_that_of_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STORAGE_DRIVER", "overlay")
+    with pytest.raises(MissingError, match="newuidmap is not installed") as caught:
+        rootless._enter_buildahs(Fedora())
+    assert caught.value.fix == f"{suggest.sudo()}dnf install shadow-utils"
 
 
 def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
