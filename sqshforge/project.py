@@ -121,9 +121,19 @@ def find() -> Project:
 
 
 def cache_home() -> Path:
-    """The folder of what runs keep: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache."""
-    above = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SQSHFORGE_CACHE") or Path(above) / "sqshforge")
+    """The folder of what runs keep: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache.
+
+    Raises `MissingError` where this user has no home either.
+    """
+    own, above = os.environ.get("SQSHFORGE_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    try:
+        return Path(above or Path.home() / ".cache") / "sqshforge"
+    except RuntimeError:  # a user that this machine does not know, as in a container
+        raise MissingError(
+            "HOME is not set", fix="export HOME=DIR, or SQSHFORGE_CACHE=DIR"
+        ) from None
 
 
 def source_date_epoch() -> int | None:

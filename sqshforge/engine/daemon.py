@@ -87,7 +87,7 @@ def _settings() -> Path:
 def _current_context() -> str:
     try:
         return str(json.loads((_settings() / "config.json").read_text())["currentContext"])
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RuntimeError):  # the last: without HOME
         return "default"
 
 

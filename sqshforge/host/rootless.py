@@ -240,9 +240,13 @@ def is_copying(info: Mapping[str, Mapping[str, object]]) -> bool:
 
 
 def _is_configured(environment: Mapping[str, str]) -> bool:
-    above = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    file = Path(above) / "containers" / "storage.conf"
-    return any(environment.get(name) for name in CONFIGURED) or file.exists()
+    if any(environment.get(name) for name in CONFIGURED):
+        return True
+    try:
+        above = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    except RuntimeError:  # neither HOME nor passwd has one for this user
+        return False
+    return (Path(above) / "containers" / "storage.conf").exists()
 
 
 def _candidates(programs: Programs) -> Iterator[dict[str, str]]:

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -221,10 +222,11 @@ def choose_login_file() -> None:
 
 def _login_file() -> Path:
     """The user's own logins, else a file that has none."""
-    above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
-        if os.access(file, os.R_OK):
-            return file
+    with suppress(RuntimeError):  # without HOME there are none
+        above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
+            if os.access(file, os.R_OK):
+                return file
     none = cache_home() / "no-logins.json"
     none.parent.mkdir(parents=True, exist_ok=True)
     none.write_text("{}\n")

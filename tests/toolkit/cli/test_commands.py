@@ -20,7 +20,8 @@ from sqshforge.squash import request
 from sqshforge.squash.pack import Options
 from tests.conftest import ROOT
 from tests.support import checkouts
-from tests.support.command_line import sqshforge
+from tests.support.command_line import SCRIPT, sqshforge
+from tests.support.ordinary_user import existing
 from tests.toolkit.build.test_dockerfile import TARGETS
 
 LISTED = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt").lines
@@ -267,3 +268,20 @@ def test_a_full_disk_is_exit_code_3_in_every_command(tmp_path: Path) -> None:
         Programs().capture(["umount", "--lazy", tmp_path])
     assert done.code == 3, done.err
     assert "error: No space left on device\n" in done.err
+
+
+@pytest.mark.root
+def test_a_user_without_a_home_is_reported() -> None:
+    """A uid that the machine does not know, as in a container."""
+    with existing() as user:
+        words: list[str | Path] = [*user.enter(), "setpriv", "--reuid=54321", "--regid=54321"]
+        words += ["--clear-groups", "env", "-u", "HOME", "-u", "XDG_CACHE_HOME"]
+        words += ["-u", "SQSHFORGE_CACHE"]
+        done = Programs().attempt([*words, SCRIPT, "cache", "ls"], cwd=Path("/"))
+        assert done.code == 3 and done.err.splitlines() == [
+            "error: HOME is not set",
+            "  fix:   export HOME=DIR, or SQSHFORGE_CACHE=DIR",
+        ]
+        named = [*words, "SQSHFORGE_CACHE=/nonexistent", SCRIPT, "cache", "ls"]
+        done = Programs().attempt(named, cwd=Path("/"))
+        assert done.code == 0, done.err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pwd
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -83,6 +85,16 @@ def test_the_package_that_maps_ids_is_that_of_the_system(monkeypatch: pytest.Mon
     with pytest.raises(MissingError, match="newuidmap is not installed") as caught:
         rootless._enter_buildahs(Fedora())
     assert caught.value.fix == f"{suggest.sudo()}dnf install shadow-utils"
+
+
+def test_a_user_without_a_home_has_configured_no_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> NoReturn:
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert not rootless._is_configured({})
+    assert rootless._is_configured({"STORAGE_DRIVER": "vfs"})
 
 
 def test_a_user_builds_and_packs_by_one_command_and_layers_are_not_copied() -> None:
