@@ -84,6 +84,7 @@ def _note_failure(error: Exception) -> None:
             "message": said.strip().splitlines()[0],
             "timestamp": int(time.time()),
             "exit_code": code,  # torchrun may end this rank before it has
+            "of_all_ranks": isinstance(error, TrainingError) and not error.local,
         }
         with contextlib.suppress(OSError):
             Path(place).write_text(json.dumps(note))

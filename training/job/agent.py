@@ -172,13 +172,15 @@ def _examine(failures: Mapping[int, ProcessFailure], ranks: Ranks) -> Found:
         lines[rank] = f"{ending(_code(failure))}{why}"
         tell(f"rank {rank} (process {failure.pid}) {lines[rank]}")
     codes = tuple(_code(failure) for _, failure in own)
-    first = own[0][0]
+    first, noted = own[0][0], own[0][1].error_file_data
+    was_taken_along = all(_was_taken_along(failure) for _, failure in own)
     return Found(
         rank=first,
         code=outcome(codes),
         codes=codes,
         why=f"rank {first} {lines[first]}",
-        was_taken_along=all(_was_taken_along(failure) for _, failure in own),
+        was_taken_along=was_taken_along,
+        is_cause=not was_taken_along and not noted.get("of_all_ranks"),
         may_be_cause=-signal.SIGABRT in codes,
     )
 

@@ -83,6 +83,7 @@ class Found:
     codes: tuple[int, ...]
     why: str
     was_taken_along: bool  # none of them has failed by itself
+    is_cause: bool  # it has, and not by an error that all ranks of the job raise
     may_be_cause: bool  # or that is not certain
 
 
@@ -295,9 +296,7 @@ class InPlaceAgent(LocalElasticAgent):
         ranks, control, restarted = self._ranks, self._control, self._restarted
         found = ranks.found = ranks.examine(result.failures, ranks)
         presence = ranks.presence
-        failure = control.failure(
-            found.rank, found.code, found.why, is_cause=not found.was_taken_along
-        )
+        failure = control.failure(found.rank, found.code, found.why, is_cause=found.is_cause)
         obstacle = STUCK if self._is_stuck else ""
         own = control.decide(
             failure, restarted, asked=ranks.asked(), obstacle=obstacle, presence=presence

@@ -54,7 +54,7 @@ class Failure:
     why: str = ""  # in words
     host: str = ""
     node: int = 0  # its place among the nodes of this start
-    is_cause: bool = True  # False: another failure, which nobody has noted, took its ranks along
+    is_cause: bool = True  # False: one that nobody has noted took its ranks along, or all raise it
 
     @property
     def is_lost(self) -> bool:
@@ -127,8 +127,12 @@ def decide(
 
 
 def worn(failures: Sequence[Failure]) -> list[str]:
-    """Name the nodes that have failed too often to be used, in the order in which they did."""
-    hosts = [one.host for one in failures if one.is_cause and one.code != HUNG]
+    """Name the nodes that have failed too often to be used, in the order in which they did.
+
+    What came again after the same step in the same way counts against none: any would fail alike.
+    """
+    own = [one for one in failures if one.is_cause and one.code != HUNG]
+    hosts = [one.host for one in own if sum(one.is_like(other) for other in failures) < 2]
     return [one for one in dict.fromkeys(hosts) if one and hosts.count(one) >= NODE_FAILURES]
 
 

@@ -8,12 +8,13 @@
 A failure is noted by the node that saw it first: restarted counts the restarts in place so far,
 step is the last one that was taken and since when that was, null before the first; then is one of
 escalation.Step and because its reason. Of a node that was lost, which node 0 notes, rank is null;
-is_cause is false where ranks failed because of others, and nobody has noted why those did. Node 0
-notes that the ranks train, when the first step of a start is over: step is the one that they went
-on from, seconds is the time since the last step before (since the job began, for the first), lost
-are the steps that are taken again and repeated the seconds that these had taken; read are the
-seconds in which the checkpoint was read and in_memory is the share of it that came from the nodes'
-memory, null where there was none; goodput is the share of the job's time so far that was neither.
+is_cause is false where ranks failed because of others, and nobody has noted why those did, or by an
+error that all ranks raise. Node 0 notes that the ranks train, when the first step of a start is
+over: step is the one that they went on from, seconds is the time since the last step before (since
+the job began, for the first), lost are the steps that are taken again and repeated the seconds that
+these had taken; read are the seconds in which the checkpoint was read and in_memory is the share of
+it that came from the nodes' memory, null where there was none; goodput is the share of the job's
+time so far that was neither.
 """
 
 from __future__ import annotations
