@@ -125,3 +125,15 @@ def test_a_node_whose_own_ranks_fail_twice_is_named(
         node.takes(monkeypatch, step)
         node.fails(HashStore(), 1, OUT_OF_MEMORY, restarted=restarted)
     assert named_bad(tmp_path) == ["n0"]
+
+
+def test_a_request_to_stop_is_no_failure_of_the_node_that_is_first_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its ranks had failed once before."""
+    node = Node(SPARED, tmp_path, 0, Budget(restarts=3, requeues=3))
+    node.takes(monkeypatch, 9)
+    assert node.fails(HashStore(), -9, restarted=0)
+    node.takes(monkeypatch, 17)
+    assert not node.fails(HashStore(), 85, asked=True, restarted=1)
+    assert named_bad(tmp_path) == []

@@ -187,6 +187,8 @@ class RestartControl:
 
     def adopt(self, decision: Decision) -> None:
         """Take what the nodes have agreed on for what has happened here."""
+        if decision.verdict.step is Step.STOP:  # no failure, of whichever node it came first
+            return
         known = escalation.worn(self._before)
         self._before.append(decision.failure)
         named = escalation.worn(self._before)
