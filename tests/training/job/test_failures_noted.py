@@ -17,6 +17,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from tests.training.support.jobs import records
 from training.job.agent import _examine
 from training.job.node import Job
+from training.job.replay.node import is_due
 from training.job.restart.control import RestartControl
 from training.job.restart.elastic import InPlaceAgent, Ranks
 from training.job.restart.escalation import Budget
@@ -50,7 +51,7 @@ class Node:
         self._notes = folder
 
     def fails(
-        self, store: HashStore, code: int, error: str = "", *, asked: bool = False, restarted: int
+        self, store: Any, code: int, error: str = "", *, asked: bool = False, restarted: int
     ) -> bool:
         """Let the rank fail; whether it is started again in place."""
         note = self._notes / f"error.{self.rank}"
@@ -137,3 +138,39 @@ def test_a_request_to_stop_is_no_failure_of_the_node_that_is_first_to_end(
     node.takes(monkeypatch, 17)
     assert not node.fails(HashStore(), 85, asked=True, restarted=1)
     assert named_bad(tmp_path) == []
+
+
+class Gone:
+    """The store of a node 0 that has ended."""
+
+    def compare_set(self, *words: str) -> bytes:
+        raise RuntimeError("Connection reset by peer")
+
+
+@pytest.mark.parametrize(("store", "noted"), [(HashStore, 1), (Gone, 2)])
+def test_a_hang_that_ends_all_nodes_is_one_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: Any, noted: int
+) -> None:
+    """Also where nothing is restarted in place, as with RESTARTS=0 or on more than 256 nodes."""
+    budget, known = Budget(restarts=0, requeues=3), store()
+    for node in (Node(JOB, tmp_path, rank, budget) for rank in range(2)):
+        node.takes(monkeypatch, 3)
+        assert not node.fails(known, 86, restarted=0)
+    assert len(records(tmp_path, "failure")) == noted
+    again = replace(JOB, restarts=1)
+    [failure] = Ledger(again, [tmp_path]).failures()
+    assert not is_due([failure], 2, {})
+    node = Node(again, tmp_path, 0, replace(budget, requeued=1))
+    node.takes(monkeypatch, 3)
+    node.fails(store(), 86, restarted=0)
+    assert is_due(Ledger(again, [tmp_path]).failures(), 2, {})  # it has hung there twice
+
+
+def test_nodes_that_have_saved_leave_the_failure_to_the_one_that_has_failed(
+    tmp_path: Path,
+) -> None:
+    budget, store = Budget(restarts=0, requeues=3), HashStore()
+    for rank, code in enumerate((85, -9)):
+        Node(JOB, tmp_path, rank, budget).fails(store, code, restarted=0)
+    [failure] = records(tmp_path, "failure")
+    assert (failure["rank"], failure["code"]) == (1, 137)

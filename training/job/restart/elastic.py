@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
 
 from training.checkpoint.lease import ROUND
 from training.errors import HUNG, SAVED, TrainingError
@@ -32,6 +32,7 @@ from training.job import children
 from training.job.restart import meeting
 from training.job.restart.control import Decision, RestartControl, tell
 from training.job.restart.escalation import FINAL, NO_CAUSE, STUCK, WITHOUT_NODE, Step
+from training.job.restart.meeting import NO_START, STORE
 from training.job.restart.presence import Presence
 from training.job.restart.roster import SILENCE
 from training.process_group import LONGEST_COPY
@@ -44,13 +45,9 @@ DEATH = 20.0
 """Seconds that a process may take to die by kill -9; after that it hangs in a driver or disk."""
 CAUSE = 20.0
 """Seconds that a node waits for the one whose failure has taken its own ranks along."""
-STORE = 20.0
-"""Seconds that the store on node 0 may take for an answer."""
 REJOIN = 60
 """Seconds in which all nodes meet again: none has a container to start."""
 
-NO_START = -1
-"""Offered for the restarts that remain by a node that was asked to stop: no node starts ranks."""
 NOTHING = "none"
 KEY = "decision"
 
@@ -123,7 +120,7 @@ class InPlaceAgent(LocalElasticAgent):
             if self._ranks.asked() and self._control.has_started:
                 remaining = NO_START
             if world > 1 and self._control.decides:  # an agent that follows has not counted
-                remaining = _agree(self._store, worker_group.group_rank, world, remaining)
+                remaining = meeting.agree(self._store, worker_group.group_rank, world, remaining)
             if remaining == NO_START:
                 raise Stopped
             self._remaining_restarts = remaining
@@ -302,7 +299,7 @@ class InPlaceAgent(LocalElasticAgent):
             failure, restarted, asked=ranks.asked(), obstacle=obstacle, presence=presence
         )
         if self._nodes == 1 or not control.decides:
-            if not found.was_taken_along or self._nodes == 1:
+            if self._nodes == 1 or (not found.was_taken_along and self._sees_first(own)):
                 control.note(own, restarted)
             control.adopt(own)
             return own.verdict.step is Step.RESTART
@@ -331,6 +328,15 @@ class InPlaceAgent(LocalElasticAgent):
             return False
         self._remaining_restarts += 1  # as in _without_lost_node
         return True
+
+    def _sees_first(self, own: Decision) -> bool:
+        """Tell whether no other node has noted the failure that ends all of them.
+
+        Where node 0 cannot say so any more it may be noted twice, which the ledger knows.
+        """
+        if own.verdict.step is Step.STOP:  # it is no failure, and one may come after it
+            return False
+        return self._ask(lambda: self._publish(own), leaves=False) in (None, own.text)
 
     def _publish(self, own: Decision) -> str:
         """Publish a decision, unless another node has published one; the one that counts."""
@@ -364,8 +370,8 @@ class InPlaceAgent(LocalElasticAgent):
             self._control.adopt(agreed)
             tell(f"restarts its ranks too: {agreed.failure.why} on {agreed.failure.host}")
 
-    def _ask(self, question: Callable[[], str]) -> str | None:
-        """Ask the store on node 0; None if it is gone. Leaves if it never answers."""
+    def _ask(self, question: Callable[[], str], *, leaves: bool = True) -> str | None:
+        """Ask the store on node 0; None if it is gone. Leaves, or not, if it never answers."""
         given: list[str | None] = []
 
         def ask() -> None:
@@ -377,23 +383,6 @@ class InPlaceAgent(LocalElasticAgent):
         thread = threading.Thread(target=ask, name="decision", daemon=True)
         thread.start()
         thread.join(CAUSE + SILENCE + STORE)
-        if not given:
+        if not given and leaves:
             self._ranks.leave(self._codes)
-        return given[0]
-
-
-def _agree(store: Any, rank: int, world: int, remaining: int) -> int:
-    """Give all nodes of a round the same number, the least of any. Raises RendezvousError."""
-    try:
-        store.set(f"remaining/{rank}", str(remaining))
-        if rank == 0:
-            counts = [int(store.get(f"remaining/{one}")) for one in range(world)]
-            store.set("remaining", str(min(counts)))
-        agreed = int(store.get("remaining"))
-        store.set(f"read/{rank}", "")
-        if rank == 0 and agreed == NO_START:  # the store ends with this process
-            with suppress(RuntimeError):  # one that is late fails by itself
-                store.wait([f"read/{one}" for one in range(world)], timedelta(seconds=STORE))
-        return agreed
-    except RuntimeError as error:
-        raise RendezvousConnectionError(f"the store has gone: {error}") from error
+        return given[0] if given else None

@@ -32,10 +32,12 @@ from typing import Any
 from training.cli import duration
 from training.job import job_log
 from training.job.node import Job
-from training.job.restart.escalation import Failure, Verdict
+from training.job.restart.escalation import Failure, Step, Verdict
 from training.job.restart.steps import Steps
 
 METRICS = "metrics.jsonl"
+ENDS = (Step.REQUEUE.value, Step.GIVE_UP.value, Step.FIX.value)
+"""What follows a failure that ends the start of the job."""
 TAIL = 1 << 16  # bytes of its end that are read
 ALONE = "local"  # the id of what was started without Slurm, whose record is that of many runs
 
@@ -67,18 +69,27 @@ class Ledger:
         )
 
     def failures(self) -> list[Failure]:
-        """Give the failures of the starts before this one."""
-        return [
-            Failure(
-                rank=one.get("rank", 0),
-                code=one.get("code", 1),
-                step=one.get("step"),
-                host=one.get("host", ""),
-                is_cause=one.get("is_cause", True),
+        """Give the failures of the starts before this one.
+
+        What was noted after a failure that ended a start is that one, as another node saw it.
+        """
+        found: list[Failure] = []
+        ended: set[Any] = set()  # starts
+        for one in self._records:
+            if one.get("kind") != "failure" or one.get("restart") in ended:
+                continue
+            if one.get("then") in ENDS:
+                ended.add(one.get("restart"))
+            found.append(
+                Failure(
+                    rank=one.get("rank", 0),
+                    code=one.get("code", 1),
+                    step=one.get("step"),
+                    host=one.get("host", ""),
+                    is_cause=one.get("is_cause", True),
+                )
             )
-            for one in self._records
-            if one.get("kind") == "failure"
-        ]
+        return found
 
     def outage(self) -> Outage:
         """Tell since when the job does not train, as its start before this one has noted it."""

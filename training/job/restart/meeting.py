@@ -1,16 +1,23 @@
-"""Torch's rendezvous for a job that may go on with fewer nodes than it has begun with.
+"""How the nodes of a job meet again, and what they agree on there.
 
-Torch's own is complete at a number of nodes that is fixed, or once no other has come for a while.
-Here it is node 0 that says how many nodes train (training.job.restart.presence), also while they
-meet.
+Torch's own rendezvous is complete at a number of nodes that is fixed, or once no other has come for
+a while. Here it is node 0 that says how many nodes train (training.job.restart.presence), also
+while they meet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from torch.distributed.elastic.rendezvous import RendezvousConnectionError, dynamic_rendezvous
+
+NO_START = -1
+"""Offered for the restarts that remain by a node that was asked to stop: no node starts ranks."""
+STORE = 20.0
+"""Seconds that the store on node 0 may take for an answer."""
 
 
 def follow(nodes: Callable[[], int]) -> None:
@@ -31,3 +38,20 @@ def follow(nodes: Callable[[], int]) -> None:
 def close(handler: Any, nodes: int) -> None:
     """Let no other node wait for a place once so many have met: it would have all start again."""
     object.__setattr__(handler.settings, "max_nodes", nodes)  # frozen, and shared by its parts
+
+
+def agree(store: Any, rank: int, world: int, remaining: int) -> int:
+    """Give all nodes of a round the same number, the least of any. Raises RendezvousError."""
+    try:
+        store.set(f"remaining/{rank}", str(remaining))
+        if rank == 0:
+            counts = [int(store.get(f"remaining/{one}")) for one in range(world)]
+            store.set("remaining", str(min(counts)))
+        agreed = int(store.get("remaining"))
+        store.set(f"read/{rank}", "")
+        if rank == 0 and agreed == NO_START:  # the store ends with this process
+            with suppress(RuntimeError):  # one that is late fails by itself
+                store.wait([f"read/{one}" for one in range(world)], timedelta(seconds=STORE))
+        return agreed
+    except RuntimeError as error:
+        raise RendezvousConnectionError(f"the store has gone: {error}") from error
