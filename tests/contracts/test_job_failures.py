@@ -116,10 +116,40 @@ def test_spares_are_kept_apart_from_nodes_that_train(tmp_path: Path) -> None:
 def test_a_start_that_was_killed_with_its_node(tmp_path: Path) -> None:
     """How far it was stands in its metrics alone."""
     run, now = write(tmp_path / "run", history(50)), time.time()
-    begin(run, before=1000)
+    ledger = begin(run, before=1000)
+    ledger.trains(steps(0, 1, now - 900, now - 900), ledger.outage(), 0)
     age(run, 200, "metrics.jsonl")
     outage = begin(run, restart=1).outage()
     assert outage.since == pytest.approx(now - 200, abs=5) and outage.step == 50
+
+
+@pytest.mark.parametrize("days", [0, 3])
+def test_a_start_that_ended_before_a_step_of_a_run_of_another_job(
+    tmp_path: Path, days: int
+) -> None:
+    """What that job wrote is no outage of this one, though this one has opened it, as of today."""
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    age(run, days * 24 * HOUR, "metrics.jsonl")
+    begin(run, before=HOUR)
+    job_log.end(plan(run), {}, 87)
+    ledger = begin(run, restart=1, before=60)
+    assert ledger.outage() == Outage(since=ledger.begun)
+    assert ledger.trains(steps(50, 51, now, now), ledger.outage(), 0) == ""
+    ledger = Ledger(plan(run, restart=1).job, [run])
+    assert ledger.goodput(now + HOUR) == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_start_that_ended_before_a_step_after_one_that_trained(tmp_path: Path) -> None:
+    run, now = write(tmp_path / "run", history(50)), time.time()
+    ledger = begin(run, before=HOUR)
+    ledger.trains(steps(0, 1, now - HOUR, now - HOUR), ledger.outage(), 0)
+    failure = Failure(**{**KILLED.record(), "since": now - 300})
+    ledger.failed(failure, Verdict(step=Step.REQUEUE, why="none is left"), 3, 0.5)
+    job_log.end(plan(run), {}, 137)
+    begin(run, restart=1, before=60)
+    job_log.end(plan(run, restart=1), {}, 87)
+    outage = begin(run, restart=2).outage()
+    assert outage == Outage(since=now - 300, step=50, step_seconds=0.5)
 
 
 def test_the_failures_of_another_run_are_not_those_of_this_one(tmp_path: Path) -> None:

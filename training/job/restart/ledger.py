@@ -26,6 +26,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -92,19 +93,22 @@ class Ledger:
         return found
 
     def outage(self) -> Outage:
-        """Tell since when the job does not train, as its start before this one has noted it."""
+        """Tell since when the job does not train, as the last of its starts that did has noted it.
+
+        The run's metrics alone do not say so: another job may have written them.
+        """
         starts = [n for n, one in enumerate(self._records) if one.get("kind") == "start"]
-        if len(starts) < 2:
-            return Outage(since=self.begun)
-        earlier = self._records[starts[-2] : starts[-1]]
-        for one in reversed(earlier):
-            if one.get("kind") == "failure" and one.get("since"):
-                return Outage(
-                    since=one["since"], step=one.get("step"), step_seconds=one.get("step_seconds")
-                )
-            if one.get("kind") == "training":
-                break
-        return self._by_metrics() or Outage(since=earlier[-1]["time"])
+        for begin, end in reversed(list(pairwise(starts))):
+            for one in reversed(self._records[begin:end]):
+                if one.get("kind") == "failure" and one.get("since"):
+                    return Outage(
+                        since=one["since"],
+                        step=one.get("step"),
+                        step_seconds=one.get("step_seconds"),
+                    )
+                if one.get("kind") == "training":
+                    return self._by_metrics() or Outage(since=self._records[end - 1]["time"])
+        return Outage(since=self.begun)
 
     def failed(
         self, failure: Failure, verdict: Verdict, restarted: int, step_seconds: float | None
