@@ -7,11 +7,14 @@ import os
 import stat
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.support.run_folders import plan
 from training.job.plan import Job
-from training.job.preflight import checks_local, checks_network, workers
+from training.job.preflight import checks_accelerator, checks_local, checks_network, workers
 from training.job.preflight.checks_accelerator import check_chips, check_gpus, has_gpus
 from training.job.preflight.checks_network import BadNodes, SharedFolder, check_efa
 from training.job.preflight.finding import run_check
@@ -125,6 +128,36 @@ def test_a_driver_that_has_lost_a_gpu(tmp_path: Path) -> None:
     said = "Unable to determine the device handle for GPU 0000:53:00.0: Unknown Error"
     environment = stand_in(tmp_path, "nvidia-smi", f'echo "{said}"; exit 15')
     assert check_gpus(environment)[1] == [f"nvidia-smi ends with exit code 15 and says: {said}"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("script", "smi_timeout", "faults"),
+    [
+        ("sleep 2; cat {}/smi.xml", 60, ()),
+        ("exec sleep 600", 1, ("nvidia-smi gives no answer within 1 s",)),
+    ],
+)
+def test_a_driver_has_longer_than_a_file_system(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    script: str,
+    smi_timeout: int,
+    faults: tuple[str, ...],
+) -> None:
+    """It may start each GPU first."""
+    monkeypatch.setattr(checks_local, "TIMEOUT", 1)
+    monkeypatch.setattr(checks_accelerator, "SMI_TIMEOUT", smi_timeout)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/nvidia0").touch()
+    (tmp_path / "smi.xml").write_text(gpus({}))
+    environment = stand_in(tmp_path, "nvidia-smi", script.format(tmp_path))
+    workers: Any = SimpleNamespace(size=1, ask=lambda orders, seconds: [{}])
+    report = checks_local.check_node(
+        plan(tmp_path), environment, workers, None, "nonce", 120.0, tmp_path
+    )
+    [driver] = [one for one in report.findings if one.check == "driver"]
+    assert driver.faults == faults
 
 
 def efa_node(place: Path, *cards: str) -> Path:

@@ -13,11 +13,11 @@ from xml.etree import ElementTree
 
 from training.job.machine.devices import count_devices, named_gpus
 
-SMI_PATIENCE = 60
+SMI_TIMEOUT = 60
 """Seconds for nvidia-smi: without the persistence daemon it starts each GPU first."""
 
 NEURON_TOOLS = "/opt/aws/neuron/bin"
-NEURON_LS_PATIENCE = 20
+NEURON_LS_TIMEOUT = 20
 """Seconds for neuron-ls."""
 
 
@@ -56,10 +56,10 @@ def check_gpus(environment: Mapping[str, str]) -> tuple[str, list[str]]:
         return "no nvidia-smi to ask", []
     try:
         done = subprocess.run(
-            [program, "-q", "-x"], env=environment, capture_output=True, timeout=SMI_PATIENCE
+            [program, "-q", "-x"], env=environment, capture_output=True, timeout=SMI_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return "", [f"nvidia-smi gives no answer within {SMI_PATIENCE} s"]
+        return "", [f"nvidia-smi gives no answer within {SMI_TIMEOUT} s"]
     said = (done.stdout + done.stderr).decode(errors="replace")
     try:
         gpus = read_gpus(done.stdout)
@@ -140,10 +140,10 @@ def check_chips(
             [program, "--json-output"],
             env=environment,
             capture_output=True,
-            timeout=NEURON_LS_PATIENCE,
+            timeout=NEURON_LS_TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        return "", [*faults, f"neuron-ls gives no answer within {NEURON_LS_PATIENCE} s"]
+        return "", [*faults, f"neuron-ls gives no answer within {NEURON_LS_TIMEOUT} s"]
     try:
         seen = json.loads(done.stdout)
         cores = sum(int(one["nc_count"]) for one in seen)

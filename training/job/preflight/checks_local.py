@@ -46,8 +46,8 @@ def check_node(
     def left() -> float:
         return max(1.0, until - time.monotonic())
 
-    def run(name: str, work: Check) -> Finding:
-        return run_check(name, work, min(TIMEOUT, left()))
+    def run(name: str, work: Check, limit: float = TIMEOUT) -> Finding:
+        return run_check(name, work, min(limit, left()))
 
     def write() -> tuple[str, list[str]]:
         return shared.write(nonce) if shared else ("CHECKPOINTS is not set: not tried", [])
@@ -55,7 +55,9 @@ def check_node(
     folder = run("folder", write)
     room = run("space", lambda: check_space(root, environment))
     card = run("efa", lambda: checks_network.check_efa(root, environment))
-    driver = run("driver", lambda: _driver(plan, environment, root))
+    # A little longer than nvidia-smi may take: what is said of that names it.
+    asked = checks_accelerator.SMI_TIMEOUT + 5
+    driver = run("driver", lambda: _driver(plan, environment, root), asked)
     # By now the workers have loaded torch, or soon will have.
     probes: list[dict[str, Any]] = [{}]
 

@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 TIMEOUT = 30
-"""Seconds for one check of a node's own: a file system or a driver may never answer."""
+"""Seconds for one check of a node's own, but for the driver: a file system may never answer."""
 
 T = TypeVar("T")
 
