@@ -70,6 +70,21 @@ def test_what_no_node_can_is_no_fault_of_theirs() -> None:
     assert verdict.lines == ("it could not be tried: no memory: 1",)
 
 
+def test_a_node_that_begins_from_another_checkpoint_has_not_computed_wrong() -> None:
+    """It may have seen an older folder than the others, or have read it sooner."""
+    older = Outcome(step=4, steps=("x", "y", "z"), weights="bad")
+    for given in ((GOOD, GOOD, older), (GOOD, older, Outcome(error="Xid 79"))):
+        verdict = compare(outcomes(*given), NAMES)
+        assert verdict.bad == () and not verdict.is_open and not verdict.was_tried
+    assert compare(outcomes(GOOD, GOOD, older), NAMES).lines == (
+        "it could not be tried: not all nodes begin from the checkpoint of step 8: "
+        "n3 from that of step 4",
+    )
+    odd = Outcome(step=8, steps=("a", "x"))
+    verdict = compare_again(outcomes(GOOD, odd), outcomes(GOOD, older), NAMES)
+    assert verdict.bad == () and not verdict.was_tried
+
+
 def test_of_two_that_differ_the_unsteady_one_is_bad() -> None:
     odd, other = Outcome(step=8, steps=("a", "x")), Outcome(step=8, steps=("a", "y"))
     first = outcomes(GOOD, odd)

@@ -52,6 +52,9 @@ def compare(outcomes: Mapping[int, Outcome], names: Mapping[int, str]) -> Verdic
 
     names: of the nodes, by their rank.
     """
+    steps = Counter(one.step for one in outcomes.values() if not one.error)
+    if len(steps) > 1:
+        return _apart(outcomes, steps.most_common(1)[0][0], names)
     # Why a replay failed may be said in other words on each node.
     kinds = {
         node: replace(one, error="failed" if one.error else "") for node, one in outcomes.items()
@@ -78,6 +81,10 @@ def compare_again(
     A node whose two replays differ is bad. If there is none, as for a node that always computes the
     same wrong number, the nodes have to be tried with a third.
     """
+    steps = {one.step for one in (*first.values(), *second.values()) if not one.error}
+    if len(steps) > 1:
+        before = next(one.step for one in first.values() if not one.error)
+        return _apart(second, before, names)
     bad = tuple(node for node in sorted(first) if first[node] != second[node])
     if len(bad) == len(first):
         line = "on no node do two replays agree: the run is not deterministic, so none can be named"
@@ -91,6 +98,20 @@ def compare_again(
     named = ", ".join(names[node] for node in sorted(first))
     line = f"{named} differ, each always in the same way: one more node would tell which is wrong"
     return Verdict(lines=(line,), is_open=True)
+
+
+def _apart(outcomes: Mapping[int, Outcome], step: int, names: Mapping[int, str]) -> Verdict:
+    """Compare nothing where nodes begin from other checkpoints: that says nothing of their numbers.
+
+    One may still see an older folder, as over NFS.
+    """
+    odd = [
+        f"{names[node]} from that of step {one.step}"
+        for node, one in sorted(outcomes.items())
+        if not one.error and one.step != step
+    ]
+    why = f"not all nodes begin from the checkpoint of step {step}: {', '.join(odd)}"
+    return Verdict(lines=(f"it could not be tried: {why}",), was_tried=False)
 
 
 def _agreed(outcome: Outcome, nodes: int) -> str:
@@ -109,8 +130,6 @@ def _difference(one: Outcome, other: Outcome, nodes: int = 0) -> str:
     whose = f"{nodes} others" if nodes else "before"
     if one.error or other.error:
         return one.error or f"{_span(one)}, and {whose}: {other.error}"
-    if one.step != other.step:
-        return f"its checkpoint is of step {one.step}, that of {whose} of step {other.step}"
     at = _first_difference(one.steps, other.steps)
     if at is None:
         return f"after {_span(one)} its weights are not those of {whose}"
