@@ -68,14 +68,16 @@ def replay(config: Config, steps: int, output: Path) -> int:
     began = trainer.step
     given: list[dict[str, Any]] = []
     try:
-        while len(given) < steps and trainer.step < config.run.num_steps:
-            if config.data.epochs and not group.any(not trainer.data.ended()):
-                break
-            taken = trainer.train_step.take(trainer.step + 1)
-            trainer.step += 1
-            losses = group.gather(float(taken.loss).hex())
-            given.append({"losses": losses, "norm": float(taken.grad_norm).hex()})
-        parts = group.gather(digest(trainer.model))
+        with trainer.phase:  # in which the watch ends a rank that hangs
+            while len(given) < steps and trainer.step < config.run.num_steps:
+                if config.data.epochs and not group.any(not trainer.data.ended()):
+                    break
+                with trainer.phase("step"):
+                    taken = trainer.train_step.take(trainer.step + 1)
+                    trainer.step += 1
+                losses = group.gather(float(taken.loss).hex())
+                given.append({"losses": losses, "norm": float(taken.grad_norm).hex()})
+            parts = group.gather(digest(trainer.model))
     finally:
         trainer.data.close()
     if group.rank == 0:

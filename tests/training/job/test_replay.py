@@ -144,6 +144,26 @@ if os.environ.get("RANK") == os.environ["FLIP_RANK"]:
     torch.optim.AdamW.step = flipped
 """
 """A sitecustomize.py: after its second step one bit of a rank's weights is another."""
+HANG = """\
+import os
+import time
+
+if os.environ.get("RANK") == "1":
+    import torch
+
+    step = torch.optim.AdamW.step
+    taken = 0
+
+    def hanging(self, *words, **named):
+        global taken
+        taken += 1
+        if taken == 3:
+            time.sleep(3600)
+        return step(self, *words, **named)
+
+    torch.optim.AdamW.step = hanging
+"""
+"""The same: a rank hangs in its third step."""
 
 
 @pytest.fixture(scope="module")
@@ -231,6 +251,17 @@ def test_a_flipped_bit(run: list[str], tmp_path: Path, flip: dict[str, str]) -> 
     assert "replay: nodes compute different numbers" in ended[0][2]
     assert re.search(r"n3: step [89] gives losses", ended[0][2])
     assert (tmp_path / "bad-nodes.4242.1").read_text() == "n3\n"
+
+
+@pytest.mark.processes
+def test_a_node_that_hangs(run: list[str], tmp_path: Path) -> None:
+    """Its watch ends it, long before the time of a replay is over, and says what hangs."""
+    (tmp_path / "sitecustomize.py").write_text(HANG)
+    watched = ("--hang_seconds=5", "--hang_abort_seconds=10")
+    bad = {"PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    ended = nodes(3, ("--steps", "4", "--seconds", "600", "--", *run, *watched), tmp_path, bad=bad)
+    assert [code for code, _, _ in ended] == [87, 87, 87], ended
+    assert re.search(r"n3: error: rank 1 .*; no progress for \d+ s, the run ends", ended[0][2])
 
 
 @pytest.mark.processes
