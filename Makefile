@@ -8,7 +8,7 @@ export ENGINE OFFLINE MAX_JOBS
 # What the tests of fresh systems and of images read.
 export SYSTEMS USERS IMAGES
 settings = $(foreach one,$(SET),--set '$(subst ','\'',$(one))') $(platform)
-platform = $(if $(PLATFORM),--platform $(PLATFORM))
+platform = $(if $(PLATFORM),--platform '$(PLATFORM)')
 
 .DEFAULT_GOAL := help
 .PHONY: help quickstart dev try check test test-without-processes test-toolkit test-training test-root test-enroot test-cluster test-distros test-torch22 test-composer test-composer-image test-xla test-images test-stages test-arm image sqsh smoke-test lock constraints vendor lint launchers reference docs bench doctor clean setup setup-test
@@ -88,22 +88,22 @@ test-arm: setup-test  ## as root: build, pack and try cpu-mamba for Arm, which q
 	.venv/bin/pytest -s tests/arm
 
 image: setup  ## build TARGET's image (ENGINE=docker|buildah, OFFLINE=1, SET="NAME=VALUE", PLATFORM=linux/arm64)
-	@$(SQSHFORGE) build $(TARGET) $(settings)
+	@$(SQSHFORGE) build '$(TARGET)' $(settings)
 
 sqsh: setup  ## pack TARGET to build/TARGET.sqsh, building first if needed
-	@$(SQSHFORGE) pack $(TARGET) $(settings)
+	@$(SQSHFORGE) pack '$(TARGET)' $(settings)
 
 smoke-test: setup  ## prove TARGET's image from inside
-	@$(SQSHFORGE) smoke-test $(TARGET) $(settings)
+	@$(SQSHFORGE) smoke-test '$(TARGET)' $(settings)
 
 lock: setup  ## resolve the pins of every recipe anew, or of TARGET alone
-	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,$(TARGET)) $(platform)
+	@$(SQSHFORGE) lock $(if $(filter file,$(origin TARGET)),,'$(TARGET)') $(platform)
 
 constraints: setup  ## resolve anew what .venv and its like hold, one version of each package
 	@.venv/bin/python -m sqshforge.venv lock
 
 vendor: setup  ## gather all that building TARGET takes, for OFFLINE=1
-	@$(SQSHFORGE) vendor $(TARGET) $(settings)
+	@$(SQSHFORGE) vendor '$(TARGET)' $(settings)
 
 lint: dev  ## ruff, mypy, who imports whom, shellcheck, hadolint, the lists of hot files
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
+from sqshforge.host import suggest
 from sqshforge.host.programs import Programs, Result
 
 # What docs/images/iam/ecr-pull.json allows: the first for the login, the rest for the pull.
@@ -160,7 +161,7 @@ def login(repository: Repository, program: Path | str, programs: Programs) -> No
     if aws is None:
         raise MissingError(
             f"the program aws is not installed (it gives the password for {repository.host})",
-            fix="apt-get install awscli, or pip install awscli",
+            fix=f"{suggest.install(programs.which, 'aws')}, or pip install awscli",
         )
     argv: list[str | Path] = [aws, "ecr", "get-login-password", "--region", repository.region]
     asked = programs.attempt(argv, timeout=TIMEOUT)
