@@ -269,7 +269,7 @@ class Status:
             "seconds_left": self.left,
             "seconds_since_report": self.reported,
             "seconds_quiet": facts.quiet,
-            "seconds_of_patience": facts.silent_after,
+            "seconds_until_silent": facts.silent_after,
             "clock": self.clock.whose,
             "closed": list(self.closed),
             "settings": asdict(facts.settings),

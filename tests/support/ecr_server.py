@@ -46,8 +46,8 @@ def server_fixture() -> Iterator[Server]:
         def reply(self) -> None:
             self.rfile.read(int(self.headers.get("Content-Length", "0")))
             state.seen.append(dict(self.headers.items()))
-            open_door = self.path == "/v2/" and state.code != 401
-            code, body = (200, b"{}") if open_door else (state.code, state.body.encode())
+            is_open = self.path == "/v2/" and state.code != 401
+            code, body = (200, b"{}") if is_open else (state.code, state.body.encode())
             self.send_response(code)
             if code == 401:
                 self.send_header("WWW-Authenticate", f'Basic realm="https://{HOST}/"')

@@ -201,7 +201,7 @@ def test_a_file_that_is_none(tmp_path: Path, content: bytes | None, shown: str) 
 
 
 @pytest.mark.processes
-def test_the_plain_way_in_trains_like_the_door(tmp_path: Path) -> None:
+def test_a_file_trains_like_the_flags_of_its_system(tmp_path: Path) -> None:
     data = write_text(tmp_path / "text")
     expected = train(tmp_path / "flags", data, 2, 2, 3)
     file = tmp_path / "run.yaml"

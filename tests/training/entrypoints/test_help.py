@@ -106,7 +106,7 @@ def test_types_choices_and_defaults_are_shown(folder: Path) -> None:
     assert "--schedule TEXT one of quadratic-cosine, cosine," in text
 
 
-def test_the_door_of_files_lists_its_settings(folder: Path) -> None:
+def test_the_entry_point_for_files_lists_its_settings(folder: Path) -> None:
     text = helped(folder)["training"].stdout
     assert text.index("most used settings:") < text.index("\ndata:") < text.index("\nrun, checkp")
     shown = set(re.findall(r"^  (\w+\.\w+)=", text, re.MULTILINE))

@@ -161,7 +161,7 @@ def test_no_flag_is_there_twice() -> None:
 
 
 @pytest.mark.processes
-def test_errors_of_the_run_use_the_names_of_the_door(tmp_path: Path) -> None:
+def test_errors_of_the_run_use_the_names_of_its_flags(tmp_path: Path) -> None:
     done = run(0, f"--checkpoint_dir={tmp_path}", "--dataset=text:/nowhere/*", program=ENTRY_POINT)
     assert done.returncode == 2 and done.stderr.startswith("error: dataset: no file matches")
 

@@ -240,7 +240,9 @@ def test_all_faults_are_reported_at_once(tmp_path: Path) -> None:
         (None, "config.yaml cannot be read: No such file or directory; python -m training.create"),
     ],
 )
-def test_the_door_refuses_without_torch(tmp_path: Path, content: str | None, shown: str) -> None:
+def test_the_entry_point_refuses_without_torch(
+    tmp_path: Path, content: str | None, shown: str
+) -> None:
     if content is not None:
         (tmp_path / "config.yaml").write_text(content)
     code = (

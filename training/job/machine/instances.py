@@ -28,7 +28,7 @@ from training.job.types import GIVEN, file_text
 
 GIVEN_TYPE = "INSTANCE_TYPE"
 METADATA_SERVICE = "http://169.254.169.254"
-METADATA_PATIENCE = 1.0  # seconds for both questions to the metadata service
+METADATA_TIMEOUT = 1.0  # seconds for both questions to the metadata service
 DMI = Path("sys/devices/virtual/dmi/id")
 _TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")
 
@@ -145,7 +145,7 @@ def _ask_metadata(environment: Mapping[str, str]) -> str:
     if environment.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
         raise ValueError("AWS_EC2_METADATA_DISABLED=true")
     service = environment.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA_SERVICE
-    until = time.monotonic() + METADATA_PATIENCE
+    until = time.monotonic() + METADATA_TIMEOUT
     direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def ask(method: str, what: str, headers: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ from training.job.plan import Job
 
 AMAZON = "0x1d0f"  # PCI vendor
 EFA_TOOLS = "/opt/amazon/efa/bin"
-FI_INFO_PATIENCE = 25
+FI_INFO_TIMEOUT = 25
 """Seconds for fi_info."""
 
 SEEN_WITHIN = 5.0
@@ -54,10 +54,10 @@ def check_efa(root: Path, environment: Mapping[str, str]) -> tuple[str, list[str
             env=environment,
             capture_output=True,
             text=True,
-            timeout=FI_INFO_PATIENCE,
+            timeout=FI_INFO_TIMEOUT,
         )
     except subprocess.TimeoutExpired:
-        return "", [*faults, f"fi_info gives no answer within {FI_INFO_PATIENCE} s"]
+        return "", [*faults, f"fi_info gives no answer within {FI_INFO_TIMEOUT} s"]
     if done.returncode:
         said = (done.stderr + done.stdout).strip().split("\n")[0][:200]
         return "", [*faults, f"libfabric's provider does not load: fi_info -p efa: {said}"]
