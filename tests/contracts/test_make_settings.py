@@ -22,7 +22,11 @@ def test_each_word_of_set_is_one_setting(target: str, root: Path, tmp_path: Path
     for path in (program, tmp_path / "setup.sh"):
         path.chmod(0o755)
     settings = ["A=x", "B=p;touch", "C=it's", "D=M*", 'E="q"', "F=`id`"]
-    done = Programs().attempt(["make", target, f"SET={' '.join(settings)}"], cwd=tmp_path)
+    done = Programs().attempt(
+        ["make", target, f"SET={' '.join(settings)}"],
+        cwd=tmp_path,
+        env={"MAKEFLAGS": "", "MAKELEVEL": "0"},  # of a make that runs the tests
+    )
     assert done.code == 0, done.err
     words = [word for one in settings for word in ("--set", one)]
     assert done.out.splitlines()[2:] == words
