@@ -75,7 +75,7 @@ TITLES = ["run", "state", "job", "step", "of", "loss", "left"]
     ],
 )
 @pytest.mark.parametrize("words", [[], ["--watch"]])
-def test_runs_are_told_apart_on_terminals_of_any_width(
+def test_runs_have_their_names_on_terminals_of_any_width(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     words: list[str],
