@@ -174,7 +174,7 @@ def test_a_machine_without_newuidmap_names_its_package(user: User) -> None:
     done = user.run("env", f"PATH={tools}", *command("buildah://x", "-o", "a.sqsh"))
     assert (done.returncode, done.stdout) == (3, "")
     assert "the program newuidmap is not installed" in done.stderr
-    assert "fix:   apt-get install uidmap" in done.stderr
+    assert "fix:   sudo apt-get install uidmap" in done.stderr
 
 
 def test_an_image_that_the_user_does_not_have(rootless: User) -> None:
