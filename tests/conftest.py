@@ -16,6 +16,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 
 ROOT = Path(__file__).resolve().parent.parent
+JOBS = ROOT / "tests/training/job"
 pytest_plugins = ["tests.support.process_guard"]
 
 # Before torch is imported. Tests run side by side, a core each; with more threads than cores
@@ -130,6 +131,9 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with the long ones: at the end, the other processes would wait for them.
 
+    Then come those of jobs, which wait more than they compute: while there are others beside them,
+    these use the processors.
+
     Mark what takes root by a fixture, and let each report carry why its test may be skipped. What
     takes the real enroot is no part of a run that does not ask for it by its mark.
     """
@@ -139,7 +143,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=of_enroot)
     elif shutil.which("enroot") is None:
         raise pytest.UsageError("enroot is not on the PATH: the tests marked enroot take it")
-    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+    items.sort(key=lambda item: (item.get_closest_marker("long") is None, item.path.parent != JOBS))
     for item in items:
         if "as_root" in getattr(item, "fixturenames", ()):
             item.add_marker("root")
