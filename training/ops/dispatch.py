@@ -30,6 +30,9 @@ NAMES = (
     "ssd",
 )
 
+IN_PIECES = " with context_parallel"
+"""When an operation takes a part of a sequence and hands its state on."""
+
 log = logging.getLogger("training.ops")
 
 
@@ -54,7 +57,7 @@ class Implementation:
 class Choice:
     """An operation's implementations, the best first; the last one takes everything.
 
-    `when` says, for an error, where only these are there: " with context_parallel".
+    `when` says, for an error, when only these are there.
     """
 
     def __init__(

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.dispatch import Choice, Implementation, on_gpu, on_gpu_at_most_float32
+from training.ops.dispatch import IN_PIECES, Choice, Implementation, on_gpu, on_gpu_at_most_float32
 from training.ops.documents import FORGETS, Documents
 from training.ops.piece_states import scan_after, scan_before
 from training.ops.pieces import Piece
@@ -396,6 +396,4 @@ CHOICE = Choice(
         Implementation(name="torch", run=_Scan.apply),
     ],
 )
-OF_PIECES = Choice(
-    "selective_scan", [Implementation(name="torch", run=_Scan.apply)], when=" with context_parallel"
-)
+OF_PIECES = Choice("selective_scan", [Implementation(name="torch", run=_Scan.apply)], IN_PIECES)

@@ -40,7 +40,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from training.ops.dispatch import Choice, Implementation, on_gpu, on_neuron
+from training.ops.dispatch import IN_PIECES, Choice, Implementation, on_gpu, on_neuron
 from training.ops.documents import Documents, Seen
 from training.ops.nki import torch_ops
 from training.ops.piece_states import by_row, ssd_after, ssd_before
@@ -395,6 +395,4 @@ CHOICE = Choice(
         Implementation(name="torch", run=_SSD.apply),
     ],
 )
-OF_PIECES = Choice(
-    "ssd", [Implementation(name="torch", run=_SSD.apply)], when=" with context_parallel"
-)
+OF_PIECES = Choice("ssd", [Implementation(name="torch", run=_SSD.apply)], IN_PIECES)
