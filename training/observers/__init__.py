@@ -25,7 +25,7 @@ def check(run: RunConfig, device: torch.device) -> None:
 
 
 def observe(
-    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, claim: RunLease
+    run: RunConfig, group: Group, model: nn.Module, start: int, console: Console, lease: RunLease
 ) -> Phases:
     """Make the observers of a run that goes on after step `start` (a collective call)."""
     found: list[Observer] = []
@@ -42,5 +42,5 @@ def observe(
     if run.hang_seconds or run.hang_abort_seconds:
         heartbeat.follow(model)
         # The last one: parts end in reverse, so a step is over for it before the profiler writes.
-        found.append(HangWatchdog(run, group, heartbeat, console, claim))
+        found.append(HangWatchdog(run, group, heartbeat, console, lease))
     return Phases(found)

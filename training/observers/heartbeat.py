@@ -36,7 +36,7 @@ def own_stacks() -> str:
     """Show the threads of this process that run training's or torch's code, the main one first.
 
     Of each, the frames of training and torch from the outermost on, and the innermost whatever it
-    is. The threads of the watch and of the claim are left out.
+    is. The threads of the watch and of the lease are left out.
     """
     frames = sys._current_frames()
     main = threading.main_thread()

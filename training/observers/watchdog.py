@@ -60,9 +60,9 @@ class HangWatchdog(Observer):
     """Watches this rank while it is entered; making it is a collective call."""
 
     def __init__(
-        self, run: RunConfig, group: Group, heartbeat: Heartbeat, console: Console, claim: RunLease
+        self, run: RunConfig, group: Group, heartbeat: Heartbeat, console: Console, lease: RunLease
     ) -> None:
-        self._group, self._heartbeat, self._claim = group, heartbeat, claim
+        self._group, self._heartbeat, self._lease = group, heartbeat, lease
         self._limits = Limits(run.hang_seconds, run.hang_abort_seconds)
         self._reporter = HangReporter(Path(run.save_ckpt_path), console)
         shortest = min(filter(None, (run.hang_seconds, run.hang_abort_seconds)))
@@ -141,7 +141,7 @@ class HangWatchdog(Observer):
             call_with_timeout(LAST, self._say_why, None)
         if self._group.rank == 0:  # which may hold the store that the others still have to ask
             time.sleep(2 * self._interval)
-        call_with_timeout(LAST, self._claim.release, None)
+        call_with_timeout(LAST, self._lease.release, None)
         os._exit(HUNG)
 
     def _say_why(self) -> None:

@@ -21,7 +21,7 @@ from tests.support import archives, containers, odd_root, processes
 
 pytestmark = pytest.mark.processes
 
-KILLS = 60
+KILLS = 100
 MARK = "SQSHFORGE_TEST_KILLED"
 
 
