@@ -214,6 +214,15 @@ def test_enroot_that_is_not_installed(shell: Shell) -> None:
     refused(shell, "error: enroot is not installed (on node-1 node-2)", RUNTIME="enroot")
 
 
+def test_a_folder_for_containers_that_somebody_else_made(shell: Shell) -> None:
+    """Enroot would start a root from it."""
+    shell.enroot()
+    (shell.folder / f"enroot-{os.getuid()}").symlink_to(shell.folder)
+    shown = f"/enroot-{os.getuid()}, for running containers, belongs to somebody else"
+    env = {"XDG_RUNTIME_DIR": "/none", "TMPDIR": str(shell.folder)}
+    refused(shell, shown, "fix: TMPDIR=FOLDER", RUNTIME="enroot", **env)
+
+
 def test_pyxis_finds_no_container_of_a_start_that_was_killed(shell: Shell) -> None:
     """What another job, or a person, has there stays."""
     removed = shell.folder / "removed"

@@ -18,6 +18,19 @@ def test_a_request_to_stop_before_anything_runs(shell: Shell) -> None:
     assert code == 85 and "exit code 85: requeued" in said and not shell.called.exists()
 
 
+@pytest.mark.parametrize("asked", ["CHECK_MEANWHILE", "MEANWHILE"])
+def test_a_request_to_stop_at_every_start(shell: Shell, asked: str) -> None:
+    """As where the time limit is shorter than the time between the request and the limit."""
+    request = "kill -TERM $PPID; sleep 0.5"
+    for starts in range(3):
+        env = {asked: request, "SLURM_RESTART_COUNT": str(starts), "REQUEUES": "2"}
+        code, said = shell.run(SRUN_CODE="143", NOT_STARTED="1", **env)
+        assert code == 85 and "asked to stop before anything has started;" in said, said
+        assert ("exit code 85: requeued" in said) == (starts < 2), said
+    assert "exit code 85: given up after 2 restarts" in said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n" * 2
+
+
 # A request to stop is written down for the nodes; nothing is signalled.
 
 
@@ -124,6 +137,26 @@ def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
     assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
 
 
+def test_an_image_that_cannot_be_staged(shell: Shell) -> None:
+    """A full disk, say, is tried again; what a person has to fix is not."""
+    for code, end in (("1", "requeued"), ("3", "a person has to fix this; it is not tried again")):
+        shell.program("sqshforge", f"#!/bin/bash\nexit {code}\n")
+        got, said = shell.run(STAGE="/tmp")
+        assert got == int(code) and f"exit code {code}: {end}" in said, said
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+
+
+@pytest.mark.parametrize(("what", "env"), [("show node", {}), ("show config", {"SHRINK": "1"})])
+def test_a_controller_that_does_not_answer(shell: Shell, what: str, env: dict[str, str]) -> None:
+    shell.program("scontrol", SCONTROL.replace(f'"{what}")', f'"{what}") exit 1;'))
+    code, said = shell.run(**env)
+    assert code == 1 and "exit code 1: requeued" in said and not shell.called.exists(), said
+
+
+def test_a_run_s_folder_that_cannot_be_made(shell: Shell) -> None:
+    refused(shell, "x.py/run cannot be made\n", "fix: CHECKPOINTS=FOLDER", CHECKPOINTS="x.py/run")
+
+
 def test_a_number_of_requeues_that_is_none(shell: Shell) -> None:
     shell.program("sqshforge")
     refused(shell, "error: REQUEUES=often is not a number of requeues\n", REQUEUES="often")
@@ -139,9 +172,12 @@ def test_a_number_may_begin_with_zero(shell: Shell) -> None:
     assert code == 1 and "given up after 9 restarts" in said, said
 
 
-def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
+def test_bad_nodes_are_left_out_if_asked(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the folder's name would be a pattern; at the end the list goes."""
+    run = shell.run
+    monkeypatch.setattr(shell, "run", lambda **env: run(CHECKPOINTS="run[1]", **env))
     shell.program("sqshforge")
-    bad = shell.folder / "checkpoints" / "mamba_fsdp-trial" / "bad-nodes.7.1"
+    bad = shell.folder / "run[1]" / "bad-nodes.7.1"
     bad.parent.mkdir(parents=True)
     bad.write_text("node-1\nnode-2\n")
     bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
@@ -156,3 +192,5 @@ def test_bad_nodes_are_left_out_if_asked(shell: Shell) -> None:
     shell.program("scontrol", own)
     shell.run(SRUN_CODE="87", EXCLUDE="1")
     assert "ExcNodeList=node-1,node-2,n[7-8]\n" in asked.read_text()
+    shell.run(SRUN_CODE="0")
+    assert not list(bad.parent.iterdir())

@@ -157,21 +157,48 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
 
 
 def test_mounts_of_ones_own(shell: Shell) -> None:
-    shell.enroot()
-    for name in ("data", "a b"):
+    """From the folder of sbatch; enroot refuses blanks, and has other words for read-only."""
+    for name in ("data", "a b\\c"):
         (shell.folder / name).mkdir()
-    own = f"{shell.folder}/data:/data,{shell.folder}/a b:/c"
-    words = shell.srun(MOUNTS=own, CHECKPOINTS="mine")
-    mounts = [word for word in words if word.startswith("--mount=")]
-    assert mounts == [
-        f"--mount={shell.folder}/data:/data:rbind,x-create=auto",
-        f"--mount={shell.folder}/a b:/c:rbind,x-create=auto",
-        f"--mount={shell.folder}/mine:{shell.folder}/mine:rbind,x-create=auto",
+    asked = {"MOUNTS": "data:/data,data,/tmp:/t:ro,a b\\c:/c d", "CHECKPOINTS": "mine"}
+    here = shell.folder
+    run = f"{here}/mine:{here}/mine"
+    shell.enroot()
+    assert mounts_of(shell, **asked) == [
+        f"{here}/data:/data:rbind,x-create=auto",
+        f"{here}/data:{here}/data:rbind,x-create=auto",
+        "/tmp:/t:bind,x-create=auto,ro",
+        rf"{here}/a\040b\134c:/c\040d:rbind,x-create=auto",
+        f"{run}:rbind,x-create=auto",
     ]
+    shell.program("sqshforge")
+    plain = [f"{here}/data:/data", f"{here}/data:{here}/data", "/tmp:/t:ro", f"{here}/a b\\c:/c d"]
+    assert mounts_of(shell, RUNTIME="sqshforge", **asked) == [*plain, run]
+    words = shell.srun(RUNTIME="pyxis", **asked)
+    assert f"--container-mounts={','.join([*plain, run])}" in words
+
+
+def test_the_run_s_folder_in_a_mount(shell: Shell) -> None:
+    """It is not mounted twice, but below one that cannot be written to."""
+    shell.program("sqshforge")
     around = f"{shell.folder}:{shell.folder}"
-    words = shell.srun(MOUNTS=around, CHECKPOINTS="mine")
-    mounts = [word for word in words if word.startswith("--mount=")]
-    assert mounts == [f"--mount={around}:rbind,x-create=auto"]
+    run = f"{shell.folder}/mine:{shell.folder}/mine"
+    assert mounts_of(shell, MOUNTS=around, CHECKPOINTS="mine") == [around]
+    asked = f",{around}:ro,"
+    assert mounts_of(shell, MOUNTS=asked, CHECKPOINTS="mine") == [f"{around}:ro", run]
+
+
+def mounts_of(shell: Shell, **env: str) -> list[str]:
+    """What a launcher asks its runtime to mount."""
+    words = shell.srun(**env)
+    return [word.removeprefix("--mount=") for word in words if word.startswith("--mount=")]
+
+
+def test_the_host_s_python_is_not_the_image_s(shell: Shell) -> None:
+    """A module system's PYTHONHOME would keep the image's Python from starting."""
+    shell.program("sqshforge")
+    shell.srun(PYTHONHOME="/apps/python", MEANWHILE="echo ${PYTHONHOME-none} > $CHECKPOINTS/seen")
+    assert (shell.folder / "checkpoints/mamba_fsdp-trial/seen").read_text() == "none\n"
 
 
 SAVES_TO = ("save_ckpt_path", "checkpoint_dir")
@@ -219,6 +246,7 @@ def test_a_working_copy_over_that_of_the_image(shell: Shell) -> None:
     mount = f"--mount={shell.folder}/training:/sqshforge/training"
     assert mount in shell.srun(DEV="1")
     assert mount.replace("/training:", "/other/training:") in shell.srun(DEV="other")
+    assert not any(mount.split(":")[1] in word for word in shell.srun(DEV="0"))
 
 
 def enroot_words(shell: Shell, **env: str) -> list[str]:
