@@ -95,7 +95,9 @@ def build(
                     reporter.say(warning)
                 for entry in locked.unlocked:
                     reporter.say(f"warning: not locked: {entry}")
-                require_space(engine.storage(), int(what.disk_gb * 1e9), f"building {what.name}")
+                storage = engine.storage()
+                if storage is not None:
+                    require_space(storage, int(what.disk_gb * 1e9), f"building {what.name}")
             _build(what, locked, engine, project, inputs_digest, machine, programs, reporter)
             image = engine.image(name)
     if image is None:
@@ -169,7 +171,8 @@ def _build(
         provider = base_image.BaseImageProvider.of(project, engine, environment)
         started_from = base_image.prepare(what, locked, provider, machine.deb_lines.result())
     made_at = source_date_epoch()
-    created = datetime.fromtimestamp(made_at or time.time(), timezone.utc).strftime("%FT%TZ")
+    made = time.time() if made_at is None else made_at
+    created = datetime.fromtimestamp(made, timezone.utc).strftime("%FT%TZ")
     known: dict[str, Any] = {
         "commit": revision,
         "engine": engine.name,
@@ -196,7 +199,7 @@ def _build(
                 **started_from,
                 **inputs.arguments(supplies),
                 **({} if offline else access.proxies()),
-                **jobs(what),
+                **jobs(what, engine),
                 **({} if made_at is None else {EPOCH_VARIABLE: str(made_at)}),
             },
             labels={
@@ -214,7 +217,7 @@ def _build(
             raise explained(error, locked) from None
 
 
-def jobs(what: Recipe) -> dict[str, str]:
+def jobs(what: Recipe, engine: Engine) -> dict[str, str]:
     """How many compile jobs may run at once: MAX_JOBS, else what processors and memory allow.
 
     nvcc compiles for up to four architectures at a time within one job.
@@ -225,9 +228,9 @@ def jobs(what: Recipe) -> dict[str, str]:
     if asked.isdigit() and int(asked):
         return {"MAX_JOBS": asked}
     threads = min(4, len(what.cuda.architectures)) if what.cuda else 1
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    processors = len(os.sched_getaffinity(0))
-    return {"MAX_JOBS": str(max(1, min(processors, memory // (JOB * threads))))}
+    processors, memory = engine.resources()
+    most = processors if memory is None else min(processors, memory // (JOB * threads))
+    return {"MAX_JOBS": str(max(1, most))}
 
 
 def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, bytes]:

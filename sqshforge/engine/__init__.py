@@ -33,8 +33,11 @@ class Engine(Protocol):
         this machine's own platform.
         """
 
-    def storage(self) -> Path:
-        """The folder that images take room in."""
+    def storage(self) -> Path | None:
+        """The folder that images take room in; None where it is another machine's."""
+
+    def resources(self) -> tuple[int, int | None]:
+        """The processors and the bytes of memory that a build may use; None where nothing tells."""
 
     def image(self, name: str) -> Image | None:
         """An image that the engine has, by name."""

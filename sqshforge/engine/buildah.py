@@ -17,7 +17,7 @@ from typing import Any
 
 from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
-from sqshforge.host import emulation, temporary
+from sqshforge.host import emulation, resources, temporary
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
 from sqshforge.network import access
@@ -87,6 +87,9 @@ class Buildah:
 
     def storage(self) -> Path:
         return Path(self._info["store"]["GraphRoot"])
+
+    def resources(self) -> tuple[int, int | None]:
+        return resources.processors(), resources.memory()
 
     @cached_property
     def _info(self) -> dict[str, Any]:

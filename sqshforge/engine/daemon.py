@@ -220,6 +220,12 @@ class Daemon:
         with self._talking("describe itself"):
             return Path(self.api.info()["DockerRootDir"])
 
+    def resources(self) -> tuple[int, int]:
+        """The processors and the bytes of memory of the daemon's machine."""
+        with self._talking("describe itself"):
+            facts = self.api.info()
+        return facts["NCPU"], facts["MemTotal"]
+
     def _finish(self, lines: Iterable[dict[str, Any]]) -> None:
         """Read what the daemon says of its work until that is done, or has failed."""
         for line in lines:

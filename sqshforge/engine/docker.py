@@ -90,8 +90,11 @@ class Docker:
             emulation.require(platform, self.programs)
         return []
 
-    def storage(self) -> Path:
-        return self.daemon.storage()
+    def storage(self) -> Path | None:
+        return self.daemon.storage() if self.daemon.is_here else None
+
+    def resources(self) -> tuple[int, int | None]:
+        return self.daemon.resources()
 
     def image(self, name: str) -> Image | None:
         facts = self.daemon.image(name)

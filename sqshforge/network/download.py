@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.files import sha256
+from sqshforge.host.resources import FULL
 from sqshforge.host.terminal import Tracker
 from sqshforge.network.access import Pip, ca_bundle
 from sqshforge.network.mirrors import bare, first_given
@@ -34,7 +35,7 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
     A file that is there already with that sum is not fetched again; one with another, of an
     earlier lock or damaged, stays until the right one has come. What was cut off lies beside it
     and is gone on with where a sum can prove the whole. Raises `MissingError` where the host does
-    not give it, `WorkError` where the sum is another.
+    not give it, `WorkError` where the sum is another, `OSError` where it cannot be written.
     """
     if place.is_file():
         total = sha256(place)
@@ -95,8 +96,9 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
     bundle = ca_bundle(pip)
     context = ssl.create_default_context(cafile=str(bundle) if bundle else None)
     for tried in range(1, TRIES + 1):
+        file = part.open("ab")  # what goes wrong here is no fault of the network
         try:
-            with part.open("ab") as file, _answer(url, file.tell(), context) as answer:
+            with file, _answer(url, file.tell(), context) as answer:
                 _append(answer, file, tracker)
             return
         except urllib.error.HTTPError as error:
@@ -104,6 +106,8 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
                 return
             raise _absent(url, f"the host answers {error.code} {error.reason}") from None
         except (OSError, HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in FULL:
+                raise OSError(error.errno, error.strerror, str(part)) from None
             reason = getattr(error, "reason", None) or error
             # What is not there at all will not be there in a moment either.
             if tried == TRIES or not part.stat().st_size:
@@ -127,7 +131,7 @@ def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
 
 def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
     status = getattr(answer, "status", None)
-    if status != 206:  # no partial content: all of it comes, from the start
+    if status != 206 and file.tell():  # no partial content: all of it comes, from the start
         file.truncate(0)
         file.seek(0)
     length = int(getattr(answer, "headers", {}).get("Content-Length") or 0)
@@ -136,6 +140,7 @@ def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
     while piece := answer.read(PIECE):
         file.write(piece)
         tracker.advance(len(piece))
+    file.flush()
     if length and file.tell() < start + length:
         raise OSError(f"the connection was cut after {file.tell()} bytes")
 

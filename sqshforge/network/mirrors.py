@@ -67,7 +67,7 @@ def _written(path: Path) -> Mirrors:
         data = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(str(error), str(path)) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that is not in the calendar
         mark = getattr(error, "problem_mark", None)
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]

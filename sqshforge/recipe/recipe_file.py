@@ -31,7 +31,7 @@ def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         _refuse_deep(text, path)
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that is not in the calendar
         raise _broken(path, error) from None
     if not isinstance(data, dict):
         raise RequestError(
@@ -56,7 +56,7 @@ def _refuse_deep(text: str, path: Path) -> None:
             )
 
 
-def _broken(path: Path, error: yaml.YAMLError) -> RequestError:
+def _broken(path: Path, error: yaml.YAMLError | ValueError) -> RequestError:
     mark = getattr(error, "problem_mark", None)
     place = f"{path}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(path)
     problem = getattr(error, "problem", None) or str(error).splitlines()[0]

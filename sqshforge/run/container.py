@@ -50,9 +50,10 @@ def merged_environment(
     """Merge as enroot does: the image's /etc/environment wins over the host, `asked` over both.
 
     But what goes into every container (`passed`) wins over the image. `${NAME}` in the image's file
-    is replaced by the host's value, or by nothing.
+    is replaced by the host's value, or by nothing. PYTHONHOME, which a module system sets for the
+    host's Python, would keep the image's from starting.
     """
-    merged = dict(host)
+    merged = {name: value for name, value in host.items() if name != "PYTHONHOME"}
     for line in image.split("\n"):
         name, separator, value = line.partition("=")
         if separator and name and not name.startswith("#"):

@@ -55,13 +55,18 @@ def call(
         kind = "dir" if one.source.is_dir() else "file"
         # With rbind, enroot would leave what is mounted below a read-only source writable.
         options = f"x-create={kind},{'bind,ro' if one.read_only else 'rbind,rw'}"
-        argv += ["--mount", f"{one.source}:{one.target}:{options}"]
+        argv += ["--mount", f"{_field(str(one.source))}:{_field(one.target)}:{options}"]
     for name in passed.names(os.environ):
         if name not in asked and _is_line(os.environ[name]):  # enroot's --env would win
             argv += ["--env", name]
     lines = "".join(f"{name}={value}\n" for name, value in asked.items())
     environment = {**os.environ, ASKED: lines, **_functions(text, programs)}
     return Call((*argv, str(image), *command), environment)
+
+
+def _field(path: str) -> str:
+    r"""A path as in an fstab, where \040 stands for a blank, which would end it."""
+    return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
 
 
 def _require_passable(name: str, value: str) -> None:

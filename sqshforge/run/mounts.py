@@ -25,7 +25,12 @@ class Mount:
             raise RequestError(
                 f"{text!r} is not SRC:DST", where="--mount", fix="--mount /data:/data[:ro]"
             )
-        path = Path(source).expanduser().absolute()
+        try:
+            path = Path(source).expanduser().absolute()
+        except RuntimeError:  # ~NAME of nobody, or ~ of somebody without a home
+            raise RequestError(
+                f"there is no such home: {source}", where=f"--mount {text}", fix="write its path"
+            ) from None
         if not path.exists():
             raise RequestError(f"the path to mount does not exist: {path}", where=f"--mount {text}")
         return cls(path, target, flag == "ro")

@@ -166,7 +166,8 @@ def test_the_image_says_what_it_is(case: Case) -> None:
     assert "PYTHONPATH=/sqshforge" in config.env
     assert config.workdir == "/sqshforge"
     assert case.built.image.size > 5e8
-    assert case.engine.storage().is_dir()
+    storage = case.engine.storage()
+    assert storage is not None and storage.is_dir()
 
 
 @pytest.mark.root

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from sqshforge import lock, recipe
+from sqshforge import engine, lock, recipe
 from sqshforge.build import build
+from sqshforge.engine.daemon import Daemon
 from sqshforge.errors import WorkError
+from sqshforge.host import resources
 from sqshforge.host.programs import Programs
+from tests.support import docker_api
 from tests.support.command_line import sqshforge
 
 PATCH = "triton-2.2.0/cache-private.patch"
@@ -123,12 +127,25 @@ def test_a_parameter_that_a_recipe_does_not_have_is_refused() -> None:
     assert (done.code, "'region' is not NAME=VALUE" in done.err) == (2, True)
 
 
+@pytest.mark.processes
 def test_compile_jobs_are_asked_for_or_follow_from_the_machine(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of buildah's builds from this job, of docker's from the daemon's machine."""
     what = recipe.find("cuda-mamba", root / "recipes")
-    assert build.jobs(recipe.find("cpu-mamba", root / "recipes")) == {}
+    buildah = engine.choose("buildah", Programs())
+    assert build.jobs(recipe.find("cpu-mamba", root / "recipes"), buildah) == {}
     monkeypatch.setenv("MAX_JOBS", "7")
-    assert build.jobs(what) == {"MAX_JOBS": "7"}
+    assert build.jobs(what, buildah) == {"MAX_JOBS": "7"}
     monkeypatch.delenv("MAX_JOBS")
-    assert int(build.jobs(what)["MAX_JOBS"]) >= 1
+    architectures = min(4, len(what.cuda.architectures)) if what.cuda else 0
+    monkeypatch.setattr(resources, "processors", lambda: 64)
+    monkeypatch.setattr(resources, "memory", lambda: 3 * architectures * build.JOB)
+    assert build.jobs(what, buildah) == {"MAX_JOBS": "3"}
+    facts = {"NCPU": 5, "MemTotal": 99 * architectures * build.JOB, "DockerRootDir": "/none"}
+    with docker_api.answering({"/info": json.dumps(facts).encode()}):
+        docker = engine.choose("docker", Programs())
+        assert build.jobs(what, docker) == {"MAX_JOBS": "5"}
+        assert docker.storage() == Path("/none")
+        monkeypatch.setattr(Daemon, "is_here", False)
+        assert docker.storage() is None

@@ -121,6 +121,23 @@ def test_a_host_that_cuts_again_and_again_is_reported_and_what_came_stays(
     assert host.asked[-1] == (PATH, "bytes=4000-")
 
 
+def test_a_full_disk_is_no_fault_of_the_network(host: Web, tmp_path: Path) -> None:
+    part = tmp_path / f"{NAME}.part"
+    part.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fetched(host.url + PATH, tmp_path / NAME)
+    assert caught.value.filename == str(part)
+    assert len(host.asked) == 1
+
+
+def test_a_part_that_cannot_be_written_is_named(host: Web, tmp_path: Path) -> None:
+    part = tmp_path / f"{NAME}.part"
+    part.mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        fetched(host.url + PATH, tmp_path / NAME)
+    assert caught.value.filename == str(part)
+
+
 def test_a_wrong_sum_is_reported_with_both_and_nothing_stays(host: Web, tmp_path: Path) -> None:
     host.files[PATH] = b"something else"
     with pytest.raises(WorkError, match="another checksum than the lock says") as caught:

@@ -108,6 +108,11 @@ def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
     assert "not a text file" in faults(path)
 
 
+def test_a_day_that_is_not_in_the_calendar(tmp_path: Path) -> None:
+    what = faults(write(tmp_path, f"{GOOD}env: {{DAY: 2024-02-30}}\n"))
+    assert "not valid YAML: day is out of range for month" in what
+
+
 def test_an_unknown_target_gets_the_nearest_name(root: Path) -> None:
     with pytest.raises(RequestError) as caught:
         recipe.find("cpu-mambo", root / "recipes")

@@ -78,6 +78,17 @@ def test_the_words_of_the_call(tiny: Path, place: Path, tmp_path: Path) -> None:
     assert words[-5:] == [str(tiny), "sh", "-c", "exit 42", ""]
 
 
+def test_a_mount_with_a_blank_in_its_name(tiny: Path, place: Path, tmp_path: Path) -> None:
+    """Enroot refuses blanks, and reads what stands for them in an fstab."""
+    source = tmp_path / "my data\\1"
+    source.mkdir()
+    done = started(tiny, "--mount", f"{source}:/in here", "--", "true")
+    assert done.code == 0, done.err
+    words = enroots.words(place)
+    asked = rf"{tmp_path}/my\040data\1341:/in\040here:x-create=dir,rbind,rw"
+    assert words[words.index("--mount") + 1] == asked
+
+
 def test_the_job_and_its_secrets_get_in_and_no_value_is_among_the_words(
     tiny: Path, place: Path
 ) -> None:

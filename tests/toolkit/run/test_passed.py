@@ -64,3 +64,11 @@ def test_what_goes_into_every_container_wins_over_the_image_and_the_request_over
     merged = merged_environment(host, image, {"TZ": "EST"})
     wanted = {"NCCL_DEBUG": "INFO", "COLOUR": "image", "FI_PROVIDER": "efa", "TZ": "EST"}
     assert merged == wanted
+
+
+def test_the_host_s_python_is_not_the_image_s() -> None:
+    """A module system's PYTHONHOME would keep the image's Python from starting."""
+    host = {"PYTHONHOME": "/apps/python", "COLOUR": "host"}
+    assert merged_environment(host, "", {}) == {"COLOUR": "host"}
+    assert "PYTHONHOME" in merged_environment(host, "PYTHONHOME=/usr", {})
+    assert "PYTHONHOME" in merged_environment(host, "", {"PYTHONHOME": "/usr"})

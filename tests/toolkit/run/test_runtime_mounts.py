@@ -12,7 +12,7 @@ from sqshforge.errors import RequestError
 from sqshforge.host.programs import Programs
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.run.mounts import Mount
-from tests.support import containers, tiny_root
+from tests.support import containers, enroots, tiny_root
 
 pytestmark = pytest.mark.processes
 
@@ -143,6 +143,12 @@ def test_a_mount_in_a_mount_below_a_link_of_the_image_is_made(
     (tmp_path / "other").mkdir()
     mounts = (f"{data}:/absolute/data", f"{tmp_path}/other:/absolute/./data//in")
     assert sh("ls /outside/deep/data", *mounts) == (0, "file\nin\n")
+
+
+def test_a_home_of_nobody_is_refused(tiny: Path) -> None:
+    done = Programs().attempt(enroots.argv(tiny, "--mount", "~nobody-here/x:/x", "--", "true"))
+    assert done.code == 2, done.err
+    assert "error: there is no such home: ~nobody-here/x\n" in done.err
 
 
 def test_a_source_may_be_relative(sh: Sh, data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
