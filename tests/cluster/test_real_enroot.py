@@ -164,14 +164,15 @@ def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:
 
 
 def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
-    """And the same submitted again goes on."""
-    job = submit(site, "cancelled")
-    site.reach("cancelled", 8)
+    """And the same submitted again goes on; its folder's name is one that shells and fstab split."""
+    run = "cancelled [1] run"
+    job = submit(site, run)
+    site.reach(run, 8)
     cancel(site, job)
     assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     assert "requeued, to go on" not in site.slurm.output(job)
-    assert "resumed from" in site.complete(submit(site, "cancelled"))
-    assert site.losses("cancelled") == undisturbed
+    assert "resumed from" in site.complete(submit(site, run))
+    assert site.losses(run) == undisturbed
 
 
 def test_what_cannot_work_is_reported_before(site: Site) -> None:

@@ -127,6 +127,19 @@ def test_the_job_gets_in_and_the_host_does_not(caller: Caller, tiny: Path) -> No
     assert seen["COLOUR"] == "image" and not {"PYTHONPATH", "LD_PRELOAD"} & set(seen)
 
 
+def test_mounts(caller: Caller, tiny: Path) -> None:
+    """With what an fstab would take for the end of a path; `ro` is read-only."""
+    source = caller.place / "my data\\1"
+    source.mkdir()
+    source.chmod(0o777)
+    (source / "file").write_text("of the host\n")
+    mounts = ("--mount", f"{source}:/in here", "--mount", f"{source}:/closed:ro")
+    script = 'cat "/in here/file" && echo more > "/in here/new" && ! echo more > /closed/other'
+    done = caller.run(*RUN, *mounts, tiny, "--", "sh", "-c", script)
+    assert (done.code, done.out) == (0, "of the host\n"), done.err
+    assert sorted(path.name for path in source.iterdir()) == ["file", "new"]
+
+
 def test_what_is_asked_for_wins(caller: Caller, tiny: Path) -> None:
     caller.variables["SLURM_JOB_ID"] = "7"
     asked = {"SLURM_JOB_ID": "8", "COLOUR": "a b=c", "PATH": "/bin:/no", "HOME": "/usr"}
