@@ -7,6 +7,7 @@ C4, the tokenizer of texts, the vocabulary of bytes.
 from __future__ import annotations
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
@@ -101,9 +102,73 @@ def test_a_trial_on_ones_own_data_has_their_vocabulary(
     assert config.data.dataset_path == ("/fsx/set" if flags else "text:/usr/lib/python3.*/**/*.py")
 
 
-def test_smp_reads_made_up_data_only_without_other(tmp_path: Path, root: Path) -> None:
-    flags = flags_of(tmp_path, root, "llama_smp", "--training_dir=/fsx/set")
-    assert "--use_synthetic_data=1" not in flags and "--training_dir=/fsx/set" in flags
+@pytest.mark.parametrize(
+    ("flags", "env", "trained"),
+    [
+        ([], {}, "synthetic:"),
+        (["--training_dir=/fsx/set"], {}, "lines:/fsx/set/*.json.gz"),
+        (["--dataset_path=/fsx/set"], {}, "lines:/fsx/set/*.json.gz"),
+        (["--dataset_path", "/fsx/set"], {"DATASET": "/fsx/other"}, "lines:/fsx/set/*.json.gz"),
+        ([], {"DATASET": "/fsx/set"}, "lines:/fsx/set/*.json.gz"),
+        ([], {"SM_CHANNEL_TRAIN": "/opt/train"}, "lines:/opt/train/*.json.gz"),
+        ([], {"SM_CHANNEL_TRAIN": "/opt/train", "DATASET": "text:/x"}, "text:/x"),
+        (["--use_synthetic_data=1"], {"SM_CHANNEL_TRAIN": "/opt/train"}, "synthetic:"),
+    ],
+)
+@pytest.mark.parametrize("trial", ["", "1"])
+def test_smp_reads_made_up_data_only_without_other(
+    tmp_path: Path, root: Path, flags: list[str], env: dict[str, str], trained: str, trial: str
+) -> None:
+    config = started(tmp_path, root, "llama_smp", *flags, **env, TRIAL=trial)
+    assert config.data.dataset_path == trained
+    made_up = not flags and not env
+    assert config.model.sizes.vocab_size == (256 if trial and made_up else 32000)
+
+
+def test_smp_sees_the_folders_that_sagemaker_names(tmp_path: Path, root: Path) -> None:
+    shell = Shell(tmp_path, root / "launch" / "llama_smp.sbatch")
+    shell.program("sqshforge")
+    for name in ("train", "test"):
+        (tmp_path / name).mkdir()
+    named = {"SM_CHANNEL_TRAIN": "train", "SM_CHANNEL_TEST": f"{tmp_path}/test"}
+    words = shell.srun("--validation_freq=5", TRIAL="", **named)
+    assert f"--training_dir={tmp_path}/train" in words
+    for name in ("train", "test"):
+        assert f"--mount={tmp_path}/{name}:{tmp_path}/{name}" in words
+
+
+PRETRAINED = {
+    "model_type": "mistral",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 257,
+}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--finetune=1", "--pretrained_model_name={}", "--finetune_checkpoint_load_dir={}"),
+        ("--hf_pretrained_model_name_or_dir", "{}"),
+    ],
+)
+def test_smp_finetunes_a_model_of_any_kind_and_size(
+    tmp_path: Path, root: Path, flags: tuple[str, ...]
+) -> None:
+    """The launcher has a model by default, and the pretrained one has sizes of its own."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(PRETRAINED))
+    given = [flag.format(model) for flag in flags]
+    config = started(tmp_path, root, "llama_smp", *given, "--training_dir=/fsx/c4")
+    assert (config.model.sizes.family, config.model.init_weights) == ("mistral", str(model))
+    assert config.data.dataset_path == "lines:/fsx/c4/*.json.gz"
+    (tmp_path / "again").mkdir()
+    code, said = Shell(tmp_path / "again", root / "launch" / "llama_smp.sbatch").run(*given)
+    assert code == 2 and f"error: a trial has a tiny model of its own, not {model}\n" in said
 
 
 @pytest.mark.parametrize("tp", ["2", "8"])
@@ -185,7 +250,7 @@ def test_a_third_folder_is_refused(tmp_path: Path, root: Path) -> None:
         ("mamba_fsdp", ["dataset_path"]),
         ("llama_fsdp", ["dataset", "dataset_path"]),
         ("mixtral_fsdp", ["dataset", "dataset_path"]),
-        ("llama_smp", ["training_dir"]),
+        ("llama_smp", ["training_dir", "dataset_path"]),
         ("mamba2_neuron", ["data_dir", "dataset_path"]),
     ],
 )

@@ -81,6 +81,18 @@ def test_the_launchers_command_line() -> None:
     assert parallel.forward_prefetch and parallel.limit_all_gathers
 
 
+def test_data_beside_made_up_data_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """The system's launcher has both; somebody who has named data may not mean noise."""
+    with caplog.at_level("INFO", "training"):
+        configure(LAUNCHED)
+    warning = "WARNING: use_synthetic_data: trains on random tokens, and /fsx/path_to_data is not "
+    assert f"{warning}read; leave use_synthetic_data out to train on it" in caplog.messages
+    caplog.clear()
+    with caplog.at_level("INFO", "training"):
+        configure(LEAST)
+    assert not any("use_synthetic_data" in line for line in caplog.messages)
+
+
 @pytest.mark.parametrize(
     ("flags", "count", "degree"),
     [

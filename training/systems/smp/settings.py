@@ -42,7 +42,10 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
         if given["validation_freq"] or test:
             notes.append("use_synthetic_data: random tokens, so there is no validation")
         if given["training_dir"]:
-            notes.append("use_synthetic_data: random tokens, so training_dir is not read")
+            notes.append(
+                "WARNING: use_synthetic_data: trains on random tokens, and "
+                f"{given['training_dir']} is not read; leave use_synthetic_data out to train on it"
+            )
         return {"dataset_path": SYNTHETIC, "eval_dataset_path": "", "eval_interval": 0}
     if test is None:
         test = os.environ.get("SM_CHANNEL_TEST", "") if given["validation_freq"] else ""
