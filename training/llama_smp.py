@@ -78,6 +78,12 @@ def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) 
     if is_url(url):
         name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
         save = scratch or f"{tempfile.gettempdir()}/training-checkpoints-{name}"
+        if given["save_final_model"] and not scratch and not given["model_dir"]:
+            faults.append(
+                f"--model_dir: must be given with save_final_model: {url} takes checkpoints alone, "
+                "and the folder for temporary files is lost; fix: give a folder, or "
+                "checkpoint_scratch"
+            )
     elif scratch:
         faults.append("--checkpoint_scratch: counts only where checkpoint_dir is a URL")
     faults += [

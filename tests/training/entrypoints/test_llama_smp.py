@@ -144,6 +144,18 @@ def test_model_types(flags: Any, kind: Any, sizes: dict[str, Any]) -> None:
         (("--sharding_strategy=_hybrid_shard_zero2", "--shard_degree=4"), "hsdp", 4, False),
         (("--sharding_strategy=full_shard", "--shard_degree=4"), "hsdp", 4, True),
         (("--hybrid_shard_degree=1",), "hsdp", 1, True),
+        # The degree that comes with a size is that of hybrid sharding; others are left as they are.
+        (("--model_size=7b",), "hsdp", 8, True),
+        (("--model_size=7b", "--sharding_strategy=_hybrid_shard_zero2"), "hsdp", 8, False),
+        (("--model_size=7b", "--sharding_strategy=full_shard"), "fsdp", 0, True),
+        (("--model_size=7b", "--sharding_strategy=shard_grad_op"), "fsdp", 0, False),
+        (("--model_size=7b", "--sharding_strategy=no_shard"), "ddp", 0, True),
+        (
+            ("--model_size=7b", "--sharding_strategy=full_shard", "--shard_degree=4"),
+            "hsdp",
+            4,
+            True,
+        ),
         # A degree counts ranks that read data: tensor groups.
         (
             ("--shard_degree=4", "--tensor_parallel_degree=2", "--model_type=llama_v2"),
@@ -274,6 +286,12 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--num_kept_checkpoints", "1", "2", "3"), "--num_kept_checkpoints: takes one value"),
         (("--zipped_data=1",), "--zipped_data: only dataset_type=gpt_jsonl uses it"),
         (("--model_dir=/m",), "--model_dir: counts only with save_final_model"),
+        (
+            ("--save_final_model=1", "--checkpoint_dir=s3://bucket/run"),
+            "--model_dir: must be given with save_final_model: s3://bucket/run takes checkpoints "
+            "alone, and the folder for temporary files is lost; fix: give a folder, or "
+            "checkpoint_scratch",
+        ),
         (("--activation_loading_horizon=4",), "activation_loading_horizon: only offload_activat"),
         (("--plateau=.1",), "plateau: schedule=cosine does not take it"),
         (("--finetune=1",), "--finetune: give pretrained_model_name with finetune_checkpoint_"),
@@ -303,6 +321,13 @@ def test_data_must_be_given() -> None:
     with pytest.raises(RequestError) as error:
         configure(("--checkpoint_dir=/x", "--validation_freq=2", "--training_dir=/d"))
     assert "--test_dir: must be given (or SM_CHANNEL_TEST) with validation_freq" in str(error.value)
+
+
+def test_the_final_model_of_a_run_at_a_url_is_in_a_folder_that_lasts() -> None:
+    flags = (*LEAST, "--save_final_model=1", "--checkpoint_dir=s3://bucket/run")
+    assert configure((*flags, "--model_dir=/m")).run.final_model_dir == "/m"
+    run = configure((*flags, "--checkpoint_scratch=/fsx/run")).run
+    assert (run.mirror_url, run.final_model_dir) == ("s3://bucket/run", "/fsx/run/model")
 
 
 def test_values_that_ask_for_what_is_done_anyway() -> None:

@@ -162,7 +162,8 @@ OWN = (
             "model_size",
             str,
             "",
-            "7b, 13b, 20b, 65b or 70b: sizes and shard_degree; flags count more",
+            "7b, 13b, 20b, 65b or 70b: sizes, and shard_degree of hybrid sharding; flags count "
+            "more",
         ),
         Flag("finetune", boolean, False, "start from given weights, by the four flags that follow"),
         Flag(
@@ -281,7 +282,8 @@ OWN = (
             "model_dir",
             path,
             "",
-            "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model)",
+            "folder of the final model, in Hugging Face's format (default: CHECKPOINT_DIR/model; "
+            "of a URL CHECKPOINT_SCRATCH/model, and without that it must be given)",
         ),
     ),
 )

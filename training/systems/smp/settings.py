@@ -120,17 +120,18 @@ def sharding_settings(
     """Give the settings of ours that the flags mean.
 
     With a shard_degree the sharding is hybrid, in groups of so many data-parallel ranks, each of
-    which is a tensor group. To `notes` is added what the user should know, to `faults` what is
-    wrong.
+    which is a tensor group. That of a model_size counts where the sharding is hybrid already. To
+    `notes` is added what the user should know, to `faults` what is wrong.
     """
     strategy, degree = given["sharding_strategy"], given["shard_degree"]
+    is_hybrid = SHARDING[strategy]["sharding_strategy"] == "hsdp"
     if degree is None:
-        degree = SHARD_DEGREES.get(given["model_size"], 0)
+        degree = SHARD_DEGREES.get(given["model_size"], 0) if is_hybrid else 0
         if degree:
             notes.append(f"shard_degree: {degree}, that of model_size {given['model_size']}")
     if degree < 0:
         faults.append(f"--shard_degree: must be from 0 to the number of ranks, is {degree}")
-    if degree > 0 and SHARDING[strategy]["sharding_strategy"] != "hsdp":
+    if degree > 0 and not is_hybrid:
         notes.append(f"sharding_strategy: {HYBRID}, not {strategy}, as shard_degree is {degree}")
         strategy = HYBRID
     found = {**SHARDING[strategy], "backward_prefetch": PREFETCH[given["backward_fetch_policy"]]}
