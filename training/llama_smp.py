@@ -23,7 +23,7 @@ from training.data.remote import is_url
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems.smp import model
-from training.systems.smp.flags import COMMON, FLAGS, KNOWN, NAMES, refused_flags
+from training.systems.smp.flags import COMMON, FLAGS, KNOWN, names_for, refused_flags
 from training.systems.smp.settings import data_settings, has_smp_library, sharding_settings
 
 NATIVE = "is not {}: torch's own FSDP and tensor parallelism run the models of training.models"
@@ -52,7 +52,7 @@ def configure(arguments: Sequence[str]) -> Config:
         settings |= {"init_weights": begin.init_weights, "init_hub": begin.init_hub}
         config = assemble(settings, {"name": begin.name, "sizes": begin.sizes})
     except RequestError as error:
-        raise RequestError(renamed(str(error), NAMES)) from error
+        raise RequestError(renamed(str(error), names_for(arguments))) from error
     for note in notes:
         log.info(note)
     return config
@@ -107,4 +107,4 @@ def _others(given: dict[str, Any], settings: dict[str, Any], faults: list[str]) 
 
 
 if __name__ == "__main__":
-    leave(enter(configure, sys.argv[1:], NAMES))
+    leave(enter(configure, sys.argv[1:], names_for(sys.argv[1:])))

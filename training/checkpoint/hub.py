@@ -107,6 +107,11 @@ def _has_all(index: Path) -> bool:
 
 
 def _ask(name: str, question: Callable[[Any], str]) -> str:
+    if name.startswith(("/", "./", "../")):
+        raise RequestError(
+            f"{SETTING}: {name} is no folder here; give the folder of a model, or its name in the "
+            "hub, owner/model"
+        )
     try:
         import huggingface_hub
     except ImportError as error:

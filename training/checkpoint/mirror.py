@@ -196,8 +196,9 @@ def check(run: RunConfig, group: Group) -> None:
         Mirror(run)
         if not manifest.checkpoints(run.save_ckpt_path).is_dir():
             raise RequestError(
-                f"save_ckpt_path: {run.save_ckpt_path} is not seen by all ranks; before its files "
-                "go to mirror_url they are written to a folder that is"
+                f"save_ckpt_path: {run.save_ckpt_path} is not seen by all ranks; fix: give a "
+                "folder that is, where checkpoints are written before they are copied to "
+                f"{run.mirror_url}"
             )
 
     group.together(look)

@@ -15,11 +15,13 @@ from tests.training.checkpoint.test_manifest import make
 from tests.training.checkpoint.test_survive_broken import flip_a_bit
 from tests.training.support.runs import losses, run, steps
 from training import manifest
-from training.checkpoint.mirror import Mirror
+from training.checkpoint.mirror import Mirror, check
 from training.config.sections import RunConfig
+from training.entrypoint import renamed
 from training.errors import RequestError, TrainingError
 from training.llama_smp import configure
 from training.process_group import Group
+from training.systems.smp.flags import names_for
 
 pytestmark = pytest.mark.processes
 
@@ -272,6 +274,18 @@ def test_urls_that_lead_nowhere(tmp_path: Path, flags: tuple[str, ...], shown: s
     done = run(0, *given, f"--data_cache={tmp_path}/cache", *flags, program=ENTRY_POINT)
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(f"error: {shown}")
+
+
+def test_a_scratch_that_not_all_ranks_see_is_named(tmp_path: Path) -> None:
+    """It may be the default, which every node has for itself."""
+    given = ("--use_synthetic_data=1", f"--checkpoint_dir=file://{tmp_path}/there")
+    config = configure(given)
+    with pytest.raises(RequestError) as error:
+        check(config.run, Alone())
+    assert renamed(str(error.value), names_for(given)) == (
+        f"checkpoint_scratch: {config.run.save_ckpt_path} is not seen by all ranks; fix: give a "
+        f"folder that is, where checkpoints are written before they are copied to {given[1][17:]}"
+    )
 
 
 def test_where_a_url_is_not_taken() -> None:

@@ -205,9 +205,10 @@ def test_each_node_fetches_what_it_has_not(
 
 def test_what_cannot_be_had_is_reported(hub: Hub, trained: Path, tmp_path: Path) -> None:
     given = (*FLAGS, f"--checkpoint_dir={tmp_path}/run", "--use_synthetic_data=1")
-    done = run(0, *given, "--hf_pretrained_model_name_or_dir=someone/else", program=ENTRY_POINT)
+    flag = "hf_pretrained_model_name_or_dir"
+    done = run(0, *given, f"--{flag}=someone/else", program=ENTRY_POINT)
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert done.stderr.startswith("error: pretrained_model_name: someone/else cannot be had from")
+    assert done.stderr.startswith(f"error: {flag}: someone/else cannot be had from the hub")
     assert "give a local folder of the model instead" in done.stderr
 
 

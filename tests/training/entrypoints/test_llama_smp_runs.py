@@ -198,6 +198,74 @@ def test_finetuning_begins_with_the_pretrained_model(
     assert [line["step"] for line in steps(tmp_path / "more")] == [3]
 
 
+def test_texts_are_tokenized_as_they_are_read(tmp_path: Path) -> None:
+    """With another part of the same set held out."""
+    texts = tmp_path / "texts"
+    texts.mkdir()
+    for split in ("train", "validation"):
+        lines = [json.dumps({"text": f"{split} {number} " * 30}) for number in range(40)]
+        (texts / f"{split}.jsonl").write_text("\n".join(lines))
+    flags = (f"--training_dir=stream:{texts}", f"--test_dir=stream:{texts}")
+    more = ("--tokenizer=bytes", "--shuffle_buffer=4", "--max_steps=3", "--validation_batches=1")
+    assert "done: 3 steps" in train(tmp_path / "save", 2, *flags, *more)
+    given = (*MODEL, *flags, *more, "--eval_split=train", f"--checkpoint_dir={tmp_path}/other")
+    done = run(0, *given, program=ENTRY_POINT)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: test_dir: {texts}/train.jsonl is trained on")
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (
+            ("--hf_pretrained_model_name_or_dir=/nope",),
+            "hf_pretrained_model_name_or_dir: /nope is no folder here; give the folder of a model, "
+            "or its name in the hub, owner/model\n",
+        ),
+        (
+            (
+                "--finetune=1",
+                "--pretrained_model_name",
+                "/nope",
+                "--finetune_checkpoint_load_dir={}/x",
+            ),
+            "pretrained_model_name: /nope is no folder here",
+        ),
+        (
+            ("--hf_pretrained_model_name_or_dir={}",),
+            "hf_pretrained_model_name_or_dir: {} has no weights",
+        ),
+        (
+            ("--finetune=1", "--pretrained_model_name={}", "--finetune_checkpoint_load_dir={}"),
+            "finetune_checkpoint_load_dir: {} has no weights",
+        ),
+        (
+            ("--finetune=1", "--pretrained_checkpoint_file={}/model.bin", "--model_type=llama_v2"),
+            "pretrained_checkpoint_file: {}/model.bin cannot be read",
+        ),
+        (
+            ("--checkpoint_dir", "file://{}/there", "--checkpoint_scratch={}/config.json"),
+            "checkpoint_scratch: {}/config.json ",
+        ),
+        (("--training_dir=stream:{}",), "tokenizer: a stream needs one"),
+    ],
+)
+def test_errors_name_the_flag_that_was_given(
+    tmp_path: Path, flags: tuple[str, ...], shown: str
+) -> None:
+    sizes = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 257}
+    (tmp_path / "config.json").write_text(json.dumps(sizes))
+    (tmp_path / "model.bin").write_bytes(b"no weights")
+    (tmp_path / "train.jsonl").write_text('{"text": "a text"}\n')
+    given = [flag.format(tmp_path) for flag in flags]
+    if not any("training_dir" in flag for flag in flags):
+        given += SYNTHETIC
+    done = run(0, f"--checkpoint_dir={tmp_path}/save", *given, program=ENTRY_POINT)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"error: {shown.format(tmp_path, tmp_path)}"), done.stderr
+
+
 @pytest.mark.fsdp2
 def test_no_loss_depends_on_how_it_is_spread(tmp_path: Path) -> None:
     """Four processes: ranks that share layers, activations elsewhere; and copies of shards."""

@@ -17,6 +17,7 @@ from training import llama_smp
 from training.config.config import Config
 from training.entrypoint import enter, leave
 from training.parallel import fsdp, memory, offload
+from training.systems.smp.flags import names_for
 
 memories: list[OtherMemory] = []
 
@@ -34,7 +35,7 @@ def main() -> int:
     fsdp.HostMemory = other_memory  # type: ignore[misc,assignment]
     fsdp.Offload = functools.partial(offload.Offload, least=LEAST)  # type: ignore[misc,assignment]
     memory.check_tradeoffs = check_but_for_the_device
-    code = enter(llama_smp.configure, sys.argv[1:], llama_smp.NAMES)
+    code = enter(llama_smp.configure, sys.argv[1:], names_for(sys.argv[1:]))
     sent = sum(len(one.there) for one in memories)
     fetched = sum(len(one.fetched_at) for one in memories)
     print(f"offloaded: {sent} sent, {fetched} fetched", flush=True)

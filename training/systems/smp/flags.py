@@ -6,13 +6,14 @@ Some of them can only ask for what is done anyway: other values are refused, wit
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from training.config.flags import Flag, FlagAlias, names_of, with_ours
 from training.config.sections import BACKENDS
 from training.config.setting import boolean, integer, path
+from training.data.remote import is_url
 from training.systems import llama
 from training.systems.llama import COMMON_FLAGS, SCHEDULE_STYLES
 
@@ -289,14 +290,13 @@ OWN = (
 )
 TAKEN = {
     *("precision", "schedule", "sharding_strategy", "reshard_after_forward", "shard_group_size"),
-    *("backward_prefetch", "dataset_path", "eval_dataset_path", "dataset_split", "eval_split"),
+    *("backward_prefetch", "dataset_path", "eval_dataset_path"),
     *("init_weights", "init_hub", "final_model_dir", "tensorboard_tags"),
     *("backend", "smp_transform", "save_ckpt_path", "mirror_url"),
-    *("dataset_config", "tokenizer", "shuffle_buffer", "stream_retries"),
 }
-"""Settings of ours that flags of the system stand for, or that only streams of text use."""
+"""Settings of ours that flags of the system stand for."""
 
-NAMES = names_of(
+_NAMES = names_of(
     KNOWN,
     schedule="lr_decay_style",
     precision="bf16",
@@ -306,13 +306,29 @@ NAMES = names_of(
     dataset_path="training_dir",
     eval_dataset_path="test_dir",
     final_model_dir="model_dir",
-    init_hub="pretrained_model_name",
     save_ckpt_path="checkpoint_dir",
     mirror_url="checkpoint_dir",
     smp_transform="use_smp_implementation",
     **llama.NAMES,
 )
-"""What errors call by our names -> the flag that was meant."""
+"""What errors call by our names -> the flag that was meant, whatever else was given."""
+_MODEL = ("pretrained_model_name", "hf_pretrained_model_name_or_dir")
+_WEIGHTS = ("pretrained_checkpoint_file", "finetune_checkpoint_load_dir", *_MODEL)
+"""Flags that say where first values are; the first of those that are given counts."""
+
+
+def names_for(arguments: Sequence[str]) -> dict[str, str]:
+    """Give what errors call by our names -> the flag of this command line that was meant."""
+    given: dict[str, str] = {}
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+        flag, is_whole, value = word.partition("=")
+        given[flag.removeprefix("--")] = value if is_whole else following
+    found = dict(_NAMES)
+    for setting, flags in (("init_hub", _MODEL), ("init_weights", _WEIGHTS)):
+        found[setting] = next((flag for flag in flags if given.get(flag)), flags[0])
+    if is_url(given.get("checkpoint_dir", "")):
+        found["save_ckpt_path"] = "checkpoint_scratch"
+    return found
 
 
 FLAGS = tuple(

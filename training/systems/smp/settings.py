@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from training.config.sections import STREAM
 from training.data.remote import is_url
 from training.systems.smp.flags import PREFETCH, SHARDING
 from training.systems.smp.model import SHARD_DEGREES
@@ -99,6 +100,8 @@ def _ending(folder: str, given: Mapping[str, Any]) -> str:
 
 def _files(folder: str, given: Mapping[str, Any]) -> set[Path]:
     """Find what a folder would read: its files of JSON lines, or itself for a set on disk."""
+    if folder.startswith(STREAM):  # which has parts
+        return set()
     if _has_kind(folder) or is_url(folder):
         return {Path(folder)}
     if given["dataset_type"] == "hf":

@@ -20,12 +20,13 @@ torch.__path__.append(str(Path(__file__).parent))
 
 from training import llama_smp  # noqa: E402
 from training.entrypoint import enter, leave  # noqa: E402
+from training.systems.smp.flags import names_for  # noqa: E402
 
 
 def main() -> int:
     import torch.sagemaker as tsm
 
-    code = enter(llama_smp.configure, sys.argv[2:], llama_smp.NAMES)
+    code = enter(llama_smp.configure, sys.argv[2:], names_for(sys.argv[2:]))
     if tsm.is_initialized():
         Path(f"{sys.argv[1]}.{tsm.state.rank}").write_text(json.dumps(tsm.CALLS))
     return code
