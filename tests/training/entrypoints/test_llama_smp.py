@@ -262,19 +262,23 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
     [
         (("--model_type=gpt2",), "--model_type: must be one of llama_v2, llama_v3, mistral"),
         (("--sharding_strategy=zero3",), "--sharding_strategy: must be one of hybrid_shard"),
-        (("--framework=ddp",), "--framework: there is fsdp only, not 'ddp'"),
-        (("--distributed_backend=smddp",), "--distributed_backend: ranks talk by nccl on GPUs"),
-        (("--data_type=bert",), "--data_type: there is gpt only"),
-        (("--nccl_test_log=/x",), "--nccl_test_log: no log of a network test is read"),
-        (("--auto_wrap_policy=size_based_auto_wrap_policy",), "--auto_wrap_policy: a block is"),
-        (("--use_orig_params=0",), "--use_orig_params: parameters always keep"),
-        (("--use_smp_flash_attn=0",), "--use_smp_flash_attn: attention is the fastest"),
+        (("--backend=neuron",), "--backend: must be one of fsdp, smp, not 'neuron'"),
+        (("--framework=ddp",), "--framework: 'ddp' is refused: there is fsdp only"),
+        (("--distributed_backend=smddp",), "'smddp' is refused: ranks talk by nccl on GPUs"),
+        (("--data_type=bert",), "--data_type: 'bert' is refused: there is gpt only"),
+        (("--nccl_test_log=/x",), "--nccl_test_log: '/x' is refused: no log of a network test is"),
+        (
+            ("--auto_wrap_policy=size_based_auto_wrap_policy",),
+            "--auto_wrap_policy: 'size_based_auto_wrap_policy' is refused: a block is",
+        ),
+        (("--use_orig_params=0",), "--use_orig_params: False is refused: parameters always keep"),
+        (("--use_smp_flash_attn=0",), "--use_smp_flash_attn: False is refused: attention is the"),
         (("--fp8_amax_history_len=512",), "fp8_amax_history_len: backend=fsdp ignores it"),
-        (("--log_reduced_training_loss=0",), "--log_reduced_training_loss: losses are always"),
-        (("--fast_validation=0",), "--fast_validation: validation reads validation_batches"),
-        (("--checkpoint_type=use_pg_with_util",), "--checkpoint_type: "),
-        (("--checkpoint_type=local",), "--checkpoint_type: checkpoints are sharded: any number"),
-        (("--patch_neox_rope=0",), "--patch_neox_rope: the models here have no other rotary"),
+        (("--log_reduced_training_loss=0",), "--log_reduced_training_loss: False is refused: "),
+        (("--fast_validation=0",), "--fast_validation: False is refused: validation reads"),
+        (("--checkpoint_type=use_pg_with_util",), "'use_pg_with_util' is refused: checkpoints"),
+        (("--checkpoint_type=local",), "--checkpoint_type: 'local' is refused: checkpoints are"),
+        (("--patch_neox_rope=0",), "--patch_neox_rope: False is refused: the models here have"),
         (("--model_size=8b",), "--model_size: gpt_neox has 7b, 13b, 20b, 65b, not '8b'"),
         (("--model_type=llama_v2", "--model_size=65b"), "--model_size: llama_v2 has 7b, 13b, 70b"),
         (("--model_type=mixtral", "--model_size=7b"), "--model_size: mixtral has none"),
@@ -284,7 +288,7 @@ def test_what_training_sees_is_not_validated_on(tmp_path: Path) -> None:
         (("--tensor_parallel_degree=2",), "tensor_parallel_degree: 2 ranks cannot share a layer"),
         (("--checkpoint_freq", "100", "200"), "--checkpoint_freq: takes one value, and here are 2"),
         (("--num_kept_checkpoints", "1", "2", "3"), "--num_kept_checkpoints: takes one value"),
-        (("--zipped_data=1",), "--zipped_data: only dataset_type=gpt_jsonl uses it"),
+        (("--zipped_data=1",), "--zipped_data: random tokens have no files; leave it out"),
         (("--model_dir=/m",), "--model_dir: counts only with save_final_model"),
         (
             ("--save_final_model=1", "--checkpoint_dir=s3://bucket/run"),
@@ -312,6 +316,30 @@ def test_bad_input(flags: tuple[str, ...], shown: str) -> None:
     with pytest.raises(RequestError) as error:
         configure((*LEAST, *flags))
     assert shown in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "shown"),
+    [
+        (("--training_dir=/d", "--dataset_type=hf"), "only dataset_type=gpt_jsonl uses it"),
+        (("--training_dir=packed:/x.npy",), "packed:/x.npy is no folder whose files it chooses"),
+        (("--training_dir=/d/*.json.gz",), "/d/*.json.gz is no folder whose files it chooses"),
+        (
+            ("--training_dir=/d/*.json.gz", "--test_dir=text:/x"),
+            "/d/*.json.gz is no folder whose files it chooses",
+        ),
+    ],
+)
+def test_zipped_data_that_would_have_no_effect(flags: tuple[str, ...], shown: str) -> None:
+    with pytest.raises(RequestError) as error:
+        configure(("--checkpoint_dir=/x", "--zipped_data=0", *flags))
+    assert str(error.value) == f"--zipped_data: {shown}; leave it out"
+
+
+def test_zipped_data_of_one_folder_of_two() -> None:
+    given = ("--training_dir=packed:/x.npy", "--test_dir=/t", "--zipped_data=0")
+    data = configure(("--checkpoint_dir=/x", *given)).data
+    assert (data.dataset_path, data.eval_dataset_path) == ("packed:/x.npy", "lines:/t/*.json")
 
 
 def test_data_must_be_given() -> None:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from training.config.flags import Flag, FlagAlias, names_of, with_ours
-from training.config.sections import BACKENDS
 from training.config.setting import boolean, integer, path
 from training.data.remote import is_url
 from training.systems import llama
@@ -196,7 +195,7 @@ OWN = (
         "parallel",
         Flag(
             *("backend", str, "", "what spreads the run (default: smp where it is, else fsdp)"),
-            choices=BACKENDS,
+            choices=("fsdp", "smp"),
         ),
         Flag("bf16", boolean, True, "compute in bfloat16, else in float32"),
         Flag(
@@ -245,7 +244,7 @@ OWN = (
             "zipped_data",
             boolean,
             None,
-            "gpt_jsonl: read *.json.gz, or with 0 *.json (default: those that are there)",
+            "gpt_jsonl: of a folder *.json.gz, or with 0 *.json (default: those that are there)",
         ),
         Flag(
             "training_dir",
@@ -340,7 +339,7 @@ FLAGS = tuple(
 def refused_flags(given: Mapping[str, Any]) -> list[str]:
     """List the flags that ask for what is not done here."""
     return [
-        f"--{one.name}: {one.why}, not {given[one.name]!r}"
+        f"--{one.name}: {given[one.name]!r} is refused: {one.why}"
         for one in FIXED_FLAGS
         if given[one.name] is not None and given[one.name] not in one.values
     ]

@@ -37,9 +37,9 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
     To `notes` is added what the user should know, to `faults` what is wrong.
     """
     test = given["test_dir"]
-    if given["zipped_data"] is not None and not _is_lines(given):
-        faults.append("--zipped_data: only dataset_type=gpt_jsonl uses it; leave it out")
     if given["use_synthetic_data"]:
+        if given["zipped_data"] is not None:
+            faults.append("--zipped_data: random tokens have no files; leave it out")
         if given["validation_freq"] or test:
             notes.append("use_synthetic_data: random tokens, so there is no validation")
         if given["training_dir"]:
@@ -58,20 +58,27 @@ def data_settings(given: Mapping[str, Any], notes: list[str], faults: list[str])
         return {}
     if given["validation_freq"] and not test:
         faults.append("--test_dir: must be given (or SM_CHANNEL_TEST) with validation_freq")
+    if given["zipped_data"] is not None:
+        faults += _zipped_faults(train, test, given)
+    elif given["dataset_type"] == "gpt_jsonl" and _ending(train, given) == PLAIN:
+        notes.append(f"zipped_data: 0, as {train} has {PLAIN} files and no {ZIPPED}")
     if test and _files(train, given) & _files(test, given):
         faults.append(
             f"--test_dir: {test} has files of training_dir, which training sees; give others"
         )
-    if _ending(train, given) == PLAIN and given["zipped_data"] is None and _is_lines(given):
-        notes.append(f"zipped_data: 0, as {train} has {PLAIN} files and no {ZIPPED}")
     return {
         "dataset_path": _source(train, given),
         "eval_dataset_path": _source(test, given) if test else "",
     }
 
 
-def _is_lines(given: Mapping[str, Any]) -> bool:
-    return given["dataset_type"] == "gpt_jsonl" and not given["use_synthetic_data"]
+def _zipped_faults(train: str, test: str, given: Mapping[str, Any]) -> list[str]:
+    """List why zipped_data would have no effect."""
+    if given["dataset_type"] != "gpt_jsonl":
+        return ["--zipped_data: only dataset_type=gpt_jsonl uses it; leave it out"]
+    if any(one and not _has_kind(one) and not _is_pattern(one) for one in (train, test)):
+        return []
+    return [f"--zipped_data: {train} is no folder whose files it chooses; leave it out"]
 
 
 def _source(folder: str, given: Mapping[str, Any]) -> str:
@@ -84,7 +91,11 @@ def _source(folder: str, given: Mapping[str, Any]) -> str:
 def _pattern(folder: str, given: Mapping[str, Any]) -> str:
     """Name the files of a folder or URL that are read; one that is a pattern stands as it is."""
     folder = folder.rstrip("/")
-    return folder if has_magic(folder.rpartition("/")[2]) else f"{folder}/{_ending(folder, given)}"
+    return folder if _is_pattern(folder) else f"{folder}/{_ending(folder, given)}"
+
+
+def _is_pattern(folder: str) -> bool:
+    return has_magic(folder.rstrip("/").rpartition("/")[2])
 
 
 def _ending(folder: str, given: Mapping[str, Any]) -> str:
