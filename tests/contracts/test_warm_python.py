@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -85,3 +86,25 @@ def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
     while processes.parent(int(shown.read_text())):
         assert time.monotonic() < deadline, "it goes on"
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b'{"words": '], ids=["nothing is said", "in the middle of the text"]
+)
+def test_a_client_that_goes_too_soon_ends_no_other(tmp_path: Path, text: bytes) -> None:
+    other = start(tmp_path, WAITS)
+    shown = tmp_path / "pid"
+    try:
+        assert wait_for(lambda: shown.exists() and shown.read_text(), other)
+        with socket.socket(socket.AF_UNIX) as client:
+            client.connect(warm.python()["WARM_PYTHON"])
+            if text:
+                socket.send_fds(client, [(1000).to_bytes(8, "little")], [0, 1, 2])
+                client.sendall(text)
+        out, _ = start(tmp_path, "print('served')").communicate(timeout=60)
+        assert out == "served\n"
+        assert other.poll() is None
+        assert processes.parent(int(shown.read_text()))
+    finally:
+        other.kill()
+        other.communicate()

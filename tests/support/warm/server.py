@@ -65,6 +65,9 @@ def serve(path: str) -> Request:
             if key.fileobj is server:
                 connection, _ = server.accept()
                 request = receive(connection)
+                if request is None:
+                    connection.close()
+                    continue
                 child = os.fork()
                 if child == 0:
                     for opened in [server, *(one for _, one in children.values()), connection]:
@@ -75,7 +78,8 @@ def serve(path: str) -> Request:
                     return request
                 for file in request.files:
                     os.close(file)
-                connection.sendall(f"{child}\n".encode())
+                with suppress(OSError):  # a client that has gone is seen in the next turn
+                    connection.sendall(f"{child}\n".encode())
                 file = os.pidfd_open(child)
                 children[file] = child, connection
                 selector.register(file, selectors.EVENT_READ)
@@ -99,13 +103,18 @@ def serve(path: str) -> Request:
                 end(children[key.data][0])
 
 
-def receive(connection: socket.socket) -> Request:
+def receive(connection: socket.socket) -> Request | None:
+    """What a client asks for; None where it has gone before it had said all."""
     length, files, _, _ = socket.recv_fds(connection, 8, 3)
     left = int.from_bytes(length, "little")
     parts = []
-    while left:
-        parts.append(connection.recv(left))
-        left -= len(parts[-1])
+    while left and (part := connection.recv(left)):
+        parts.append(part)
+        left -= len(part)
+    if left or not parts:
+        for file in files:
+            os.close(file)
+        return None
     return Request(**json.loads(b"".join(parts)), files=files)
 
 
