@@ -273,7 +273,7 @@ def _named(key: Key) -> list[str]:
 
 
 def _place(key: Key) -> str:
-    return f"{key[0]}\n{key[2]}"
+    return f"{key[0]}\n{_packing(key)}"
 
 
 def _packing(key: Key) -> str:

@@ -52,10 +52,11 @@ FLOW = Fact(1.25e9, "bytes/s", "published: AWS, EC2: 10 Gbit/s a TCP flow in a p
 # The image, and how it comes to a node.
 IMAGE = Fact(2.9e9, "bytes", "estimated: cuda13-mamba, profile shared (docs/images/targets)")
 MOUNTED = Fact(
-    0.78,
+    0.36,
     "of the file",
-    "measured: 229 of 292 MB of cpu-mamba.sqsh were in the page cache after a start of training "
-    "with it mounted by the kernel, none before; 0.67 by squashfuse",
+    "measured: of 467 MB of cpu-mamba.sqsh a start of training asks the server for 167 MB with it "
+    "mounted by the kernel, files in folder order, for 145 MB by squashfuse "
+    "(docs/background/cold-start.md)",
 )
 MOUNT_READ = Fact(2**20, "bytes", "assumed: one block of profile shared at a time")
 MOUNT_WAIT = Fact(1e-3, "s", "assumed: a read's latency")

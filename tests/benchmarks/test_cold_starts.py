@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from benchmarks import delta, first_step, pages, start
 from benchmarks.cold import page
@@ -129,6 +130,31 @@ def test_what_docs_scale_says_of_a_thousand_nodes() -> None:
         after = staging.shared_seconds(page.NODES, read, rate, servers)
         asked = page.NODES * rate / 1e9
         assert form.format(requests=requests, read=read / 1e6, asked=asked, after=after) in said
+
+
+def test_the_part_of_the_file_that_the_models_take_is_what_was_measured() -> None:
+    wanted = {"target": "cpu-mamba", "block": page.BLOCK, "order": "walk", "latency_ms": 0}
+    parts = {
+        one["reader"]: (one["bytes"], one["file_bytes"])
+        for one in result("start")["rows"]
+        if wanted.items() <= one.items()
+    }
+    read, size = parts["kernel"]
+    assert round(read / size, 2) == facts.MOUNTED.value
+    measured = f"of {size / 1e6:.0f} MB of cpu-mamba.sqsh a start of training asks the server for "
+    assert f"{measured}{read / 1e6:.0f} MB" in facts.MOUNTED.source
+    assert f"{parts['squashfuse'][0] / 1e6:.0f} MB by squashfuse" in facts.MOUNTED.source
+    said = (ROOT / "docs" / "background" / "scale.md").read_text()
+    assert f": {facts.MOUNTED.value:.0%} of cpu-mamba.sqsh".replace("%", " %") in said
+
+
+def test_two_levels_of_one_block_size_have_a_place_each() -> None:
+    """Bars of one place and order lie over each other, and the title compares within a place."""
+    measured = [row(level=level, order=order) for level in (3, 15) for order in ("walk", "hot")]
+    axes = Figure().subplots()
+    page._bars(axes, measured, [10.0, 5.0, 8.0, 2.0], "MB read", "kernel")
+    assert len({round(one.get_window_extent().x0) for one in axes.patches}) == len(measured)
+    assert axes.get_title() == "Hot files first: 50% to 75% less (MB read)"
 
 
 def test_what_a_start_that_reads_ahead_takes_of_its_goals() -> None:
