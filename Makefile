@@ -128,7 +128,7 @@ docs: dev  ## build the site of docs/ to build/site, strictly: a broken link fai
 	@# mkdocs-material speaks of its successor otherwise.
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict
 
-bench: setup-test  ## measure what must be fast, as root on a quiet machine; writes benchmarks/results/
+bench: setup-test  ## after make sqsh, as root on a quiet machine: measure what must be fast; writes benchmarks/results/
 	.venv/bin/python -m benchmarks
 
 doctor:  ## tell what is missing on this machine and how to fix it; installs nothing

@@ -3,7 +3,9 @@
 usage: python -m benchmarks [--small] [NAME ...]
 
 A missed goal ends none of the others. Exits 1 where a benchmark failed or missed a goal. Take a
-quiet machine, as root, with docker.io and buildah. --small tries the benchmarks themselves.
+quiet machine, as root, with docker.io and buildah; start takes squashfuse, nbdkit and libnbd-bin,
+delta takes rsync, casync and zstd. hot, start, first_step and delta measure build/cpu-mamba.sqsh:
+run `make sqsh` first. --small tries the benchmarks themselves, without that file.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import argparse
 import sys
 import time
 
+from benchmarks import options
 from benchmarks.options import ROOT
 from sqshforge.errors import SqshforgeError
 from sqshforge.host.programs import Programs
@@ -67,4 +70,4 @@ def run(name: str, *, small: bool) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -17,7 +17,6 @@ import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -47,7 +46,7 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=32_000_000)
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.small:
         given.rounds, given.tokens = 1, 8 * (LENGTH + 1)
     if given.rounds < 1 or given.tokens < 4 * (LENGTH + 1):
@@ -186,4 +185,4 @@ def measure(name: str, samples: Samples, rounds: int, goal: float | None) -> dic
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

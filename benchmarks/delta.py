@@ -33,7 +33,6 @@ import py_compile
 import random
 import re
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +44,7 @@ from benchmarks import options, pages
 from benchmarks.cold.page import ORDERS
 from benchmarks.options import ROOT
 from benchmarks.pages import size, table
-from sqshforge.errors import MissingError, SqshforgeError, WorkError
+from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import Programs, failed
 from sqshforge.host.terminal import Reporter, human
 from sqshforge.hot import NONE, HotList
@@ -68,28 +67,25 @@ LATER = 86_400  # seconds between the two builds
 def main() -> int:
     given = parsed()
     programs, reporter = Programs(), Reporter()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        with tempfile.TemporaryDirectory(prefix="sqshforge-delta-") as folder:
-            for result in measure(given, Path(folder), programs, reporter):
-                keep(given, result)  # after each change: all of it takes a while
-    except SqshforgeError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
-        return error.exit_code
+    with tempfile.TemporaryDirectory(prefix="sqshforge-delta-") as folder:
+        for result in measure(given, Path(folder), programs, reporter):
+            keep(given, result)  # after each change: all of it takes a while
     return 0
 
 
 def parsed() -> argparse.Namespace:
-    parser = options.parser(__doc__)
-    parser.add_argument("--file", type=Path, default=ROOT / "build" / "cpu-mamba.sqsh")
+    parser = options.parser(__doc__, PAGE.name)
+    parser.add_argument("--file", type=Path, default=options.FILE)
     parser.add_argument("--change", action="append", choices=CHANGES)
     parser.add_argument("--order", action="append", choices=PACKED)
     parser.add_argument("--package", default=PACKAGE, metavar="NAME==VERSION")
     parser.add_argument("--torch", nargs=2, default=TORCH, metavar="torch==VERSION")
-    options.add_docs(parser)
-    given = parser.parse_args()
+    given = options.parse(parser)
     given.change = given.change or list(CHANGES)
     given.order = given.order or list(PACKED)
+    for wanted in (given.package, *given.torch):
+        if "==" not in wanted:
+            parser.error(f"{wanted!r} has no version: NAME==VERSION")
     return given
 
 
@@ -98,11 +94,11 @@ def keep(given: argparse.Namespace, result: dict[str, Any]) -> None:
     place = options.folder(given)
     if place is not None and (place / "delta.json").exists():
         result = merged(json.loads((place / "delta.json").read_text()), result)
-    docs = options.docs(given)
-    if docs is not None:
-        path = docs / PAGE.name
+
+    def fill(path: Path) -> None:
         path.write_text(pages.fill(path.read_text(), {"delta": shown(result)}))
-    options.finish(given, "delta", result, met=True)
+
+    options.finish(given, "delta", result, met=True, fill=fill)
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
@@ -137,8 +133,12 @@ def measure(
     if given.small:
         listed = small(tree)
     else:
-        programs.capture(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, given.file])
+        file = options.require_file(given.file)
+        programs.capture(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, file])
         listed = HotList.read(ROOT / "recipes/hot/cpu-mamba.txt")
+        for change, wanted in (("package", given.package), ("torch", given.torch[0])):
+            if change in given.change:
+                facts_of(site_of(tree), name_of(wanted))  # before minutes of packing
 
     def packed(of: Path, order: str) -> Path:
         chosen = squash.Options.of("shared", hot=listed if order == "hot" else NONE)
@@ -235,7 +235,7 @@ def made_up(tree: Path, name: str) -> str:
 def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") -> str:
     """Put another version of a package into a tree, all of whose packages get a later time."""
     site = site_of(tree)
-    name, _, version = wanted.partition("==")
+    name, version = name_of(wanted), wanted.partition("==")[2]
     before = removed(site, name)
     added = tree.with_name(f"{tree.name}-added")
     argv: list[str | Path] = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
@@ -254,8 +254,26 @@ def replaced(tree: Path, wanted: str, programs: Programs, platform: str = "") ->
 
 def site_of(tree: Path) -> Path:
     """Where a tree has its packages."""
-    (found,) = tree.glob("usr/local/lib/python3*/dist-packages")
-    return found
+    where = "usr/local/lib/python3*/dist-packages"
+    for found in tree.glob(where):
+        return found
+    raise RequestError(f"--file: the image has no folder {where}", fix="name one of cpu-mamba")
+
+
+def name_of(wanted: str) -> str:
+    """The name in NAME==VERSION, as indexes compare names: huggingface_hub is huggingface-hub."""
+    return re.sub(r"[-_.]+", "-", wanted.partition("==")[0].strip()).lower()
+
+
+def facts_of(site: Path, name: str) -> Path:
+    """The folder of facts about a package; `RequestError` where that is not installed."""
+    for one in site.glob("*.dist-info"):
+        if name_of(one.name.partition("-")[0]) == name:
+            return one
+    raise RequestError(
+        f"the image has no package {name} to replace by another version",
+        fix="--package NAME==VERSION of one that is in its recipe's lock file",
+    )
 
 
 def later(site: Path) -> None:
@@ -267,9 +285,7 @@ def later(site: Path) -> None:
 
 def removed(site: Path, name: str) -> str:
     """Remove a package's files, as its list has them; its version."""
-    (facts,) = [
-        one for one in site.glob("*.dist-info") if one.name.lower().startswith(f"{name.lower()}-")
-    ]
+    facts = facts_of(site, name)
     with (facts / "RECORD").open(newline="") as file:
         paths = [site / row[0] for row in csv.reader(file)]
     for path in paths:
@@ -371,17 +387,22 @@ def shown(result: Mapping[str, Any]) -> str:
     found = {(row["change"], row["order"], row["tool"]): row for row in rows}
     lines = []
     for change, order in dict.fromkeys((row["change"], row["order"]) for row in rows):
-        cells = [found[change, order, tool] for tool in tools]
+        cells = [found.get((change, order, tool)) for tool in tools]
         lines.append(
             [
                 result["changes"][change],
                 ORDERS[order],
-                size(cells[0]["file_bytes"]),
-                *(f"{size(one['bytes'])}, {one['cpu_seconds']:.1f} s" for one in cells),
+                size(next(one["file_bytes"] for one in cells if one)),
+                *map(_sent, cells),
             ]
         )
     return table(["change", "packed", "file", *tools], lines)
 
 
+def _sent(row: Mapping[str, Any] | None) -> str:
+    """A cell; empty where a tool was not there when the others were measured."""
+    return f"{size(row['bytes'])}, {row['cpu_seconds']:.1f} s" if row else ""
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +28,6 @@ from benchmarks import hot, options, pages, report
 from benchmarks.cold import starting
 from benchmarks.cold.starting import Command
 from benchmarks.options import ROOT
-from sqshforge.errors import SqshforgeError
 from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
@@ -45,28 +43,24 @@ PAGE = ROOT / "docs" / "background" / "cold-start.md"
 
 
 def main() -> int:
-    parser = options.parser(__doc__)
-    parser.add_argument("--file", type=Path, default=ROOT / "build" / "cpu-mamba.sqsh")
+    parser = options.parser(__doc__, PAGE.name)
+    parser.add_argument("--file", type=Path, default=options.FILE)
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="[default: 5]")
-    options.add_docs(parser)
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.rounds < 1:
         parser.error("--rounds: at least 1")
-    try:
-        with tempfile.TemporaryDirectory(prefix="sqshforge-first-") as folder:
-            place = Path(folder)
-            file = small_file(place) if given.small else given.file
-            command = Command.small(place) if given.small else Command.of(file)
-            result = measure(file, command, 1 if given.small else given.rounds)
-    except SqshforgeError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
-        return error.exit_code
+    with tempfile.TemporaryDirectory(prefix="sqshforge-first-") as folder:
+        place = Path(folder)
+        file = small_file(place) if given.small else options.require_file(given.file)
+        command = Command.small(place) if given.small else Command.of(file)
+        result = measure(file, command, 1 if given.small else given.rounds)
     print(shown(result))
-    docs = options.docs(given)
-    if docs is not None:
-        page = docs / PAGE.name
-        page.write_text(pages.fill(page.read_text(), {"first step": shown(result)}))
-    return options.finish(given, "first_step", result, met=result["ratio"]["seconds"] <= GOAL)
+
+    def fill(path: Path) -> None:
+        path.write_text(pages.fill(path.read_text(), {"first step": shown(result)}))
+
+    met = result["ratio"]["seconds"] <= GOAL
+    return options.finish(given, "first_step", result, met=met, fill=fill)
 
 
 def small_file(place: Path) -> Path:
@@ -132,4 +126,4 @@ def shown(result: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -29,7 +29,6 @@ from __future__ import annotations
 import os
 import random
 import statistics
-import sys
 import tempfile
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
@@ -73,7 +72,7 @@ COMMAND = ("sh", "-c", "cat /usr/data/*5 > /dev/null")
 def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--image", metavar="ADDRESS")
-    given = parser.parse_args()
+    given = options.parse(parser)
     with tempfile.TemporaryDirectory(prefix="sqshforge-hot-") as folder:
         place = Path(folder)
         image = small_image(place) if given.small else given.image or packed_from()
@@ -85,9 +84,11 @@ def main() -> int:
 
 def packed_from() -> str:
     """The address of the image in build/cpu-mamba.sqsh."""
-    facts = request.read_record(ROOT / "build" / "cpu-mamba.sqsh")
+    facts = request.read_record(options.require_file(options.FILE, "--image"))
     if facts is None:
-        raise MissingError("build/cpu-mamba.sqsh is not there", fix="make sqsh, or --image")
+        raise MissingError(
+            f"{options.FILE} has no record of its image", fix="make sqsh, or --image"
+        )
     return request.record_image(facts).reference
 
 
@@ -219,4 +220,4 @@ def _ratio(result: dict[str, Any], column: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

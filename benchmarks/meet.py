@@ -48,7 +48,7 @@ STACK = 1 << 20  # bytes of a thread
 def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--nodes", type=int, nargs="+", default=NODES, metavar="N")
-    given = parser.parse_args()
+    given = options.parse(parser)
     nodes: Sequence[int] = (24,) if given.small else given.nodes
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     for count in nodes:
@@ -139,6 +139,9 @@ def be_agents(nodes: int, port: int, begin: int, end: int) -> None:
     for thread in threads:
         thread.start()
     while not all(one.connected for one in agents):
+        for agent, thread in zip(agents, threads, strict=True):
+            if not thread.is_alive() and not agent.connected:
+                os._exit(1)  # its thread has printed why; the others would wait for it
         time.sleep(0.05)
     _say(
         {
@@ -179,4 +182,4 @@ def _resident() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -46,7 +46,7 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--peak", nargs=2, metavar=("MODEL", "LENGTH"), help=argparse.SUPPRESS)
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.rounds < 1:
         parser.error("--rounds must be at least 1")
     if given.peak:
@@ -64,7 +64,8 @@ def main() -> int:
             f"(goal: {MEMORY_GOAL})",
             flush=True,
         )
-    result["training"] = throughput.compare(2 if given.small else 10)
+    steps, runs = (2, throughput.TINY) if given.small else (10, None)
+    result["training"] = throughput.compare(steps, runs)
     return options.finish(given, "models", result, met=result["met"])
 
 
@@ -136,7 +137,7 @@ def timed(work: Any) -> float:
 
 def peak_of(name: str, length: int) -> tuple[int, int]:
     """Run `peak` in a process of its own: (bytes at the peak, bytes before the step)."""
-    argv = [sys.executable, "-m", "benchmarks.models", "--peak", name, str(length)]
+    argv = [sys.executable, "-m", "benchmarks.models", "--small", "--peak", name, str(length)]
     asked = subprocess.run(argv, cwd=ROOT, check=True, capture_output=True, text=True)
     found = json.loads(asked.stdout)
     return found["peak"], found["before"]
@@ -167,4 +168,4 @@ def machine() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

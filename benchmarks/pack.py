@@ -18,16 +18,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import signal
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks import image, options, report, rig
 from benchmarks.options import ROOT
-from sqshforge.errors import MissingError, SqshforgeError
+from sqshforge.errors import MissingError
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
@@ -38,26 +36,19 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--no-reference", action="store_true", help="leave out what is run once")
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.runs < 1:
         parser.error("--runs must be at least 1")
     if given.small:
         given.runs, given.no_reference = 1, True
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        result = measure(given.runs, small=given.small, references=not given.no_reference)
-    except SqshforgeError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 128 + signal.SIGINT
+    result = measure(given.runs, small=given.small, references=not given.no_reference)
     report.show(result)
+    met = all(bar["met"] for bar in result["bars"])
+    code = options.finish(given, "pack", result, met=met)
     place = options.folder(given)
     if place is not None:
         report.draw(result, place / "pack.png")
-    met = all(bar["met"] for bar in result["bars"])
-    return options.finish(given, "pack", result, met=met)
+    return code
 
 
 def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
@@ -123,4 +114,4 @@ def measure(runs: int, *, small: bool, references: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

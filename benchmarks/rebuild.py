@@ -8,28 +8,32 @@ docker by a daemon of its own.
 In a clone of this checkout, builds and packs cpu-mamba once by `make sqsh`. Then, `rounds` times,
 edits one file of training/ and runs `make sqsh` again; does so right after a commit; and packs an
 image that was built after an edit, beside a cold pack of the same image, which is to take at least
-four times as long. Writes the medians to benchmarks/results/rebuild-ENGINE.json.
+four times as long. Writes rebuild-ENGINE.json to benchmarks/results/, and the table of
+docs/background/performance.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from benchmarks import options
+from benchmarks import options, pages
 from sqshforge.host.programs import Programs
 from tests.support import checkouts
 from tests.support.engines import CLIENT, daemon
 
 ENGINES = ("buildah", "docker")
+PAGE = options.ROOT / "docs" / "background" / "performance.md"
 GOAL = 5.0  # seconds, of an edit's `make sqsh`
 GOAL_PACK = 0.25  # of a cold pack
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
@@ -63,11 +67,12 @@ class Clone:
 
     def timed(self, *words: str, warm: bool = False) -> float:
         """How long a command takes, in seconds; a `warm` one packs from the cache of bases."""
+        said: list[str] = []
         started = time.monotonic()
-        said = self.programs.attempt(words, cwd=self.place)
+        self.programs.follow(words, said.append, cwd=self.place)  # make ends what it runs, as we do
         took = time.monotonic() - started
-        if said.code != 0 or (FROM_CACHE in said.err) != warm:
-            raise SystemExit(f"{' '.join(words)}:\n{said.out}{said.err}")
+        if any(FROM_CACHE in line for line in said) != warm:
+            raise SystemExit("\n".join([f"{' '.join(words)}:", *said]))
         return round(took, 2)
 
     def make(self, target: str, *, warm: bool = False) -> float:
@@ -93,10 +98,12 @@ def measure(clone: Clone, rounds: int) -> dict[str, list[float]]:
 
 
 def main() -> int:
-    parser = options.parser(__doc__)
+    parser = options.parser(__doc__, PAGE.name)
     parser.add_argument("--engine", choices=ENGINES)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    given = options.parse(parser)
+    if given.rounds < 1:
+        parser.error("--rounds must be at least 1")
     for name in FOREIGN:
         os.environ.pop(name, None)
     engines = (given.engine,) if given.engine else ENGINES[: 1 if given.small else None]
@@ -134,8 +141,40 @@ def of_engine(engine: str, given: argparse.Namespace) -> int:
         "python": platform.python_version(),
     }
     met = slower <= GOAL and ratio <= GOAL_PACK
-    return options.finish(given, f"rebuild-{engine}", result, met=met)
+
+    def fill(path: Path) -> None:
+        results = {**kept(options.folder(given)), engine: result}
+        path.write_text(pages.fill(path.read_text(), {"rebuild": shown(results)}))
+
+    return options.finish(given, f"rebuild-{engine}", result, met=met, fill=fill)
+
+
+def kept(folder: Path | None) -> dict[str, dict[str, Any]]:
+    """The results in a folder, by engine."""
+    places = {engine: folder / f"rebuild-{engine}.json" for engine in ENGINES} if folder else {}
+    return {
+        engine: json.loads(path.read_text()) for engine, path in places.items() if path.exists()
+    }
+
+
+def shown(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """The table of docs/background/performance.md, a column for each engine."""
+    engines = [one for one in ENGINES if one in results]
+
+    def cells(name: str) -> list[str]:
+        return [f"{results[one]['medians'][name]:.1f} s" for one in engines]
+
+    ratios = [f"{results[one]['pack_to_cold']:.2f}" for one in engines]
+    return pages.table(
+        ["`make sqsh` of cpu-mamba", *engines, "goal"],
+        [
+            ["after an edit of `training/`: build and pack", *cells("edit"), f"{GOAL:.0f} s"],
+            ["after a commit of one", *cells("commit"), f"{GOAL:.0f} s"],
+            ["its pack alone, to a cold one", *ratios, str(GOAL_PACK)],
+            ["pack from nothing, profile `shared`", *cells("cold"), ""],
+        ],
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
-from benchmarks import pages
+from benchmarks import options, pages
 from benchmarks.scale import page, plots
 from benchmarks.scale.study import study
 
@@ -52,4 +51,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -33,8 +33,6 @@ import contextlib
 import json
 import os
 import random
-import signal
-import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +43,6 @@ from benchmarks.cold import images, page, starting
 from benchmarks.cold.served import Served, busiest, distinct, require, served
 from benchmarks.cold.starting import READERS, Command, Started
 from benchmarks.options import ROOT
-from sqshforge.errors import SqshforgeError
 from sqshforge.host import rootless
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, human
@@ -64,20 +61,13 @@ PAGE = ROOT / "docs" / "background" / "cold-start.md"
 def main() -> int:
     given = parsed()
     programs, reporter = Programs(), Reporter()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        require(programs)
-        rows: list[dict[str, Any]] = []
-        identities: dict[str, str] = {}
-        for target in given.target:
-            with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
-                identities[target], of_target = measure(
-                    given, target, Path(folder), programs, reporter
-                )
-            rows += of_target
-    except SqshforgeError as error:
-        print("\n".join(error.lines()), file=sys.stderr)
-        return error.exit_code
+    require(programs)
+    rows: list[dict[str, Any]] = []
+    identities: dict[str, str] = {}
+    for target in given.target:
+        with tempfile.TemporaryDirectory(prefix="sqshforge-start-") as folder:
+            identities[target], of_target = measure(given, target, Path(folder), programs, reporter)
+        rows += of_target
     found = {
         "what": "cold starts of training out of a squash file, until the first step has ended",
         "how": "python -m benchmarks.start",
@@ -89,14 +79,13 @@ def main() -> int:
     place = options.folder(given)
     if place is not None:
         found = merged(before(place / "start.json"), found)
-        docs = options.docs(given)
-        if docs is not None:
-            page.write(docs / PAGE.name, found)
-    return options.finish(given, "start", found, met=True)
+    return options.finish(
+        given, "start", found, met=True, fill=lambda path: page.write(path, found)
+    )
 
 
 def parsed() -> argparse.Namespace:
-    parser = options.parser(__doc__)
+    parser = options.parser(__doc__, PAGE.name)
     parser.add_argument("--target", action="append", choices=images.TARGETS)
     parser.add_argument("--latency", type=int, action="append", metavar="MS")
     parser.add_argument("--reader", action="append", choices=READERS)
@@ -107,16 +96,15 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--image", metavar="ADDRESS", help="the target's [default: build/cpu-mamba.sqsh's]"
     )
-    options.add_docs(parser)
-    given = parser.parse_args()
+    given = options.parse(parser)
     given.target = given.target or [images.TARGETS[0]]
     if given.image and len(given.target) > 1:
         parser.error("--image: is one target's; name one --target")
-    given.reader = given.reader or starting.usable()
     given.order = given.order or list(ORDERS)
     given.latency = given.latency or list(LATENCIES[:2] if given.small else LATENCIES)
     if min(given.latency) < 0:
         parser.error("--latency: none is below 0")
+    given.reader = starting.readers(given.reader)
     return given
 
 
@@ -275,4 +263,4 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -24,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -113,19 +113,28 @@ def main() -> int:
     unknown = set(given.models) - {run.name for run in (*RUNS, *TINY)}
     if unknown:
         parser.error(f"unknown models: {', '.join(sorted(unknown))}")
+    if given.steps < 1:
+        parser.error("--steps must be at least 1")
+    if given.output and not given.output.absolute().parent.is_dir():
+        parser.error(f"--output: the folder {given.output.parent} is not there")
+    there = RUNS if torch.cuda.is_available() else TINY
     runs = [
         run
-        for run in (RUNS if torch.cuda.is_available() else TINY)
+        for run in there
         if run.name in (given.models or [run.name])
         and run.length in (given.lengths or [run.length])
     ]
+    if not runs:
+        on = "a GPU" if torch.cuda.is_available() else "a CPU"
+        named = ", ".join(f"{run.name} at {run.length}" for run in there)
+        parser.error(f"--models, --lengths: no such run on {on}, which has {named}")
     compare(given.steps, runs, profile=given.profile, output=given.output)
     return 0
 
 
 def compare(
     steps: int,
-    runs: list[Run] | None = None,
+    runs: Sequence[Run] | None = None,
     *,
     profile: bool = False,
     output: Path | None = None,
@@ -137,7 +146,7 @@ def compare(
         print("no GPU: tiny models, to try the benchmark; this is no result", flush=True)
     result: dict[str, Any] = {
         "device": torch.cuda.get_device_name() if on_gpu else "CPU",
-        "is_result": on_gpu,
+        "is_result": on_gpu and runs is not TINY,
         "versions": versions(),
         "runs": [],
     }

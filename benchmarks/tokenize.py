@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 import platform
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=8, help="text to tokenize")
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.small:
         given.rounds = given.megabytes = 1
     if min(given.rounds, given.megabytes) < 1:
@@ -139,4 +138,4 @@ def timed(work: Callable[[], object]) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import random
 import statistics
-import sys
 import sysconfig
 import tempfile
 import time
@@ -57,7 +56,7 @@ MODELS: dict[str, Sizes] = {
 def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=21)
-    given = parser.parse_args()
+    given = options.parse(parser)
     steps, warm = STEPS, WARM
     if given.small:
         given.rounds, steps, warm = 1, 1, 1
@@ -179,4 +178,4 @@ def timed(way: Callable[[], object], steps: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

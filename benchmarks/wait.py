@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -37,7 +36,7 @@ DOCUMENTS = 20_000
 def main() -> int:
     parser = options.parser(__doc__)
     parser.add_argument("--steps", type=int, default=40)
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.small:
         given.steps = 2 * UNCOUNTED
     if given.steps <= UNCOUNTED:
@@ -112,4 +111,4 @@ def measure(save: Path, steps: int, *flags: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.cold.served import Request, Served, read_log
 from benchmarks.options import ROOT
-from sqshforge.errors import WorkError
+from sqshforge.errors import MissingError, WorkError
 from sqshforge.host.programs import Programs, failed
 from sqshforge.run import trace, warm
 from tests.support import containers
@@ -70,6 +70,29 @@ def usable() -> list[str]:
     programs = Programs()
     has_kernel = os.geteuid() == 0 and "\tsquashfs\n" in Path("/proc/filesystems").read_text()
     return [name for name in READERS if (has_kernel if name == "kernel" else programs.which(name))]
+
+
+def readers(asked: Sequence[str] | None) -> list[str]:
+    """The readers that are asked for, or all that this machine has for this user.
+
+    Raises `MissingError` for one that it does not have, and where it has none.
+    """
+    there = usable()
+    for name in asked or ():
+        if name == "kernel" and name not in there:
+            raise MissingError(
+                "--reader kernel: the kernel mounts squash files for root alone, "
+                "and /proc/filesystems must list squashfs",
+                fix="run it as root, after `modprobe squashfs`; or name another --reader",
+            )
+        if name not in there:
+            Programs().require(name, f"--reader {name}")
+    if not there:
+        raise MissingError(
+            "nothing here mounts a squash file: the kernel does for root alone",
+            fix="apt-get install squashfuse, or run it as root",
+        )
+    return list(asked or there)
 
 
 def start(behind: Served, reader: str, command: Command, *, is_warm: bool) -> Started:
