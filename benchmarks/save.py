@@ -39,7 +39,7 @@ from typing import Any
 from benchmarks import options
 from benchmarks.models import machine
 from tests.support import page_cache
-from tests.training.support.runs import run
+from tests.training.support.runs import THREADS, run
 from training import manifest
 from training.checkpoint import memory_folder
 from training.checkpoint.memory_folder import MemoryFolder
@@ -67,7 +67,7 @@ def main() -> int:
     parser.add_argument("--model", default="state-spaces/mamba-130m", metavar="NAME")
     parser.add_argument("--interval", type=int, default=10, metavar="STEPS")
     parser.add_argument("--saves", type=int, default=5)
-    given = parser.parse_args()
+    given = options.parse(parser)
     if given.small:
         given.model, given.interval, given.saves = "mamba-tiny", 4, 1
     if given.interval < 2 or given.saves < 1:
@@ -75,7 +75,7 @@ def main() -> int:
     load = os.getloadavg()[0]
     result: dict[str, Any] = {
         "what": f"{given.model} on {RANKS} processes, a checkpoint every {given.interval} steps",
-        "machine": {**machine(), "load before": round(load, 2)},
+        "machine": {**machine(), "threads": THREADS, "load before": round(load, 2)},
         "goal": GOAL,
     }
     if load > BUSY:
@@ -202,4 +202,4 @@ def steps_during(times: list[float], save: Save) -> list[int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    options.run(main)

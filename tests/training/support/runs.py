@@ -17,6 +17,8 @@ from training import compat
 ROOT = Path(__file__).parents[3]
 ENGINES = ("fsdp1", "fsdp2") if compat.fsdp2() else ("fsdp1",)
 """What this torch has."""
+THREADS = 1
+"""That torch computes with in each process."""
 TINY = (
     "--model_name=mamba-tiny",
     "--seq_length=17",
@@ -56,7 +58,7 @@ def started(
     ranks: int, *flags: str, program: Sequence[str] = (), warm: Mapping[str, str] = COLD
 ) -> Iterator[subprocess.Popen[str]]:
     """The entry point while it runs; nothing of it is left afterwards."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **warm}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(THREADS), **warm}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
