@@ -37,8 +37,8 @@ PAGE = options.ROOT / "docs" / "background" / "performance.md"
 GOAL = 5.0  # seconds, of an edit's `make sqsh`
 GOAL_PACK = 0.25  # of a cold pack
 FROM_CACHE = "all but /sqshforge comes from the cache of bases"
-# Of a make that runs this, and of a user who has chosen an engine.
-FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS")
+# Of a make that runs this, and of a user: another engine, the code of another checkout.
+FOREIGN = ("ENGINE", "OFFLINE", "TARGET", "MAKEFLAGS", "MAKELEVEL", "MFLAGS", "PYTHONPATH")
 
 
 @dataclass(frozen=True)
