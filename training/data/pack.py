@@ -37,8 +37,8 @@ from training.data.tokenize.__main__ import (
 )
 from training.data.tokenize.blocks import whole
 from training.data.tokenize.tokenizer import Tokenizer, open_tokenizer
-from training.data.tokenize.work import PLACED, SET, Job, encode, held, was_placed
-from training.errors import RequestError, writing
+from training.data.tokenize.work import SET, Job, encode, held, place, was_placed
+from training.errors import RequestError
 
 PROGRAM = "python -m training.data.pack"
 DEFAULT_LAYOUT = "16/14"
@@ -110,11 +110,8 @@ def _make(job: Job, processes: int) -> tuple[int, int]:
                 documents += _documents(part, layout)
                 with part.open("rb") as words:
                     shutil.copyfileobj(words, file)
-        with writing(job.target):
-            (job.folder / PLACED).touch()
-            (job.folder / SET).rename(job.target)
+        place(job)
         tokens = _write_size(job.target)
-        shutil.rmtree(job.folder)
     return tokens, documents
 
 

@@ -20,12 +20,14 @@ from tests.training.support.tokenizing import (
     SOURCE,
     command,
     make,
+    remove_as_nfs_does,
     run,
     write_jsonl,
     write_set,
     write_txt,
 )
 from tests.training.support.tokenizing import place_fixture as place_fixture
+from training.data.pack import pack
 from training.data.tokenize import work
 from training.errors import RequestError
 
@@ -92,6 +94,45 @@ def test_killed_between_its_last_steps(place: Path, tmp_path: Path) -> None:
     (tmp_path / ".set.tokenizing" / "placed").touch()
     make(place, f"{tmp_path}/a.txt", made, "--seq_len=16")
     assert not (tmp_path / ".set.tokenizing").exists()
+
+
+def test_work_that_cannot_be_removed_is_a_warning_each_time(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
+    (tmp_path / ".set.tokenizing" / "somebody's").mkdir(parents=True)
+    (tmp_path / ".set.tokenizing" / "placed").touch()
+    for _ in range(2):
+        make(place, f"{tmp_path}/a.txt", made, "--seq_len=16")
+        shown = capsys.readouterr()
+        assert f"{made} is complete" in shown.out
+        assert f"warning: {tmp_path}/.set.tokenizing cannot be removed: " in shown.err
+
+
+def test_on_nfs_nothing_is_left_of_the_work(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    remove_as_nfs_does(monkeypatch)
+    with pytest.raises(RequestError, match=r"seq_len: 9,999 is more than the [\d,]+ tokens"):
+        make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=9999")
+    make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
+    given = (f"--dataset={tmp_path}/a.txt", f"--tokenizer={place}/bpe", "--num_proc=1")
+    pack([*given, f"--save_path={tmp_path}/packed.npy"])
+    there = sorted(path.name for path in tmp_path.iterdir())
+    assert there == ["a.txt", "packed.npy", "packed.npy.size", "set"]
+
+
+def test_a_set_has_no_half_files_of_a_run_that_was_killed(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some words " * 100)
+    alone = make(place, f"{tmp_path}/a.txt", tmp_path / "alone", "--seq_len=16")
+    begin(place, f"{tmp_path}/a.txt", tmp_path / "set")
+    begun = tmp_path / ".set.tokenizing" / "set"
+    begun.mkdir()
+    (begun / "data-00000-of-00001.arrow.4711.half").write_bytes(b"half of it")
+    made = make(place, f"{tmp_path}/a.txt", tmp_path / "set", "--seq_len=16")
+    assert contents(made) == contents(alone)
 
 
 @pytest.mark.processes

@@ -93,6 +93,22 @@ def command(place: Path, *flags: str) -> list[str]:
     return [*program, f"--tokenizer={place}/bpe", *flags]
 
 
+def remove_as_nfs_does(patch: pytest.MonkeyPatch) -> None:
+    """Have a removed file that is open stay under another name, as a client of NFS does."""
+    unlink, rename = os.unlink, os.rename
+
+    def removed(path: str | Path, *, dir_fd: int | None = None) -> None:
+        folder = Path() if dir_fd is None else Path(f"/proc/self/fd/{dir_fd}").readlink()
+        place = folder.absolute() / path
+        opened = {os.path.realpath(one) for one in Path("/proc/self/fd").iterdir()}
+        if str(place) in opened:
+            rename(place, place.with_name(".nfs0000000000000001"))
+        else:
+            unlink(place)
+
+    patch.setattr(os, "unlink", removed)
+
+
 def run(place: Path, *flags: str, limit: int | None = None) -> subprocess.CompletedProcess[str]:
     def limited() -> None:
         if limit is not None:

@@ -32,10 +32,14 @@ LIST = {"feature": {"dtype": "int32", "_type": "Value"}, "_type": "Sequence"}
 FEATURES = {IDS: LIST, LABELS: LIST}
 
 
+HALF = ".half"
+"""How the name of a file ends that is being written, or that a killed process left."""
+
+
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Write a file that is there completely or not at all. Raises TrainingError."""
-    half = path.with_name(f"{path.name}.{os.getpid()}.half")
+    half = path.with_name(f"{path.name}.{os.getpid()}{HALF}")
     with writing(path):
         try:
             with half.open("wb") as file:

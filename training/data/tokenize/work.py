@@ -14,7 +14,6 @@ import hashlib
 import json
 import multiprocessing
 import pickle
-import shutil
 import signal
 import sys
 import threading
@@ -32,6 +31,7 @@ from training.cli import duration, leave_with_parent
 from training.data.layout import LAYOUTS, pieces_of
 from training.data.tokenize.blocks import (
     END,
+    HALF,
     Line,
     describe,
     file_names,
@@ -146,8 +146,24 @@ def was_placed(target: Path) -> bool:
     folder = work_folder(target)
     if not (target.exists() and (folder / PLACED).exists() and not (folder / SET).exists()):
         return False
-    shutil.rmtree(folder)
+    _remove(folder)
     return True
+
+
+def _remove(folder: Path) -> None:
+    """Remove a work folder that nobody holds; what cannot be removed is a warning.
+
+    PLACED goes last: the next start knows by it that the set is complete.
+    """
+    try:
+        for path in sorted(folder.iterdir(), key=lambda path: path.name == PLACED):
+            path.unlink(missing_ok=True)
+        folder.rmdir()
+    except FileNotFoundError:  # another start removes it too
+        pass
+    except OSError as error:
+        why = f"{error.strerror}; fix: remove it, it is not needed any more"
+        print(f"warning: {folder} cannot be removed: {why}", file=sys.stderr)
 
 
 def run(job: Job, processes: int) -> dict[str, Any]:
@@ -155,11 +171,6 @@ def run(job: Job, processes: int) -> dict[str, Any]:
     with held(job):
         encode(job, processes)
         line = job.line()
-        if len(line) < job.seq_len:
-            shutil.rmtree(job.folder)
-            raise RequestError(
-                f"--seq_len: {job.seq_len:,} is more than the {len(line):,} tokens that there are"
-            )
         about = {
             "tokenizer": job.tokenizer.name,
             "vocab_size": job.tokenizer.vocab_size,
@@ -167,21 +178,38 @@ def run(job: Job, processes: int) -> dict[str, Any]:
             "documents": len(job.texts),
             "dropped": len(line) % job.seq_len,
         }
-        _assemble(job, len(line), processes)
-        ends = [job.ends(number) for number in range(len(job.texts.shards()))]
-        write_documents(job.folder / SET, line, ends)
-        request = hashlib.blake2b(json.dumps(job.request()).encode(), digest_size=16).hexdigest()
-        describe(job.folder / SET, line, job.seq_len, request, about)
-        with writing(job.target):
-            (job.folder / PLACED).touch()
-            (job.folder / SET).rename(job.target)
-        shutil.rmtree(job.folder)
-        return {**about, "rows": len(line) // job.seq_len}
+        if len(line) >= job.seq_len:
+            _make_set(job, line, about, processes)
+    if len(line) < job.seq_len:
+        raise RequestError(
+            f"--seq_len: {job.seq_len:,} is more than the {len(line):,} tokens that there are"
+        )
+    return {**about, "rows": len(line) // job.seq_len}
+
+
+def _make_set(job: Job, line: Line, about: dict[str, Any], processes: int) -> None:
+    """Write the files of the set, and move it to its place."""
+    _assemble(job, len(line), processes)
+    ends = [job.ends(number) for number in range(len(job.texts.shards()))]
+    write_documents(job.folder / SET, line, ends)
+    request = hashlib.blake2b(json.dumps(job.request()).encode(), digest_size=16).hexdigest()
+    describe(job.folder / SET, line, job.seq_len, request, about)
+    place(job)
+
+
+def place(job: Job) -> None:
+    """Move what was made to its place. Raises TrainingError."""
+    with writing(job.target):
+        (job.folder / PLACED).touch()
+        (job.folder / SET).rename(job.target)
 
 
 @contextmanager
 def held(job: Job) -> Iterator[None]:
-    """Take the work folder for this run alone, new or as an earlier run of the same left it."""
+    """Take the work folder for this run alone, new or as an earlier run of the same left it.
+
+    It is removed at the end, unless that is an error: the same request goes on from there.
+    """
     with writing(job.folder):
         job.folder.mkdir(parents=True, exist_ok=True)
         lock = (job.folder / "lock").open("w")
@@ -196,6 +224,8 @@ def held(job: Job) -> Iterator[None]:
                 ) from error
         _check_journal(job)
         yield
+    # Only with the lock closed: NFS keeps a removed file that is open, and with it the folder.
+    _remove(job.folder)
 
 
 def _check_journal(job: Job) -> None:
@@ -231,6 +261,8 @@ def encode(job: Job, processes: int) -> None:
 def _assemble(job: Job, tokens: int, processes: int) -> None:
     with writing(job.folder):
         (job.folder / SET).mkdir(exist_ok=True)
+        for half in (job.folder / SET).glob(f"*{HALF}"):  # of a run that was killed
+            half.unlink()
     names = file_names(tokens, job.seq_len)
     missing = [
         number for number, name in enumerate(names) if not (job.folder / SET / name).exists()
