@@ -6,6 +6,7 @@ import gzip
 import json
 import math
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,20 @@ def test_another_split_goes_on_exactly_and_another_step_says_what_it_does(tmp_pa
     warning = str(other.resume(state))
     assert "had 4 sequences and has 3 now" in warning and "its epoch 2 begins again" in warning
     assert other.resume(other.state(lambda mine: [mine])) is None
-    assert "other data" in str(feed(path, shuffle_buffer=6).resume(state))
+    assert "read from its beginning" in str(feed(path, shuffle_buffer=6).resume(state))
+
+
+def test_a_row_of_a_long_document_takes_no_copy_of_what_is_left_of_it(tmp_path: Path) -> None:
+    long = 4_000_000
+    (tmp_path / "long.txt").write_text("x" * long)
+    one = feed(f"stream:{tmp_path}/long.txt", batch=1)
+    rows([one], 1)  # reads the document
+    tracemalloc.start()
+    try:
+        rows([one], 1)
+        assert tracemalloc.get_traced_memory()[1] < long
+    finally:
+        tracemalloc.stop()
 
 
 def flags(save: Path, path: str, *more: str) -> tuple[str, ...]:

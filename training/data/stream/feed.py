@@ -105,7 +105,10 @@ class StreamLane:
         if not self._pieces:
             return Row(np.zeros(0, np.int32), [])
         ends = list(accumulate(len(ids) for _, ids in self._pieces))
-        row = np.concatenate([ids for _, ids in self._pieces])[:wanted]  # (l + 1,)
+        # Cut first: the rest of a long document is not to be copied for each of its rows.
+        begins = [0, *ends[:-1]]
+        pieces = zip(begins, self._pieces, strict=True)
+        row = np.concatenate([ids[: wanted - at] for at, (_, ids) in pieces])  # (l + 1,)
         self._pass(len(row) - 1)
         return Row(row, ends)
 
