@@ -67,6 +67,8 @@ class Arrow:
         self._documents = None if document_end >= 0 else _ends(folder)
         self._has_ends = self._documents is not None
         self.knows_documents = self._has_ends or self._document_end >= 0
+        if has_labels and not stated:
+            _require_labels(path, labels, length)
         self.vocab_size = stated or _largest(path, ids, labels) + 1
         self._described = (
             f"{len(dataset):,} rows of {length:,} tokens"
@@ -252,6 +254,21 @@ def _stated(folder: Path) -> dict[str, Any]:
         return {"vocab_size": int(about["vocab_size"]), "eos": about.get("eos")}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RequestError(f"{path} cannot be read: {error!r}") from error
+
+
+def _require_labels(path: str, labels: Parts, row: int) -> None:
+    """Refuse a label below 0 that is not IGNORED, which would count as token 0."""
+    before = 0
+    for part in labels:
+        if len(part) and int(part.min()) < 0:
+            wrong = (part < 0) & (part != IGNORED)
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise RequestError(
+                    f"{path} has the label {part[at]} in row {(before + at) // row:,}; fix: write "
+                    f"{IGNORED} where a token is not a target, else its id"
+                )
+        before += len(part)
 
 
 def _largest(path: str, ids: Parts, labels: Parts) -> int:

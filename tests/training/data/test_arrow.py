@@ -163,6 +163,10 @@ def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
         ({"input_ids": [[1, None, 2, 3]]}, "missing values in input_ids"),
         ({"input_ids": [[1, -1, 2, 3]]}, "ids below 0"),
         ({"input_ids": [[1] * 4], "labels": [[1] * 3]}, "labels that are not as long"),
+        (
+            {"input_ids": [[1] * 4] * 3, "labels": [[1] * 4, [-100] * 4, [2, 3, -1, 4]]},
+            r"has the label -1 in row 2; fix: write -100 where",
+        ),
     ],
 )
 def test_rows_that_cannot_be_trained_on(
