@@ -1,6 +1,7 @@
 """Learning-rate schedules: the rate of step 1, 2, ... num_steps as a function of the step alone.
 
-Nothing is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
+With durations in tokens it follows from the tokens seen as well, which a checkpoint tells. Nothing
+else is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
 systems whose users come here, quirks kept; docs/training/schedules.md draws them and tells which is
 whose.
 
@@ -36,6 +37,7 @@ TAKES: dict[str, tuple[str, ...]] = {
 
 _DURATION = re.compile(r"(\d+\.?\d*|\.\d+)(e[+-]?\d+)?(tok|ba|dur)", re.IGNORECASE)
 _DURATIONS = ("t_warmup", "t_max", "t_decay")
+_TOKENS = "tok"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,28 +102,44 @@ def warnings(config: ScheduleConfig, num_steps: int) -> list[str]:
 
 
 def learning_rate(
-    config: ScheduleConfig, step: int, num_steps: int, peak: float, tokens_per_step: int
+    config: ScheduleConfig,
+    step: int,
+    num_steps: int,
+    peak: float,
+    tokens_per_step: int,
+    seen: int | None = None,
 ) -> float:
     """Learning rate of a step, counted from 1.
 
-    `peak` is the rate after the warm-up, `tokens_per_step` the tokens of one step over all ranks.
-    What `check` refuses may divide by zero.
+    `peak` is the rate after the warm-up, `tokens_per_step` the tokens of one step over all ranks,
+    `seen` those of the steps before; None: as many in each. What `check` refuses may divide by
+    zero.
     """
     if config.name == "quadratic-cosine":
         return peak * _quadratic_cosine(step, num_steps)
     if config.name == "cosine-to-zero":
         return peak * _cosine_to_zero(step, num_steps, config.warmup_steps)
     if config.name in ("wsd", "cosine-tokens"):
-        return peak * share(config, step * tokens_per_step, num_steps, tokens_per_step)
+        t = alike = step * tokens_per_step
+        if seen is not None and any(_is_in_tokens(config, name) for name in TAKES[config.name]):
+            t = seen + tokens_per_step
+        return peak * share(config, t, num_steps, tokens_per_step, t - alike)
     return _annealing(config, step, config.lr_decay_iters or num_steps, peak)
 
 
-def share(config: ScheduleConfig, t: int, num_steps: int, tokens_per_step: int) -> float:
-    """Share of the peak after t tokens, those of the step included, of wsd or cosine-tokens."""
+def share(
+    config: ScheduleConfig, t: int, num_steps: int, tokens_per_step: int, more: int = 0
+) -> float:
+    """Share of the peak after t tokens, those of the step included, of wsd or cosine-tokens.
+
+    more: by how many t is more than if each step had had tokens_per_step; a time that is given in
+    steps, or as a share of the run, comes so much later.
+    """
     warm, end, decay = (
-        tokens(text, num_steps, tokens_per_step)
-        for text in (config.t_warmup, config.t_max, config.t_decay)
+        tokens(getattr(config, name), num_steps, tokens_per_step) for name in _DURATIONS
     )
+    warm += 0 if _is_in_tokens(config, "t_warmup") else more
+    end += 0 if _is_in_tokens(config, "t_max") else more
     if config.name == "wsd":
         return _warmup_stable_decay(t, warm, end, decay, config.alpha_f)
     return _cosine_tokens(t, warm, end, config.alpha_f)
@@ -130,11 +148,15 @@ def share(config: ScheduleConfig, t: int, num_steps: int, tokens_per_step: int) 
 def tokens(text: str, num_steps: int, tokens_per_step: int) -> int:
     """Tokens of a duration: so many tokens, steps ("ba"), or a share of the run ("dur")."""
     value, unit = duration(text)
-    if unit == "tok":
+    if unit == _TOKENS:
         return int(value)
     if unit == "ba":
         return int(value) * tokens_per_step
     return int(value * num_steps * tokens_per_step)
+
+
+def _is_in_tokens(config: ScheduleConfig, name: str) -> bool:
+    return name in _DURATIONS and duration(getattr(config, name))[1] == _TOKENS
 
 
 def duration(text: str) -> tuple[float, str]:
@@ -234,5 +256,5 @@ def _cosine_tokens(t: int, warm: int, end: int, alpha_f: float) -> float:
     """Linear from 0, then half a cosine to alpha_f at `end`, where it stays."""
     if t < warm:
         return t / warm
-    progress = min(1.0, (t - warm) / (end - warm))
+    progress = min(1.0, (t - warm) / max(1, end - warm))
     return alpha_f + (1 - alpha_f) * (1 + math.cos(math.pi * progress)) / 2

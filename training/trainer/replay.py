@@ -73,7 +73,7 @@ def replay(config: Config, steps: int, output: Path) -> int:
                 if config.data.epochs and not group.any(not trainer.data.ended()):
                     break
                 with trainer.phase("step"):
-                    taken = trainer.train_step.take(trainer.step + 1)
+                    taken = trainer.train_step.take(trainer.step + 1, trainer.tokens_seen)
                     trainer.step += 1
                 losses = group.gather(float(taken.loss).hex())
                 given.append({"losses": losses, "norm": float(taken.grad_norm).hex()})

@@ -65,8 +65,8 @@ class TrainStep:
         if config.run.trace_nan:
             trace_nonfinite(model, self._where)
 
-    def take(self, step: int) -> Taken:
-        """Take this step, the first of which is 1. Raises TrainingError."""
+    def take(self, step: int, tokens_seen: int) -> Taken:
+        """Take this step, the first of which is 1, after so many tokens. Raises TrainingError."""
         optim, self.step = self.config.optim, step
         rate = lr_schedule.learning_rate(
             optim.schedule,
@@ -74,6 +74,7 @@ class TrainStep:
             self.config.run.num_steps,
             optim.learning_rate,
             self.samples * self.config.data.seq_length,
+            tokens_seen,
         )
         set_learning_rate(self.optimizer, rate)
         loss = self._backward()  # ()

@@ -101,7 +101,7 @@ class Trainer:
         """Take a step, and do what is due after it; whether it was the last."""
         run = self.config.run
         with self.phase("step"):
-            taken = self.train_step.take(self.step + 1)
+            taken = self.train_step.take(self.step + 1, self.tokens_seen)
             self.step += 1
             self.tokens_seen += self.tokens_per_step
             self.metrics.add(self.step, *taken, self.tokens_seen)

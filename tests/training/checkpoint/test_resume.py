@@ -258,6 +258,23 @@ def test_a_setting_that_is_another_on_resumption_is_reported(
     assert all("what was asked for now counts" in line for line in warnings)
 
 
+def test_a_schedule_in_tokens_counts_those_of_an_earlier_global_batch(
+    tmp_path: Path, data: str
+) -> None:
+    """Of 17 tokens a sequence: two steps of 2 sequences, then steps of 4 to the end at 272."""
+    timed = ("--schedule=wsd", "--t_warmup=0tok", "--t_decay=136tok", "--t_max=272tok")
+    asked = flags(tmp_path, data, *timed, "--alpha_f=0", "--num_steps=20", "--report_interval=1")
+    small = run(0, *asked, "--num_steps=8", "--checkpoint_interval=2")
+    assert small.returncode == 0, small.stderr
+    for step in (4, 6, 8):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step}_ckp")
+    done = run(0, *asked, "--batch_size=4", "--num_steps=5")
+    assert done.returncode == 0, done.stderr
+    found = [(line["tokens_seen"], line["learning_rate"]) for line in steps(tmp_path)]
+    assert [tokens for tokens, _ in found] == [34, 68, 136, 204, 272]
+    assert [rate for _, rate in found] == pytest.approx([3e-3, 3e-3, 3e-3, 1.5e-3, 0])
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_optimizers_settings_can_be_others_on_resumption(
     tmp_path: Path, data: str, undisturbed: Any, engine: str

@@ -38,6 +38,29 @@ def rates(
     ]
 
 
+@pytest.mark.parametrize(
+    "times",
+    [
+        {"t_warmup": "40tok", "t_decay": "50tok", "t_max": "200tok"},
+        {"t_warmup": "40tok", "t_decay": "50tok", "t_max": "1dur"},
+        {"t_warmup": "4ba", "t_decay": "0.25dur", "t_max": "200tok"},
+        {"t_warmup": "4ba", "t_decay": "5ba", "t_max": "20ba"},
+    ],
+)
+def test_tokens_seen_change_nothing_where_each_step_has_had_as_many(times: Any) -> None:
+    config = ScheduleConfig(name="wsd", **times)
+    for step in range(1, 21):
+        rate = learning_rate(config, step, 20, PEAK, 10)
+        assert learning_rate(config, step, 20, PEAK, 10, 10 * (step - 1)) == rate
+
+
+def test_of_durations_in_steps_and_in_tokens_each_counts_its_own() -> None:
+    """Ten steps of 10 tokens, then of 40: the end is at step 20, as before."""
+    config = ScheduleConfig(name="wsd", t_warmup="0tok", t_decay="80tok", t_max="20ba", alpha_f=0.0)
+    found = [learning_rate(config, x, 20, 1.0, 40, 100 + 40 * (x - 11)) for x in range(11, 21)]
+    assert found == [1.0] * 8 + [0.5, 0.0]
+
+
 @pytest.mark.parametrize("num_steps", [1, 19, 20, 100, 1200, 41_000])
 def test_quadratic_warm_up_and_cosine_to_a_tenth(num_steps: int) -> None:
     found = rates(num_steps, name="quadratic-cosine")
