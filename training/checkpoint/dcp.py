@@ -23,6 +23,7 @@ from training.checkpoint.lease import RunLease
 from training.checkpoint.memory_reader import MemoryReader
 from training.errors import RequestError, TrainingError
 from training.manifest import File, Manifest
+from training.models.families import WITHOUT_EFFECT
 from training.process_group import Group
 
 STATE_BYTES = 12
@@ -174,13 +175,13 @@ def load(
 
     A GPU's random state stays what it is where the checkpoint was made without one, and `say` gets
     a line of that.
-    Raises RequestError listing every field in which the model differs from `expected`; `context`
-    may differ, as it only says what the model is meant for, and grows with seq_length.
+    Raises RequestError listing every field in which the model differs from `expected`, but
+    for those that have no effect on what weights mean.
     """
     path, record = found.path, found.record
     differing = [
         f"{name}: {record.model.get(name)!r} in the checkpoint, {expected.get(name)!r} asked for"
-        for name in sorted((record.model.keys() | expected.keys()) - {"context"})
+        for name in sorted((record.model.keys() | expected.keys()) - WITHOUT_EFFECT)
         if record.model.get(name) != expected.get(name)
     ]
     if differing:

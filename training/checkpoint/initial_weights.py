@@ -16,14 +16,11 @@ from training.checkpoint.in_memory import Copies
 from training.config.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
+from training.models.families import WITHOUT_EFFECT
 from training.process_group import Group
 
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source
-
-_WITHOUT_EFFECT = {"initializer_range", "dt_min", "dt_max", "dt_init_floor", "context"}
-"""Sizes that only say how random values are drawn, or what a model is meant for."""
-
 
 _OF_FILES = ("hf", "ours")
 """Formats that one file of weights may have, by the names of its tensors."""
@@ -94,5 +91,5 @@ def _differing(found: Sizes, wanted: Sizes) -> list[str]:
     return [
         f"{one.name}: {getattr(found, one.name)!r} there, {getattr(wanted, one.name)!r} asked for"
         for one in fields(wanted)
-        if one.name not in _WITHOUT_EFFECT and getattr(found, one.name) != getattr(wanted, one.name)
+        if one.name not in WITHOUT_EFFECT and getattr(found, one.name) != getattr(wanted, one.name)
     ]

@@ -29,7 +29,7 @@ from training.config.config import Config, RunConfig
 from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError
 from training.manifest import Manifest
-from training.models.families import completed, identity
+from training.models.families import WITHOUT_EFFECT, completed, identity
 from training.parallel.backend import Backend
 from training.process_group import Group
 
@@ -275,8 +275,9 @@ def resume(
     if group.rank == 0:  # else they would count among the newest, which are kept
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
-    sequences = data.feed.step_sequences
-    for change in _changes(record.settings, changeable_settings(config, sequences)):
+    before = record.settings | _changeable_sizes(record.model)
+    now = changeable_settings(config, data.feed.step_sequences)
+    for change in _changes(before, now | _changeable_sizes(model_identity(config))):
         say(f"WARNING: {change}; what was asked for now counts")
     if record.world_size != group.world_size:
         say(f"it was saved by {record.world_size} ranks, now {group.world_size}")
@@ -317,6 +318,11 @@ def _missing_copies(found: FoundCheckpoint, group: Group) -> str:
 def model_identity(config: Config) -> dict[str, Any]:
     """Give what must not change between a checkpoint and its resumption."""
     return identity(config.model.sizes)
+
+
+def _changeable_sizes(model: dict[str, Any]) -> dict[str, Any]:
+    """Pick the sizes that a resumption may change; `context` goes with seq_length."""
+    return {name: model[name] for name in sorted(WITHOUT_EFFECT - {"context"}) if name in model}
 
 
 def changeable_settings(config: Config, sequences: int) -> dict[str, Any]:

@@ -29,6 +29,16 @@ FAMILIES: dict[str, type[Sizes]] = {
 }
 
 
+WITHOUT_EFFECT = frozenset(
+    (
+        *("initializer_range", "dt_min", "dt_max", "dt_init_floor"),
+        *("balance_coefficient", "hidden_dropout", "attention_dropout", "chunk_size", "context"),
+    )
+)
+"""Sizes with which weights mean the same: how random ones are drawn, how a model is trained, in
+what pieces it scans, and what it is meant for."""
+
+
 def identity(sizes: Sizes) -> dict[str, Any]:
     """Give the family and the sizes in plain values, as they are after a JSON file."""
     return dict(json.loads(json.dumps({"family": sizes.family, **asdict(sizes)})))

@@ -275,6 +275,24 @@ def test_a_schedule_in_tokens_counts_those_of_an_earlier_global_batch(
     assert [rate for _, rate in found] == pytest.approx([3e-3, 3e-3, 3e-3, 1.5e-3, 0])
 
 
+def test_what_a_model_is_trained_with_may_be_another_on_resumption(
+    tmp_path: Path, data: str
+) -> None:
+    def go_on(coefficient: float, length: int) -> Any:
+        (tmp_path / "run.yaml").write_text(
+            f"model: {{name: mixtral-tiny, balance_coefficient: {coefficient}}}\n"
+            f"data: {{dataset_path: '{data}', seq_length: 17, batch_size: 1}}\n"
+            f"run: {{save_ckpt_path: {tmp_path}/run, num_steps: {length}}}\n"
+        )
+        return run(0, f"--config={tmp_path}/run.yaml", program=("-m", "training"))
+
+    assert go_on(0.01, 2).returncode == 0
+    done = go_on(0.02, 3)
+    assert done.returncode == 0, done.stderr
+    shown = "WARNING: balance_coefficient: the checkpoint was made with 0.01, this is 0.02; what"
+    assert shown in done.stdout
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_the_optimizers_settings_can_be_others_on_resumption(
     tmp_path: Path, data: str, undisturbed: Any, engine: str
