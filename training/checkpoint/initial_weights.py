@@ -11,8 +11,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from training.checkpoint import dcp, hub
-from training.checkpoint.in_memory import Copies
+from training import manifest
+from training.checkpoint import hub
 from training.config.config import Config, ModelConfig
 from training.errors import RequestError
 from training.models import Sizes
@@ -26,17 +26,17 @@ _OF_FILES = ("hf", "ours")
 """Formats that one file of weights may have, by the names of its tensors."""
 
 
-def weights(
-    config: Config, group: Group, say: Callable[[str], None], copies: Copies | None = None
-) -> Source | None:
+def weights(config: Config, group: Group, say: Callable[[str], None]) -> Source | None:
     """Open what a run starts from: given weights, or None for random ones (a collective call).
 
-    A run that goes on from a checkpoint does not read them. Raises as `open_weights` does.
+    They are not read where there is a checkpoint: a run goes on from it, or is refused where none
+    is sound. Raises as `open_weights` does.
     """
     model = config.model
     if not model.init_weights and not model.init_hub:
         return None
-    if dcp.find(config.run.checkpoint_folders, group, lambda line: None, copies)[0]:
+    folders = config.run.checkpoint_folders if group.rank == 0 else []
+    if group.broadcast(any(manifest.candidates(folder) for folder in folders)):
         name = "init_weights" if model.init_weights else "init_hub"
         say(f"{name}: not read, for there is a checkpoint to go on from")
         return None

@@ -13,7 +13,6 @@ from torch import nn
 from training import loggers, manifest, models, observers
 from training.checkpoint import export, initial_weights, mirror
 from training.checkpoint.dcp import STATE_BYTES
-from training.checkpoint.in_memory import Copies
 from training.checkpoint.lease import NO_LEASE, OwnLease, RunLease
 from training.checkpoint.manager import Saver, require_start, resume
 from training.checkpoint.memory_choice import open_copies
@@ -110,7 +109,7 @@ def set_up(
     group.by_first(lambda: require_start(run))
     size = STATE_BYTES * parameters
     copies = open_copies(config, group, size, say)
-    model, optimizer = _build_model(config, group, backend, say, copies)
+    model, optimizer = _build_model(config, group, backend, say)
     phases.end("model")
     resumed = resume(config, group, backend, model, optimizer, data, say, copies)
     phases.end("checkpoint")
@@ -212,10 +211,10 @@ def _require_same(data: Prefetcher, first: str) -> None:
 
 
 def _build_model(
-    config: Config, group: Group, backend: Backend, say: Say, copies: Copies | None
+    config: Config, group: Group, backend: Backend, say: Say
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     """The model with its initial weights, spread over the ranks, and its optimizer."""
-    weights = initial_weights.weights(config, group, say, copies)
+    weights = initial_weights.weights(config, group, say)
     torch.manual_seed(config.run.seed + (0 if config.run.same_seed else group.rank))
     model = group.together(lambda: backend.build(config, group, weights))
     return model, backend.optimizer(model, config, group)

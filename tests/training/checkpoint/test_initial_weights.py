@@ -97,11 +97,28 @@ def test_bfloat16_weights_become_float32(tmp_path: Path, data: str, weights: Pat
     }
 
 
+TELLING_WHAT_IS_READ = """
+import sys
+from training import mamba_fsdp, manifest
+from training.entrypoint import enter, leave
+rotten = manifest.rotten
+
+def noted(path, *given):
+    print(f"reads {path.name} whole", flush=True)
+    return rotten(path, *given)
+
+manifest.rotten = noted
+leave(enter(mamba_fsdp.configure, sys.argv[1:]))
+"""
+
+
 def test_a_checkpoint_comes_first_and_that_is_reported(
     tmp_path: Path, data: str, trained: Path, weights: Path
 ) -> None:
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / f"step_{STEPS}_ckp")
+    program = tmp_path / "program.py"
+    program.write_text(TELLING_WHAT_IS_READ)
     done = run(
         0,
         *TINY,
@@ -110,9 +127,11 @@ def test_a_checkpoint_comes_first_and_that_is_reported(
         f"--batch_size={GLOBAL_BATCH}",
         f"--num_steps={STEPS}",
         f"--init_weights={weights}",
+        program=(str(program),),
     )
     assert done.returncode == 0, done.stderr
     assert "init_weights: not read, for there is a checkpoint to go on from" in done.stdout
+    assert done.stdout.count("reads step_3_ckp whole") == 1
     assert losses(tmp_path) == losses(trained)
 
 
