@@ -94,7 +94,10 @@ def test_a_longer_run_reads_on_and_other_data_is_reported(tmp_path: Path) -> Non
     *_, longer, again, other = done.stdout.split("parameters, ")
     assert "resuming from" in longer and "step 4/6" in longer and "step 3/6" not in longer
     assert "\nstep" not in again, "a run that is done went on"
-    assert "WARNING: data: it was trained on other data" in other and "step 7/7" in other
+    assert (
+        "WARNING: data: the data, or a setting that cuts or orders it, is another" in other
+        and "step 7/7" in other
+    )
 
 
 def test_checkpoints_of_earlier_starts_count_among_those_that_are_kept(tmp_path: Path) -> None:

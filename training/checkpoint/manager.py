@@ -335,6 +335,9 @@ def changeable_settings(config: Config, sequences: int) -> dict[str, Any]:
         **optim,
         "num_steps": config.run.num_steps,
         "seed": config.run.seed,
+        "seq_length": config.data.seq_length,
+        "shuffle_buffer": config.data.shuffle_buffer,
+        "position_weighting": config.data.position_weighting,
         "global_batch": sequences,
     }
 

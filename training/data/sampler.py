@@ -17,7 +17,10 @@ from training.errors import RequestError
 
 ROUNDS = 4
 
-OTHER_DATA = "it was trained on other data; this data is read from its beginning"
+OTHER_DATA = (
+    "the data, or a setting that cuts or orders it, is another than in the checkpoint; it is read "
+    "from its beginning"
+)
 
 
 def shuffled(place: int, count: int, key: str) -> int:
@@ -138,7 +141,7 @@ class Reader:
         return {"epoch": epoch, "position": position, "fingerprint": self.fingerprint}
 
     def resume(self, state: dict[str, Any]) -> str | None:
-        """Go on where a checkpoint stood; if it read other data, tell so, and nothing is done."""
+        """Go on where a checkpoint stood; if it read other data, say so and do nothing."""
         if state["fingerprint"] != self.fingerprint:
             return OTHER_DATA
         self._begin = self.position = state["epoch"] * len(self.samples) + state["position"]

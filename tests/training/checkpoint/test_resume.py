@@ -248,11 +248,13 @@ def test_no_more_steps_than_those_of_another_run_are_refused(
 def test_a_setting_that_is_another_on_resumption_is_reported(
     tmp_path: Path, data: str, undisturbed: Any
 ) -> None:
-    changed = ("--schedule=cosine", "--min_lr=0", "--learning_rate=1e-3")
+    changed = ("--schedule=cosine", "--min_lr=0", "--learning_rate=1e-3", "--seq_length=9")
     done = resume(tmp_path, data, undisturbed, 0, *changed)
     assert done.returncode == 0, done.stderr
-    warnings = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
+    *warnings, data_is = [line for line in done.stdout.splitlines() if line.startswith("WARNING: ")]
     shown = "\n".join(warnings)
+    assert "the data, or a setting that cuts or orders it, is another than in the check" in data_is
+    assert "seq_length: the checkpoint was made with 17, this is 9" in shown
     assert "schedule: the checkpoint was made with quadratic-cosine, this is cosine" in shown
     assert "min_lr: the checkpoint was made with 1e-05, this is 0" in shown
     assert all("what was asked for now counts" in line for line in warnings)
