@@ -217,8 +217,8 @@ def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
 
 def _require_one_split(name: str, files: Iterable[str]) -> None:
     """Refuse files that are named for training together with others that are held out."""
-    files = list(files)
-    begin = len(os.path.commonpath([file.rpartition("/")[0] for file in files]))
+    files = [file if is_url(file) else str(Path(file).absolute()) for file in files]
+    begin = os.path.commonprefix(files).rfind("/") + 1  # noqa: RUF071 - of URLs too
     first: dict[bool, str] = {}
     for file in files:
         found = {bool(match[1]) for match in NAMED_FOR.finditer(file[begin:])}

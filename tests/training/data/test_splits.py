@@ -264,7 +264,9 @@ def test_nothing_is_evaluated_on_that_is_trained_on(tmp_path: Path) -> None:
         )
 
 
-def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path) -> None:
+def test_a_split_that_is_not_there_is_refused_with_those_that_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write(tmp_path, "a.jsonl", "b.jsonl", "my_test.jsonl")
     left_out = r"no split 'train'; there are: test \(1 file\); in no split, so not read: 2 files: "
     with pytest.raises(RequestError, match=f"^dataset_split: .*{left_out}"):
@@ -278,6 +280,10 @@ def test_a_split_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path
         open_feed(config(**plain), 0, 1)
     with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
         open_feed(config(dataset_path=f"stream:{tmp_path}/*.jsonl"), 0, 1)
+    monkeypatch.chdir(tmp_path)
+    assert open_feed(config(dataset_path=f"stream:{tmp_path}/a.jsonl,plain/a.jsonl"), 0, 1)
+    with pytest.raises(RequestError, match=r"are files of several splits, as .*train.jsonl and "):
+        open_feed(config(dataset_path=f"stream:{tmp_path}/train.jsonl,validation.jsonl"), 0, 1)
     for name in ("train-stations.txt", "test-drive.txt"):  # documents, by their titles
         write(tmp_path / "texts", name)
     assert open_feed(config(dataset_path=f"stream:{tmp_path}/texts/*.txt"), 0, 1)
