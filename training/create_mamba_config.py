@@ -84,12 +84,20 @@ def _data(given: dict[str, str]) -> dict[str, Any]:
     paths = {name: [one for one in text.split(",") if one] for name, text in given.items()}
     faults: list[str] = []
     tokens: dict[str, int] = {}
+    named: dict[Path, str] = {}  # each file, by the path that gave it
     for name in ("text_paths", "code_paths"):
         for path in paths[name]:
             try:
                 tokens[path] = count_tokens(path)
+                files = [Path(one).resolve() for one in find_packed([path])]
             except RequestError as error:
                 faults.append(f"--{name}: {error}")
+                continue
+            again = next((one for one in files if one in named), None)
+            if again:
+                what = f"{path} has {again}, which {named[again]} has too"
+                faults.append(f"--{name}: {what}; fix: give each file once")
+            named |= dict.fromkeys(files, path)
     for path in paths["eval_paths"]:
         try:
             count_tokens(path)

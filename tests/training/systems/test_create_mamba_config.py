@@ -58,6 +58,27 @@ def test_create_mamba_config_knows_the_home_folder(
         main(["--code_paths=a.npy,~nobody-here/b.npy"])
 
 
+def test_data_that_is_given_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rather than to write a configuration that training refuses, or that trains on it twice."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        with PackedWriter(tmp_path / f"{name}.npy") as packed:
+            packed.write(range(60))
+    for data, name, path, other in (
+        (["--text_paths=a.npy,a.npy"], "text_paths", "a.npy", "a.npy"),
+        (["--text_paths=a.npy,*.npy"], "text_paths", "*.npy", "a.npy"),
+        (["--text_paths=b.npy", f"--code_paths=a.npy,{tmp_path}/b.npy"], "code_paths", "", "b.npy"),
+    ):
+        with pytest.raises(RequestError) as error:
+            main(data)
+        shown = str(error.value)
+        assert shown.startswith(f"--{name}: {path or tmp_path}")
+        assert shown.endswith(f".npy, which {other} has too; fix: give each file once")
+    assert not Path("config.yaml").exists()
+
+
 def test_data_that_training_refuses_to_evaluate_on_is_refused_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
