@@ -88,8 +88,8 @@ class Lines:
     a document, which begins after the padding before it; with a `document_end` it is several, each
     of which ends with that token.
 
-    The cache is `cache`, or CACHE in the folder, or where that cannot be made, a folder in
-    `data_cache`, if there is one. shuffled: lines are read in random order. Raises
+    The cache is `cache`, or CACHE in the folder. Where that cannot be written, what it lacks is in
+    a folder in `data_cache`, if there is one. shuffled: lines are read in random order. Raises
     RequestError for a folder without files or lines, a cache that cannot be written, and a bad
     line, by its file and number; without `convert` NotConverted where files have yet to be.
     """
@@ -110,9 +110,8 @@ class Lines:
     ) -> None:
         self.seq_length, self._seed, self._document_end = seq_length, seed, document_end
         paths, own = find_lines(Path(folder))
-        self._parts = converted(
-            paths, Path(cache) if cache else _cache_of(own, data_cache), convert=convert
-        )
+        caches = [Path(cache)] if cache else _caches_of(own, data_cache)
+        self._parts = converted(paths, *caches, convert=convert)
         self._ends = list(accumulate(part.lines for part in self._parts))
         if not len(self):
             raise RequestError(f"{folder}: its files have no lines; write some")
@@ -172,20 +171,27 @@ class Lines:
         return self._maps.read(part.path, TOKEN, place, end - begin, part.size)
 
 
-def _cache_of(folder: Path, data_cache: str) -> Path:
-    """Give where the converted files of a folder are."""
+def _caches_of(folder: Path, data_cache: str) -> list[Path]:
+    """Give where the converted files of a folder are to be written, then where others may be."""
     cache = folder / CACHE
-    if data_cache:
-        try:
-            cache.mkdir(exist_ok=True)
-        except OSError:  # the data may be read-only
-            digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
-            return Path(data_cache, f"{CACHE}-{digest}")
-    return cache
+    if not data_cache:
+        return [cache]
+    with suppress(OSError):  # the data may be read-only
+        cache.mkdir(exist_ok=True)
+    if os.access(cache, os.W_OK | os.X_OK):
+        return [cache]
+    digest = hashlib.blake2b(str(folder.resolve()).encode(), digest_size=8).hexdigest()
+    others = [cache] if os.access(cache, os.R_OK | os.X_OK) else []
+    return [Path(data_cache, f"{CACHE}-{digest}"), *others]
 
 
-def converted(paths: list[Path], cache: Path, *, convert: bool = True) -> list[Converted]:
-    """Find or make the converted form of each file; without `convert`, raise NotConverted."""
+def converted(
+    paths: list[Path], cache: Path, *others: Path, convert: bool = True
+) -> list[Converted]:
+    """Find the converted form of each file, or make it in `cache`.
+
+    Without `convert`, raise NotConverted where some have none.
+    """
     try:
         cache.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -194,8 +200,14 @@ def converted(paths: list[Path], cache: Path, *, convert: bool = True) -> list[C
         ) from error
     places = [_place(path, cache) for path in paths]
     parts = [_read(place) for place in places]
+    for other in others:
+        parts = [
+            part or _read(_place(path, other)) for path, part in zip(paths, parts, strict=True)
+        ]
     if None in parts and not convert:
         raise NotConverted(f"{cache}: not all files are converted")
+    if None in parts and not os.access(cache, os.W_OK):
+        raise RequestError(f"{cache}: cannot be written; fix: name another folder by data_cache")
     for wait in (False, True):  # what others are at comes last
         for number, (path, place) in enumerate(zip(paths, places, strict=True)):
             if parts[number] is not None:

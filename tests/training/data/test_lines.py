@@ -153,9 +153,14 @@ def test_a_whole_cache_needs_no_right_to_write(folder: Path) -> None:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("has_cache", [True, False])
+@pytest.mark.parametrize("before", ["", "ab"])
 def test_data_that_is_read_only_is_converted_in_data_cache(
-    folder: Path, tmp_path: Path, has_cache: bool
+    folder: Path, tmp_path: Path, has_cache: bool, before: str
 ) -> None:
+    if before:
+        Lines(folder, 4, seed=0)
+        for path in (folder / ".lines").glob("c.json*"):
+            path.unlink()
     read_only = (
         f"mount --bind {folder} {folder} && mount -o remount,bind,ro,nosuid,nodev {folder}"
         ' && exec "$0" "$@"'
@@ -171,9 +176,11 @@ def test_data_that_is_read_only_is_converted_in_data_cache(
     )
     if has_cache:
         assert done.returncode == 0, done.stderr
-        assert len(list((tmp_path / "cache").glob(".lines-*/[abc].json*"))) == 3
+        there = (tmp_path / "cache").glob(".lines-*/[abc].json*")
+        assert sorted(path.name[0] for path in there) == [*("c" if before else "abc")]
     else:
-        assert done.returncode == 2 and "cannot be made: Read-only file system; name" in done.stderr
+        why = "cannot be written; fix: name another folder" if before else "Read-only file system; "
+        assert done.returncode == 2 and why in done.stderr
 
 
 @pytest.mark.processes
