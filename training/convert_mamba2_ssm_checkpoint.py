@@ -65,8 +65,8 @@ def convert(arguments: Sequence[str]) -> None:
     print(f"wrote {given.output}: {done.tensors} tensors, {done.size:,} bytes, {given.precision}")
     if not tokenizer:
         print(
-            f"no tokenizer is written, for {given.input} has none; with a network: huggingface-cli "
-            f"download {HUB[given.type]} tokenizer.json tokenizer_config.json "
+            f"no tokenizer is written, for {given.input} has none; with a network: hf download "
+            f"{HUB[given.type]} tokenizer.json tokenizer_config.json "
             f"--local-dir {given.output}"
         )
     if not given.split_proj and _differs(source.sizes):
