@@ -36,7 +36,9 @@ def configure(arguments: Sequence[str]) -> Config:
     """Turn the command line into a configuration. Raises RequestError listing the faults."""
     parser = _Parser("python -m training", str(__doc__))
     parser.add_argument("--config", type=Path, required=True, metavar="FILE", help="a YAML file")
-    parser.add_argument("changes", nargs="*", metavar="key=value", help="settings that count more")
+    parser.add_argument(
+        "changes", nargs="*", metavar="key=value", help="settings that override the file"
+    )
     given, unknown = parser.parse_known_intermixed_args(list(arguments))
     return load(given.config, [*given.changes, *unknown])
 

@@ -50,7 +50,7 @@ def configure(arguments: Sequence[str]) -> ComposerConfig:
         "file", type=Path, nargs="?", default=FILE, metavar="FILE", help="default: config.yaml"
     )
     parser.add_argument(
-        "changes", nargs="*", metavar="SECTION.KEY=VALUE", help="settings that count more"
+        "changes", nargs="*", metavar="SECTION.KEY=VALUE", help="settings that override the file"
     )
     asked = parser.parse_intermixed_args(list(arguments))
     if asked.trial:

@@ -106,11 +106,7 @@ def _faults(weights: Weights, stored: list[Stored], again: list[Stored]) -> list
         for name, one in wanted.items()
         if name not in found
     ]
-    faults += [
-        f"{name} is too many, found {one.shape}"
-        for name, one in found.items()
-        if name not in allowed
-    ]
+    faults += [f"{name} is not expected" for name in found if name not in allowed]
     faults += [
         f"{name} has shape {found[name].shape}, wanted {one.shape}"
         for name, one in allowed.items()

@@ -96,9 +96,10 @@ class Reader:
             )
         if epochs and not to_the_end and self._end < skip + self.step_sequences:
             raise RequestError(
-                f"epochs: {epochs} of {len(samples):,} samples are less than the one step of "
+                f"epochs: {epochs} pass{'es' if epochs > 1 else ''} over {len(samples):,} samples "
+                f"{'are' if epochs > 1 else 'is'} less than one step, which takes "
                 f"{self.step_sequences:,}"
-                + (f" after the {skip:,} that are left out" if skip else "")
+                + (f", after the {skip:,} that are left out" if skip else "")
             )
         order = f"{seed}" if shuffle else "in order"
         self.fingerprint = hashlib.blake2b(

@@ -168,7 +168,7 @@ def broken(weights: Path, folder: Path, what: str) -> Path:
         ("shape", ["backbone.norm_f.weight has shape (127,), wanted (128,)"]),
         (
             "names",
-            ["backbone.norm_f.weight is missing, wanted (128,)", "backbone.extra is too many"],
+            ["backbone.norm_f.weight is missing, wanted (128,)", "backbone.extra is not expected"],
         ),
         ("family", ["family: mamba there, llama asked for"]),
         ("nothing", ["init_weights: /nowhere is no folder"]),

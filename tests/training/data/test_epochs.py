@@ -61,7 +61,9 @@ def test_a_new_run_leaves_out_samples_of_the_order(tmp_path: Path) -> None:
 def test_fewer_samples_than_one_step_are_refused(tmp_path: Path) -> None:
     path = write_text(tmp_path / "text", 18 * 17)
     few = DataConfig(dataset_path=path, seq_length=17, batch_size=2, epochs=1, n_samples_to_skip=16)
-    with pytest.raises(RequestError, match=r"epochs: 1 of 17 samples are less than .* 16 that are"):
+    with pytest.raises(
+        RequestError, match=r"epochs: 1 pass over 17 samples is less than .* 16 that are"
+    ):
         open_feed(config(few), 0, 1)
 
 
