@@ -164,7 +164,7 @@ def test_a_rank_that_is_killed(site: Site, undisturbed: Losses) -> None:
 
 
 def test_scancel_is_the_end(site: Site, undisturbed: Losses) -> None:
-    """And the same submitted again goes on; its folder's name is one that shells and fstab split."""
+    """And the same submitted again goes on; shells and fstab would split its folder's name."""
     run = "cancelled [1] run"
     job = submit(site, run)
     site.reach(run, 8)
