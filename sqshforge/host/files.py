@@ -243,32 +243,47 @@ class _Direct:
         return reached
 
 
-def piece_digests_at(path: Path, indices: Iterable[int], jobs: int) -> dict[int, str]:
+def piece_digests_at(
+    path: Path, indices: Iterable[int], jobs: int, advance: Callable[[float], None] = lambda _: None
+) -> dict[int, str]:
     """The SHA-256 of these pieces of a file, by their indices."""
+    found = {}
     with path.open("rb") as file, ThreadPoolExecutor(jobs) as threads:
         descriptor = file.fileno()
 
-        return dict(threads.map(lambda index: (index, _piece(descriptor, index)), indices))
+        def hashed(index: int) -> tuple[int, str, int]:
+            return index, *_piece(descriptor, index)
+
+        for index, one, size in threads.map(hashed, indices):
+            found[index] = one
+            advance(size)
+    return found
 
 
-def _piece(descriptor: int, index: int) -> str:
-    """The SHA-256 of a piece, read in parts: memory for all of it takes as long as the hash."""
+def _piece(descriptor: int, index: int) -> tuple[str, int]:
+    """The SHA-256 and the size of a piece.
+
+    It is read in parts: memory for all of it takes as long as the hash.
+    """
     found, part = hashlib.sha256(), memoryview(bytearray(PART))
     place, end = index * PIECE, (index + 1) * PIECE
     while place < end and (count := os.preadv(descriptor, [part[: end - place]], place)):
         found.update(part[:count])
         place += count
-    return found.hexdigest()
+    return found.hexdigest(), place - index * PIECE
 
 
-def piece_digests(path: Path, jobs: int, known: Mapping[int, str] | None = None) -> list[str]:
+def piece_digests(
+    path: Path,
+    jobs: int,
+    known: Mapping[int, str] | None = None,
+    advance: Callable[[float], None] = lambda _: None,
+) -> list[str]:
     """The SHA-256 of each piece of a file; those that are `known`, by index, are not read."""
     count = -(-path.stat().st_size // PIECE)
     known = known or {}
-    found = {
-        **known,
-        **piece_digests_at(path, (one for one in range(count) if one not in known), jobs),
-    }
+    asked = (one for one in range(count) if one not in known)
+    found = {**known, **piece_digests_at(path, asked, jobs, advance)}
     return [found[index] for index in range(count)]
 
 
@@ -286,13 +301,13 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def digest(path: Path, jobs: int) -> str:
-    """The digest of a file, read now.
+def digest(path: Path, jobs: int, advance: Callable[[float], None] = lambda _: None) -> str:
+    """The digest of a file, read now; `advance` is called with the bytes as they are read.
 
     The pieces are hashed side by side, and after a change at a file's end only that end is read
     again; a plain SHA-256 of a file of 20 GB would take longer than all else that an edit takes.
     """
-    return digest_of_pieces(piece_digests(path, jobs))
+    return digest_of_pieces(piece_digests(path, jobs, advance=advance))
 
 
 @contextlib.contextmanager

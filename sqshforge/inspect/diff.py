@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from sqshforge.errors import shown
-from sqshforge.host.terminal import Reporter, human
+from sqshforge.host.terminal import Reporter, Tracker, human
 from sqshforge.inspect import packages, shares
 from sqshforge.inspect.inspect import environment
+from sqshforge.recipe import normalize
 from sqshforge.squashfs.content import LENGTH, Content, blocks, fragment
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE, FOLDER, NONE, Entry
@@ -97,10 +98,10 @@ def compare(before: Path, after: Path, reporter: Reporter) -> Comparison:
     with (
         open_image(before) as one,
         open_image(after) as other,
-        reporter.track("comparing", one.reader.size) as tracker,
+        reporter.track("comparing") as tracker,
     ):
         pair = _Pair(one, other)
-        changes, times = pair.changes(tracker.advance)
+        changes, times = pair.changes(tracker)
         return Comparison(before, after, changes, tuple(_differences(one, other)), times)
 
 
@@ -109,11 +110,11 @@ class _Pair:
     one: Image
     other: Image
 
-    def changes(self, advance: Callable[[float], None]) -> tuple[tuple[Change, ...], int]:
+    def changes(self, tracker: Tracker) -> tuple[tuple[Change, ...], int]:
         """The entries that differ, by their paths, and how many differ in their time alone."""
         old, new = self.one.entries, self.other.entries
         names = (_names(self.one), _names(self.other))
-        same = self._same_content(advance)
+        same = self._same_content(tracker)
         found = [*_whole(old, new, "removed"), *_whole(new, old, "added")]
         times = 0
         for path in old.keys() & new.keys():
@@ -151,7 +152,7 @@ class _Pair:
         if names[0].get(old.inode.number) != names[1].get(new.inode.number):
             yield "hard links"
 
-    def _same_content(self, advance: Callable[[float], None]) -> set[bytes]:
+    def _same_content(self, tracker: Tracker) -> set[bytes]:
         """The files that have the same content in both.
 
         They are read in the order in which the first file has them.
@@ -162,12 +163,13 @@ class _Pair:
             for path in old.keys() & new.keys()
             if old[path].kind == new[path].kind == FILE and old[path].size == new[path].size
         ]
+        tracker.set(0, sum(ours.size for ours, _ in both))
         contents = _Contents(self.one, self.other)
         same = set()
         for ours, theirs in sorted(both, key=lambda pair: _place(pair[0])):
             if contents.equal(ours, theirs):
                 same.add(ours.path)
-            advance(sum(length & LENGTH for length in ours.inode.data.blocks))
+            tracker.advance(ours.size)
         return same
 
 
@@ -273,7 +275,7 @@ def _named(image: Image) -> dict[str, dict[str, str]]:
     content = Content(image)
     python: dict[str, set[str]] = defaultdict(set)
     for package in packages.python(image, content, shares.of_files(image)):
-        python[package.name].add(package.version)
+        python[normalize(package.name)].add(package.version)
     return {
         "Python package": {name: ", ".join(sorted(all_)) for name, all_ in python.items()},
         "Debian package": packages.debian(image, content),

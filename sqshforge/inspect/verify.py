@@ -66,9 +66,11 @@ def verify(
             fix="write one: lines of NAME KEYTYPE KEY, as ssh-keygen(1) tells",
         )
     facts = request.read_record(file)
-    with reporter.track("verifying", 2 * file.stat().st_size if file.is_file() else None) as bar:
+    size = file.stat().st_size if file.is_file() else 0
+    with reporter.track("verifying", 2 * size or None) as bar:
         structure, files = _structure(file, jobs, bar.advance)
-        found = digest(file, jobs)
+        bar.set(size)  # tables are not counted, nor is what comes after a fault
+        found = digest(file, jobs, bar.advance)
     checks = [structure]
     if facts is None:
         checks.append(

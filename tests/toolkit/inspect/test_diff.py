@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 
 from sqshforge.host.programs import Programs
+from sqshforge.inspect.diff import compare
 from tests.support import odd_root
 from tests.support.command_line import sqshforge
+from tests.support.progress import Following
 
 pytestmark = pytest.mark.processes
 
@@ -219,6 +221,16 @@ def test_versions_of_packages(before: Path, tmp_path: Path) -> None:
     }
 
 
+def test_an_update_may_spell_the_name_of_a_package_in_another_way(tmp_path: Path) -> None:
+    for name, spelled, version in (("before", "Jinja2", "3.1.3"), ("after", "jinja2", "3.1.4")):
+        package(tmp_path / name, spelled, version)
+        squashed(tmp_path / name, tmp_path / f"{name}.sqsh")
+    shown = sqshforge("diff", tmp_path / "before.sqsh", tmp_path / "after.sqsh").out.splitlines()
+    assert [line for line in shown if "Python package" in line] == [
+        "~ Python package jinja2 3.1.3 -> 3.1.4"
+    ]
+
+
 def test_times_alone_make_no_difference(before: Path, tmp_path: Path) -> None:
     after = changed(before, tmp_path, lambda tree: os.utime(tree / "bin/c"))
     done = sqshforge("diff", before, after, "--exit-code")
@@ -228,6 +240,19 @@ def test_times_alone_make_no_difference(before: Path, tmp_path: Path) -> None:
     )
     facts = found(before, after)
     assert (facts["equal"], facts["times"], facts["changes"]) == (True, 1, [])
+
+
+def test_progress_reaches_its_end(before: Path, tmp_path: Path) -> None:
+    """Files of other sizes are not read, and most small ones lie in blocks with others."""
+
+    def grow(tree: Path) -> None:
+        within(tree)
+        (tree / "big").write_bytes(RANDOM)
+
+    following = Following()
+    compare(before, changed(before, tmp_path, grow), following)
+    assert following.shares == sorted(following.shares)
+    assert following.shares[-1] == 1
 
 
 def test_what_cannot_be_compared(before: Path, tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 
 from sqshforge.host.programs import Programs, Result
+from sqshforge.inspect.verify import verify
 from tests.support.archives import Image, file, folder, layer, write
 from tests.support.command_line import sqshforge
+from tests.support.progress import Following
 
 pytestmark = pytest.mark.processes
 
@@ -94,6 +96,18 @@ def test_a_file_as_it_was_packed(desk: Desk) -> None:
     verdict, following = done.out.splitlines()[-2:]
     assert verdict == f"{desk.file}: verified"
     assert following.startswith("next: ") and following.endswith(f"smoke-test {desk.file}")
+
+
+def test_progress_goes_on_while_the_digest_is_read(tmp_path: Path) -> None:
+    large = Image([layer(file("a", os.urandom(40 << 20)))])
+    packed = tmp_path / "a.sqsh"
+    done = sqshforge("pack", write(large, "oci", tmp_path / "oci"), "-o", packed)
+    assert done.code == 0, done.err
+    following = Following()
+    verify(packed, None, 1, Programs(), following)
+    assert following.shares == sorted(following.shares)
+    assert following.shares[-1] == 1
+    assert sum(0.5 < share < 1 for share in following.shares) >= 2
 
 
 def test_a_file_of_others(desk: Desk) -> None:
