@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -50,6 +51,15 @@ def test_blocks_that_learn_pass_and_others_do_not(tmp_path: Path, learns: bool) 
     done = tried(tmp_path, MODULE.replace("{learns}", str(learns)))
     assert done.returncode == (0 if learns else 1), done.stderr
     assert set(json.loads(done.stdout)) == {"Mamba", "Mamba2"}
+
+
+def test_the_verdict_is_said_after_all_warnings(tmp_path: Path) -> None:
+    """The smoke test reports the last line."""
+    warns = 'import warnings\nwarnings.warn("it is deprecated", FutureWarning)\n'
+    said = tried(tmp_path, warns + MODULE.replace("{learns}", "False")).stderr.splitlines()
+    assert any("it is deprecated" in line for line in said)
+    one = r"loss [\d.]+ -> [\d.]+, must fall to half"
+    assert re.fullmatch(f"Mamba: {one}; Mamba2: {one}", said[-1])
 
 
 def test_the_version_of_cuda_mamba_has_no_mamba_2(tmp_path: Path) -> None:
