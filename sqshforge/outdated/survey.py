@@ -216,7 +216,12 @@ def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
         wanted = {one.partition("=")[0]: one for one in source.packages if "=" in one}
         # Nothing is installed from what is read here, so it needs no signature.
         line = f"deb [trusted=yes] {source.url} {source.suite} {source.component}"
-        newer = _candidates([line], list(wanted), recipe.platform, asked.programs)
+        if asked.programs.which("apt-get") is None:
+            newer, why = {}, "archives are asked through apt-get, which is not installed"
+        else:
+            answer = _candidates([line], list(wanted), recipe.platform, asked.programs)
+            silence = "does not answer" if answer is None else "does not have it"
+            newer, why = answer or {}, f"the archive {name} {silence}"
         for package, one in wanted.items():
             pin = Pin(
                 target=recipe.target,
@@ -225,20 +230,20 @@ def _vendor_packages(recipe: Recipe, asked: Asked, said: Comments) -> list[Pin]:
                 pinned=one.partition("=")[2],
                 comment=said.get((("apt_sources", name, "packages"), one), ""),
             )
-            silent = "" if package in newer else f"the archive {name} does not answer"
+            silent = "" if package in newer else why
             found.append(replace(pin, newest=newer.get(package), silent=silent))
     return found
 
 
 def _candidates(
     sources: Sequence[str], packages: Sequence[str], platform: Platform, programs: Programs
-) -> dict[str, str]:
-    """The version of each package that apt would take from these sources."""
-    if programs.which("apt-get") is None:
-        return {}
+) -> dict[str, str] | None:
+    """The version of each package that apt would take from these sources; None if one is silent."""
     with apt_of(sources, platform) as apt:
-        if programs.attempt([*apt("apt-get"), "update"]).code != 0:
-            return {}
+        # Without it an update from a host that cannot be reached is a success.
+        update = [*apt("apt-get"), "-o", "APT::Update::Error-Mode=any", "update"]
+        if programs.attempt(update).code != 0:
+            return None
         asked = [*apt("apt-cache"), "policy", *packages]
         said = programs.attempt(asked, env={"LC_ALL": "C", "LANGUAGE": ""})
     found = re.findall(r"^(\S+):\n(?:  .*\n)*?  Candidate: (\S+)$", said.out, re.MULTILINE)

@@ -247,7 +247,12 @@ def test_debian_packages_of_a_vendor_are_asked_of_its_archive(
         index,
         "app==1.0",
         apt_sources={
-            "near": {"url": web.url, "suite": "jammy", "key": "key", "packages": ["chip=1.9-a"]},
+            "near": {
+                "url": web.url,
+                "suite": "jammy",
+                "key": "key",
+                "packages": ["chip=1.9-a", "withdrawn=1"],
+            },
             "far": {
                 "url": "http://127.0.0.1:1",
                 "suite": "jammy",
@@ -262,5 +267,22 @@ def test_debian_packages_of_a_vendor_are_asked_of_its_archive(
     )
     assert (found["chip"].newest, found["chip"].state) == ("1.10-b", "outdated")
     assert found["absent"].silent == "the archive far does not answer"
+    assert found["withdrawn"].silent == "the archive near does not have it"
     assert "its host lists no files" in found["driver"].silent
     assert not {"free", "key"} & found.keys()
+
+
+def test_debian_packages_are_not_asked_without_apt(
+    index: Index, web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On Fedora the archive is not to blame."""
+    which = Programs.which
+    monkeypatch.setattr(
+        Programs, "which", lambda self, name: None if "apt" in name else which(self, name)
+    )
+    index.add(wheel("app"))
+    near = {"url": web.url, "suite": "jammy", "key": "key", "packages": ["chip=1.9-a"]}
+    archives = {"key": {"url": "https://files.example.test/key.asc"}}
+    found = surveyed(tmp_path, index, "app==1.0", apt_sources={"near": near}, archives=archives)
+    silent = "archives are asked through apt-get, which is not installed"
+    assert (found["chip"].state, found["chip"].silent) == ("not asked", silent)
