@@ -8,6 +8,7 @@ side. The signature follows it, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshs
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import temporary
 from sqshforge.host.files import parse_object, publish
-from sqshforge.host.programs import Programs
+from sqshforge.host.programs import Programs, Result
 from sqshforge.squash import request
 from sqshforge.squash.request import ARMOR, SIGNATURE_LIMIT
 from sqshforge.squash.request import signature_path as beside
@@ -122,21 +123,45 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
         armor = folder / "signature"
         armor.write_bytes(found.armor)
         if signers is None:
-            argv: list[str | Path] = [program, "-Y", "check-novalidate"]
-            name = ""
-        else:
-            asked = programs.attempt([program, "-Y", "find-principals", "-s", armor, "-f", signers])
+            done = programs.attempt(
+                [program, "-Y", "check-novalidate", "-n", NAMESPACE, "-s", armor],
+                stdin=found.signed,
+            )
+            return _said(done)
+        allowed = folder / "signers"
+        lines = signers.read_bytes().split(b"\n")
+        refused = ""
+        while True:
+            allowed.write_bytes(b"\n".join(lines))
+            asked = programs.attempt([program, "-Y", "find-principals", "-s", armor, "-f", allowed])
             name = next(iter(asked.out.splitlines()), "")
             if asked.code != 0 or not name:
-                raise WorkError("no allowed signer made the signature", where=str(signers))
-            argv = [program, "-Y", "verify", "-f", signers, "-I", name]
-        argv += ["-n", NAMESPACE, "-s", armor]
-        done = programs.attempt(argv, stdin=found.signed)
+                raise WorkError(
+                    refused or "no allowed signer made the signature", where=str(signers)
+                )
+            argv: list[str | Path] = [program, "-Y", "verify", "-f", allowed, "-I", name]
+            done = programs.attempt([*argv, "-n", NAMESPACE, "-s", armor], stdin=found.signed)
+            line = _OF_OTHER_USE.search(done.err) if done.code != 0 else None
+            if line is None:
+                return f"{name}, {_said(done)}"
+            # The first line with the key, which only it is found by: one below may be good.
+            number = int(line[1])
+            refused = refused or (
+                f"the key of {name} may not sign for the namespace {NAMESPACE}: "
+                f"line {number} of {signers.name} has other namespaces"
+            )
+            lines[number - 1] = b""
+
+
+_OF_OTHER_USE = re.compile(r":(\d+): key is not permitted for use in signature namespace")
+
+
+def _said(done: Result) -> str:
+    """The key of a good signature, as ssh-keygen reports it; `WorkError` for any other."""
     said = (done.out or done.err).strip()
     if done.code != 0:
         raise WorkError(f"the signature is invalid: {said}")
-    key = said.rpartition(" with ")[2]
-    return f"{name}, {key}" if name else key
+    return said.rpartition(" with ")[2]
 
 
 def statement(file: Path, digest: str) -> Statement:

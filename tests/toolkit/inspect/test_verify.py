@@ -284,6 +284,25 @@ def test_a_signature_of_another_use_of_the_key(desk: Desk) -> None:
     assert "is invalid" in checks["signature"][1]
 
 
+def test_a_key_that_is_allowed_for_other_uses_alone(desk: Desk) -> None:
+    desk.sign()
+    key = (desk.home / "ours.pub").read_text()
+    signers = desk.file.with_name("signers")
+    of_git = f'# keys\nann@git namespaces="git" {key}'
+    signers.write_text(of_git)
+    code, checks = desk.verify("--signers", signers)
+    assert code == 1
+    assert checks["signature"] == (
+        "FAILED",
+        "the key of ann@git may not sign for the namespace sqshforge: "
+        "line 2 of signers has other namespaces",
+    )
+    signers.write_text(f"{of_git}ann@example.org {key}")
+    code, checks = desk.verify("--signers", signers)
+    assert code == 0
+    assert checks["signature"][1].startswith("ann@example.org, ED25519 key SHA256:")
+
+
 def test_signed_anew(desk: Desk) -> None:
     """The place of a signature is taken by a new one, and by nothing else's."""
     desk.sign("theirs")
