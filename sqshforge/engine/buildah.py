@@ -17,7 +17,7 @@ from typing import Any
 
 from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
-from sqshforge.host import emulation, resources, temporary
+from sqshforge.host import emulation, resources, suggest, temporary
 from sqshforge.host import rootless as storage
 from sqshforge.host.programs import Programs
 from sqshforge.network import access
@@ -76,11 +76,12 @@ class Buildah:
     def check(self, dockerfile: str, platform: Platform | None = None) -> list[str]:
         emulation.require(platform, self.programs)
         if not self._knows_bind_mounts() and with_volumes(dockerfile) is None:
+            docker = suggest.install(self.programs.which, "docker", "docker-buildx")
             raise MissingError(
                 f"buildah {'.'.join(map(str, self._version))} cannot build this image: "
                 "its Dockerfile mounts what other stages made, which buildah can do from 1.24 on",
                 where=str(self.program),
-                fix="build with docker (apt-get install docker.io docker-buildx; ENGINE=docker), "
+                fix=f"build with docker ({docker}; ENGINE=docker), "
                 "or on a machine with a newer buildah",
             )
         return [storage.COPYING] if storage.is_copying(self._info) else []

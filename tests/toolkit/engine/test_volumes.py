@@ -66,7 +66,21 @@ def test_an_old_buildah_says_before_the_build_which_images_it_cannot_build(targe
     with pytest.raises(MissingError) as caught:
         buildah.check(text)
     assert "buildah 1.23 cannot build this image" in caught.value.what
-    assert "ENGINE=docker" in caught.value.fix
+    assert "apt-get install docker.io docker-buildx; ENGINE=docker" in caught.value.fix
+
+
+@pytest.mark.processes
+def test_an_old_buildah_names_the_package_manager_that_is_there() -> None:
+    class Fedora(Old):
+        def which(self, program: str) -> Path | None:
+            return {"dnf": Path("/usr/bin/dnf")}.get(program)
+
+    target = next(one for one in TARGETS if one not in BY_VOLUMES)
+    buildah = Buildah(Programs().require("buildah"), Fedora())
+    with pytest.raises(MissingError) as caught:
+        buildah.check((GOLDEN / f"{target}.Dockerfile").read_text())
+    assert "dnf install docker docker-buildx" in caught.value.fix
+    assert "apt-get" not in caught.value.fix
 
 
 @pytest.mark.processes
