@@ -130,14 +130,14 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
             return _said(done)
         allowed = folder / "signers"
         lines = signers.read_bytes().split(b"\n")
-        refused = ""
+        refused: WorkError | None = None
         while True:
             allowed.write_bytes(b"\n".join(lines))
             asked = programs.attempt([program, "-Y", "find-principals", "-s", armor, "-f", allowed])
             name = next(iter(asked.out.splitlines()), "")
             if asked.code != 0 or not name:
-                raise WorkError(
-                    refused or "no allowed signer made the signature", where=str(signers)
+                raise refused or WorkError(
+                    "no allowed signer made the signature", where=str(signers)
                 )
             argv: list[str | Path] = [program, "-Y", "verify", "-f", allowed, "-I", name]
             done = programs.attempt([*argv, "-n", NAMESPACE, "-s", armor], stdin=found.signed)
@@ -145,12 +145,12 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
             if line is None:
                 return f"{name}, {_said(done)}"
             # The first line with the key, which only it is found by: one below may be good.
-            number = int(line[1])
-            refused = refused or (
+            refused = refused or WorkError(
                 f"the key of {name} may not sign for the namespace {NAMESPACE}: "
-                f"line {number} of {signers.name} has other namespaces"
+                f"line {line[1]} of {signers.name} has other namespaces",
+                where=str(signers),
             )
-            lines[number - 1] = b""
+            lines[int(line[1]) - 1] = b""
 
 
 _OF_OTHER_USE = re.compile(r":(\d+): key is not permitted for use in signature namespace")
