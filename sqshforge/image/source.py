@@ -102,6 +102,10 @@ class Rootfs:
 
     folder: Path
 
+    def holds(self, place: Path) -> bool:
+        """Whether a place lies in the folder."""
+        return place.parent.resolve().is_relative_to(self.folder.resolve())
+
     def config(self) -> ImageConfig:
         if not (self.folder / "etc").is_dir():
             raise RequestError(

@@ -63,7 +63,8 @@ class Cache:
 
         Raises `RequestError` for one that is no size.
         """
-        return cls(cache_home() / "bases", size(os.environ.get("SQSHFORGE_CACHE_SIZE") or "50G"))
+        name = "SQSHFORGE_CACHE_SIZE"
+        return cls(cache_home() / "bases", size(os.environ.get(name) or "50G", name))
 
     def has(self, key: str) -> bool:
         """Whether there is a base of a key, at this moment."""

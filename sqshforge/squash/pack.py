@@ -31,7 +31,7 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image import address, enroot
-from sqshforge.image.address import Content, Remote, Source
+from sqshforge.image.address import Content, Remote, Rootfs, Source
 from sqshforge.image.enroot import CARRIED
 from sqshforge.squash import mksquashfs, payload
 from sqshforge.squash.cache import Cache
@@ -87,6 +87,12 @@ def pack(
             "the output's name is too long",
             where=str(output),
             fix=f"give it at most {LONGEST} bytes: its record's name is longer",
+        )
+    if isinstance(source, Rootfs) and source.holds(output):
+        raise RequestError(
+            "the output lies in the folder that is packed, and would be packed into itself",
+            where=str(output),
+            fix=f"name a file outside of {source.folder.resolve()}",
         )
     if not output.parent.is_dir():
         raise RequestError("the output's folder does not exist", where=str(output.parent))

@@ -182,6 +182,19 @@ def test_a_wrong_request(
     assert visible(tmp_path) == set()
 
 
+def test_a_folder_is_not_packed_into_itself(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to(tree / "etc")
+    monkeypatch.chdir(tree)
+    for address, output in (("rootfs:.", "in.sqsh"), (f"rootfs:{tree}", tmp_path / "link/a.sqsh")):
+        refused = run(address, "-o", output)
+        assert refused.returncode == 2
+        assert "the output lies in the folder that is packed" in refused.stderr
+        assert f"fix:   name a file outside of {tree}" in refused.stderr
+    assert visible(tree / "etc") == set() and not list(tree.glob("*.sqsh*"))
+
+
 @pytest.mark.parametrize("text", ["yesterday", "-1", "1.5", "", "²", "99999999999"])
 def test_a_source_date_epoch_that_is_none(
     text: str, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
