@@ -11,13 +11,13 @@ from typing import NoReturn
 import click
 
 as_path = click.Path(path_type=Path)
-json_option = click.option("--json", "as_json", is_flag=True, help="Print it for programs.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 
 
 @click.command()
 @click.argument("file", type=as_path, metavar="FILE.sqsh")
 @json_option
-@click.option("--plot", type=as_path, metavar="FILE.png", help="Draw where the bytes are.")
+@click.option("--plot", type=as_path, metavar="FILE.png", help="Draw where the bytes are, too.")
 def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
     """Show what is in FILE.sqsh, where it comes from, and where its bytes are."""
     from sqshforge.host import suggest
@@ -45,7 +45,7 @@ def inspect(file: Path, as_json: bool, plot: Path | None) -> None:
 @click.argument("before", type=as_path, metavar="A.sqsh")
 @click.argument("after", type=as_path, metavar="B.sqsh")
 @json_option
-@click.option("--exit-code", is_flag=True, help="End with 1 where they differ.")
+@click.option("--exit-code", is_flag=True, help="End with exit code 1 where they differ.")
 def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     """Show what is added, removed and changed from A.sqsh to B.sqsh."""
     from sqshforge.host import suggest
@@ -66,11 +66,13 @@ def diff(before: Path, after: Path, as_json: bool, exit_code: bool) -> NoReturn:
     "--signers",
     type=as_path,
     envvar="SQSHFORGE_SIGNERS",
-    help="Whose signatures are good: an allowed signers file of ssh-keygen.",
+    metavar="FILE",
+    help="Demand a signature by a key in FILE, ssh-keygen's allowed signers "
+    "[default: SQSHFORGE_SIGNERS, if set].",
 )
 @json_option
 def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
-    """Prove that FILE.sqsh is whole, and what its record and its signature say."""
+    """Check that FILE.sqsh is whole, and that its record and its signature fit it."""
     from sqshforge.host import suggest
     from sqshforge.host.programs import Programs
     from sqshforge.host.resources import processors
@@ -91,7 +93,13 @@ def verify(file: Path, signers: Path | None, as_json: bool) -> NoReturn:
 
 @click.command()
 @click.argument("file", type=as_path, metavar="FILE.sqsh")
-@click.option("--key", type=as_path, required=True, help="An SSH key, or the public half of one.")
+@click.option(
+    "--key",
+    type=as_path,
+    metavar="FILE",
+    required=True,
+    help="A private SSH key, or a public one whose private half ssh-agent has.",
+)
 def sign(file: Path, key: Path) -> None:
     """Sign FILE.sqsh with an SSH key, into FILE.sqsh.sig."""
     from sqshforge.errors import WorkError

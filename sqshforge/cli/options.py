@@ -21,18 +21,23 @@ engine_option = click.option(
     envvar="ENGINE",
     default=None,
     shell_complete=completion.engines,
-    help="docker or buildah [default: docker if a daemon answers, else buildah]",
+    metavar="NAME",
+    help="docker or buildah [default: docker if a daemon answers, else buildah].",
 )
 
 set_option = click.option(
-    "--set", "settings", multiple=True, metavar="NAME=VALUE", help="Another parameter of a recipe."
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Give a parameter of the recipe another value.",
 )
 
 
 platform_option = click.option(
     "--platform",
     type=click.Choice(tuple(platforms.ALL)),
-    help="What the image is for [default: this machine's own, else the recipe's first].",
+    help="The machines that the image is for [default: this one's kind, else the recipe's first].",
 )
 
 

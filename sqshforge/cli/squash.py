@@ -23,25 +23,45 @@ from sqshforge.errors import RequestError
 
 @click.command()
 @click.argument("source", shell_complete=completion.targets)
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE.sqsh")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE.sqsh",
+    help="The file to write [default: build/TARGET.sqsh].",
+)
 @click.option(
     "--profile",
     default="shared",
     shell_complete=completion.profiles,
-    help="fast, shared or archive [default: shared]",
+    metavar="NAME",
+    help="How to compress: fast, shared or archive [default: shared].",
 )
-@click.option("--jobs", type=click.IntRange(min=1), help="[default: the processors of this job]")
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processors to use [default: those of this job].",
+)
 @click.option("--force", is_flag=True, help="Pack even where the file is up to date or not ours.")
 @click.option("--xattrs", is_flag=True, help="Keep extended attributes and file capabilities.")
 @click.option("--devices", is_flag=True, help="Keep device nodes that lie outside of /dev.")
-@click.option("--no-cache", is_flag=True, help="Keep no base for the next pack, and use none.")
+@click.option(
+    "--no-cache",
+    is_flag=True,
+    help="Read the whole image and keep no base; add --force if the file is up to date.",
+)
 @click.option(
     "--hot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The list of the files that come first [default: recipes/hot/TARGET.txt, if there].",
+    help="A list of the files to pack first [default: recipes/hot/TARGET.txt, if there].",
 )
-@click.option("--no-hot", is_flag=True, help="No files first: all in the order of a walk.")
+@click.option(
+    "--no-hot",
+    is_flag=True,
+    help="Pack no files first: all in the order of a walk through folders.",
+)
 @set_option
 @platform_option
 @engine_option
@@ -122,7 +142,7 @@ def smoke_test(
     platform: str | None,
     engine: str | None,
 ) -> NoReturn:
-    """Prove that an image can do its job, inside it."""
+    """Check, inside an image, that its packages load and that it can train."""
     import json
     from dataclasses import asdict
 
@@ -154,13 +174,17 @@ def smoke_test(
 
 @click.command(context_settings={"ignore_unknown_options": False})
 @click.argument("image", type=click.Path(path_type=Path), metavar="FILE.sqsh")
-@click.option("--mount", "mounts", multiple=True, metavar="SRC:DST", help="Bind a host path.")
-@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set a variable.")
+@click.option(
+    "--mount", "mounts", multiple=True, metavar="SRC:DST", help="Mount the host's SRC at DST."
+)
+@click.option(
+    "--env", "variables", multiple=True, metavar="NAME=VALUE", help="Set an environment variable."
+)
 @click.option(
     "--runtime",
     type=click.Choice(("auto", "enroot", "builtin")),
     default="auto",
-    help="Who starts it; auto is enroot where that is installed [auto].",
+    help="What starts it; auto is enroot where that is installed [default: auto].",
 )
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(
@@ -170,7 +194,7 @@ def run(
     runtime: str,
     command: tuple[str, ...],
 ) -> NoReturn:
-    """Start a sqsh and run COMMAND in it (after --); its exit code is passed on."""
+    """Start a squash file, run COMMAND in it (after --), and end with its exit code."""
     from sqshforge.host.programs import Programs
     from sqshforge.run import start
     from sqshforge.run.container import parse_pairs
@@ -189,20 +213,34 @@ def run(
 @click.command()
 @click.argument("file", type=click.Path(path_type=Path), metavar="FILE.sqsh")
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
-@click.option("--limit", envvar="STAGE_LIMIT", default="200G", help="For all yours in DIR [200G].")
-@click.option("--all-nodes", is_flag=True, help="In a job: on each of its nodes.")
+@click.option(
+    "--limit",
+    envvar="STAGE_LIMIT",
+    default="200G",
+    metavar="SIZE",
+    help="Most bytes that all your copies in DIR may take [default: 200G].",
+)
+@click.option("--all-nodes", is_flag=True, help="In a Slurm job: copy to DIR on each of its nodes.")
 @click.option(
     "--by",
     envvar="STAGE_BY",
     type=click.Choice(["sbcast", "copy"]),
     default="sbcast",
-    help="Slurm's tree, or each node for itself [sbcast].",
+    help="With --all-nodes: send by sbcast, or let each node copy the file itself "
+    "[default: sbcast].",
 )
-@click.option("--look", is_flag=True, help="Exit code 1 if DIR lacks the copy; room is made.")
 @click.option(
-    "--arrived", type=click.Path(path_type=Path), help="A copy on that disk: check and take it."
+    "--look",
+    is_flag=True,
+    help="Only check whether DIR has the copy, and make room for it; exit code 1 if it has not.",
 )
-@click.option("--digest", metavar="DIGEST", help="That of FILE.sqsh, where it is known.")
+@click.option(
+    "--arrived",
+    type=click.Path(path_type=Path),
+    metavar="COPY",
+    help="Check and take COPY, a file that was brought to DIR's disk, instead of copying.",
+)
+@click.option("--digest", metavar="DIGEST", help="The digest of FILE.sqsh, to save reading it.")
 def stage(
     file: Path,
     folder: Path,
@@ -215,13 +253,20 @@ def stage(
 ) -> None:
     """Copy FILE.sqsh to DIR on this machine, unless it is there; print the copy's path.
 
-    The path is all that it prints, as launchers read it.
+    Standard output has that path alone, for scripts.
     """
     from sqshforge.host.programs import Programs
     from sqshforge.host.terminal import Reporter, size
     from sqshforge.squash import stage as staging
 
-    file, folder, most = file.absolute(), folder.absolute(), size(limit)
+    for name, given in (("--look", look), ("--arrived", arrived), ("--digest", digest)):
+        if all_nodes and given:
+            raise RequestError(
+                f"{name} cannot be combined with --all-nodes: it is for one node",
+                fix="leave one of the two out",
+            )
+    file, folder = file.absolute(), folder.absolute()
+    most = size(limit, "--limit or STAGE_LIMIT")
     arrived = arrived and arrived.absolute()
     if look:
         there = staging.look(file, folder, most, Reporter(), arrived, digest)
@@ -236,7 +281,7 @@ def stage(
 
 @click.group(cls=Commands)
 def cache() -> None:
-    """Look at, or clear, the bases that make the next pack of an image fast."""
+    """List or remove the bases: what is kept of images, so that the next pack is fast."""
 
 
 @cache.command("ls")
@@ -261,9 +306,11 @@ def cache_ls() -> None:
 
 
 @cache.command("prune")
-@click.option("--keep", default="0", metavar="SIZE", help="What may stay, such as 20G [default: 0]")
+@click.option(
+    "--keep", default="0", metavar="SIZE", help="Bytes that may stay, such as 20G [default: 0]."
+)
 def cache_prune(keep: str) -> None:
-    """Remove bases, the least recently used first, until SIZE holds the rest.
+    """Remove bases, the least recently used first, until the rest takes at most SIZE.
 
     What failed or killed packers left there goes too, whatever SIZE is; what killed commands left
     elsewhere is named, with the command that removes it.
@@ -275,7 +322,7 @@ def cache_prune(keep: str) -> None:
     from sqshforge.squash.cache import Cache
 
     ours = Cache.of_user()
-    gone = ours.prune(size(keep))
+    gone = ours.prune(size(keep, "--keep"))
     show_lines(f"removed {len(gone)} bases, {human(sum(base.size for base in gone))}")
     left = ours.remove_orphans()
     if left:

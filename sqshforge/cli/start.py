@@ -19,9 +19,9 @@ from sqshforge.errors import RequestError
     "--nodes",
     type=click.IntRange(min=1),
     metavar="N",
-    help="So many nodes; where fewer are idle, wait for them [default: all idle ones].",
+    help="Look at N nodes; where fewer are idle, wait for them [default: all idle ones].",
 )
-@click.option("--partition", metavar="P", help="Their partition [default: Slurm's].")
+@click.option("--partition", metavar="P", help="The partition of the nodes [default: Slurm's].")
 @click.option(
     "--folder",
     "folders",
@@ -41,14 +41,14 @@ from sqshforge.errors import RequestError
     "seconds",
     type=click.FloatRange(min=5),
     metavar="SECONDS",
-    help="In which all nodes must answer [default: 120].",
+    help="Seconds within which all nodes must answer [default: 120].",
 )
 def doctor(cluster: bool, **asked: Any) -> NoReturn:
     """Tell what is there and what is missing, with the command that fixes it.
 
-    With --cluster one job of a task a node looks at the idle nodes of a partition, or in a job at
-    its own nodes. It takes Python there, installs and changes nothing, and needs no root. Slurm's
-    variables, such as SLURM_ACCOUNT, hold for it.
+    With --cluster it starts one job with one task on each idle node of a partition; inside of a
+    job it looks at that job's nodes. It needs Python there and no root, and changes nothing.
+    Slurm's variables, such as SLURM_ACCOUNT, have their effect.
     """
     from sqshforge import doctor as examination
     from sqshforge import project
@@ -70,7 +70,11 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
 
 @click.command()
 @click.argument("target", default="cpu-mamba", shell_complete=completion.targets)
-@click.option("--since", type=float, help="When set-up began, in seconds of the epoch.")
+@click.option(
+    "--since",
+    type=float,
+    help="When set-up began, in seconds of the epoch: its time is a row, too.",
+)
 @engine_option
 def quickstart(target: str, since: float | None, engine: str | None) -> NoReturn:
     """Build, pack and smoke-test a target; end with a table of the steps."""

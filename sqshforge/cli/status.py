@@ -29,10 +29,13 @@ EVERY = 5.0  # seconds
     metavar="DIR",
     help="Where runs are [default: SQSHFORGE_RUNS, else checkpoints/ and the current folder].",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print all that is known, for programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print all that is known as JSON.")
 @click.option("--watch", "again", is_flag=True, help="Look again and again until the run ends.")
 @click.option(
-    "--every", type=click.FloatRange(min=0.1), metavar="SECONDS", help="With --watch [default: 5]."
+    "--every",
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="With --watch: seconds from one look to the next [default: 5].",
 )
 def status(
     what: str | None, given: tuple[Path, ...], as_json: bool, again: bool, every: float | None

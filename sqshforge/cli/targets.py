@@ -65,7 +65,14 @@ def show(target: str, platform: str | None) -> None:
 
 @click.command()
 @click.argument("target", shell_complete=completion.targets)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="DIR")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="DIR",
+    help="The folder to write to.",
+)
 @set_option
 @platform_option
 def render(target: str, output: Path, settings: tuple[str, ...], platform: str | None) -> None:
@@ -91,7 +98,7 @@ def render(target: str, output: Path, settings: tuple[str, ...], platform: str |
 @click.option(
     "--platform",
     type=click.Choice(tuple(platforms.ALL)),
-    help="That lock alone [default: one for each platform of the recipe].",
+    help="Write the lock of this platform alone [default: of each that the recipe has].",
 )
 def lock(target: str | None, check: bool, platform: str | None) -> None:
     """Resolve the pins of a recipe, or of all, to versions and hashes, for each platform.
@@ -178,7 +185,7 @@ def lock(target: str | None, check: bool, platform: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print every pin for programs.")
 @platform_option
 def outdated(target: str | None, as_json: bool, platform: str | None) -> None:
-    """Show what the pins of a recipe, or of all, have newer, and what holds them back.
+    """Show newer versions of the pins of a recipe, or of all, and what holds them back.
 
     Nothing is changed. Packages are asked of the indexes that pip is configured with, sources of
     their git hosts, images of their registries; what does not answer is named.
@@ -238,7 +245,7 @@ def schema() -> None:
 def vendor(
     target: str, settings: tuple[str, ...], platform: str | None, engine: str | None
 ) -> None:
-    """Gather all that a build takes from outside, for OFFLINE=1."""
+    """Gather all that a build needs from the network, to build with OFFLINE=1."""
     from sqshforge.host.terminal import human
 
     steps = steps_of(engine, settings, platform)

@@ -28,9 +28,10 @@ ENOUGH = 0.9  # of a list's lines: where fewer name a file, the list is to be wr
     "place",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The list [default: recipes/hot/TARGET.txt; the output, for a FILE.sqsh].",
+    help="The list to write, or to check "
+    "[default: recipes/hot/TARGET.txt; for a FILE.sqsh standard output].",
 )
-@click.option("--check", is_flag=True, help="Start nothing: does the list still name its files?")
+@click.option("--check", is_flag=True, help="Start nothing; check that the list's files are there.")
 @platform_option
 @engine_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)

@@ -49,11 +49,13 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s"
 
 
-def size(text: str) -> int:
-    """Bytes of a size such as 50G or 512M; `RequestError` for what is none."""
+def size(text: str, where: str) -> int:
+    """Bytes of a size such as 50G or 512M; `RequestError` for what is none, naming `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
-        raise RequestError(f"{text!r} is not a size", fix="a number of bytes, or 512M, 50G, 1T")
+        raise RequestError(
+            f"{text!r} is not a size", where=where, fix="a number of bytes, or 512M, 50G, 1T"
+        )
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -84,6 +84,16 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         ),
         (["pack", "rootfs:/x", "-o", "x", "--set", "a=b"], "--set a=b is for a target", "target"),
         (["render", "cpu-mamba"], "Missing option", "--output"),
+        (["stage", "x", "y", "--limit", "lots"], "where: --limit or STAGE_LIMIT", "50G"),
+        (["cache", "prune", "--keep", "some"], "where: --keep", "50G"),
+        *(
+            (
+                ["stage", "x", "y", "--all-nodes", *words],
+                f"{words[0]} cannot be combined with --all-nodes",
+                "leave one of the two out",
+            )
+            for words in (["--look"], ["--arrived", "x"], ["--digest", "x"])
+        ),
     ],
 )
 def test_a_wrong_request_is_exit_code_2_and_one_clear_message(
@@ -95,6 +105,17 @@ def test_a_wrong_request_is_exit_code_2_and_one_clear_message(
     assert fix in done.err
     assert "Traceback" not in done.err
     assert len(done.err.splitlines()) <= 5
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("SQSHFORGE_CACHE_SIZE", ["cache", "ls"]), ("STAGE_LIMIT", ["stage", "x", "y"])],
+)
+def test_a_variable_that_is_no_size_is_named(name: str, words: list[str]) -> None:
+    done = sqshforge(*words, env={name: "lots"})
+    assert done.code == 2, done.err
+    assert "'lots' is not a size" in done.err
+    assert name in done.err
 
 
 def test_docker_asked_for_without_a_daemon_is_exit_code_3() -> None:

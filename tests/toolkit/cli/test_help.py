@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import click
 import pytest
 
 from sqshforge.cli.main import cli
@@ -41,3 +42,11 @@ def test_no_line_of_help_is_wider_than_the_terminal_or_cut(command: tuple[str, .
     assert usage.startswith(f"Usage: {' '.join(('sqshforge', *command))}")
     assert "..." not in rest
     assert [line for line in done.out.splitlines() if len(line) > 80] == []
+
+
+def test_every_option_says_what_it_does() -> None:
+    for command in (*cli.commands.values(), *cache.commands.values()):
+        for option in command.params:
+            if isinstance(option, click.Option):
+                text, _, _ = (option.help or "").partition("[")
+                assert text, f"{command.name} {option.opts[-1]}"

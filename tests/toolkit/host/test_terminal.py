@@ -108,10 +108,10 @@ def test_a_plain_terminal_gets_plain_lines(env: Mapping[str, str], tmp_path: Pat
     ],
 )
 def test_sizes(text: str, count: int) -> None:
-    assert terminal.size(text) == count
+    assert terminal.size(text, "--limit") == count
 
 
 @pytest.mark.parametrize("text", ["", "-1", "many", "1X", "G"])
 def test_what_is_no_size_is_a_wrong_request(text: str) -> None:
     with pytest.raises(RequestError, match="is not a size"):
-        terminal.size(text)
+        terminal.size(text, "--limit")
