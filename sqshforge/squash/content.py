@@ -42,9 +42,8 @@ def open_content(
     files.mkdir()
     if isinstance(content, Folder):
         with overlay.mounted(content.stack, mount, programs) as stack:
-            folder = stack.image / CARRIED
-            found = folder if folder.is_dir() and not folder.is_symlink() else None
-            yield Opened(content, stack, None if request.options.xattrs else found)
+            found = None if request.options.xattrs else payload.mounted(stack.image)
+            yield Opened(content, stack, found)
     else:
         unpacked = None if request.options.xattrs else payload.unpack(content, files)
         yield Opened(content, None, unpacked)

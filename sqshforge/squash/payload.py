@@ -1,6 +1,7 @@
-"""/sqshforge of an image that is not mounted: small, and unpacked for a moment.
+"""/sqshforge of an image, where it can be appended to all the rest: small, and without devices.
 
-Mksquashfs appends folders only, and no tar.
+Mksquashfs appends folders only, and no tar: that of an image that is not mounted is unpacked for a
+moment. What can be appended is the same for both, so that the bytes are.
 """
 
 from __future__ import annotations
@@ -9,12 +10,34 @@ import io
 import os
 import tarfile
 from pathlib import Path, PurePosixPath
+from stat import S_ISBLK, S_ISCHR, S_ISREG
 
 from sqshforge.errors import WorkError
 from sqshforge.image.address import Remote, Stream
 from sqshforge.image.enroot import CARRIED
 
 MOST = 32 << 20  # bytes; a larger one is written with all the rest, and nothing is unpacked
+ENTRY = 1 << 10  # bytes that an entry counts beside its content: a tar's header and padding
+HELD = 2 * MOST  # bytes of the tar, in which long names have headers of their own
+
+
+def mounted(image: Path) -> Path | None:
+    """/sqshforge of a mounted image; None where it cannot be split off, as by `unpack`."""
+    place = image / CARRIED
+    if not place.is_dir() or place.is_symlink():
+        return None
+    size, seen = ENTRY, set()
+    for path in place.rglob("*"):
+        found = path.lstat()
+        size += ENTRY
+        if S_ISCHR(found.st_mode) or S_ISBLK(found.st_mode):
+            return None
+        if S_ISREG(found.st_mode) and (found.st_dev, found.st_ino) not in seen:
+            seen.add((found.st_dev, found.st_ino))
+            size += found.st_size
+        if size > MOST:
+            return None
+    return place
 
 
 def unpack(content: Stream | Remote, work: Path) -> Path | None:
@@ -36,6 +59,7 @@ def unpack(content: Stream | Remote, work: Path) -> Path | None:
             not members
             or not members[0].isdir()
             or any(one.isdev() and not one.isfifo() for one in members)
+            or sum(ENTRY + one.size for one in members) > MOST
         ):
             return None
         for member in members:
@@ -54,7 +78,7 @@ class _TooLargeError(Exception):
 
 class _Held(io.BytesIO):
     def write(self, data: object) -> int:
-        if self.tell() + len(data) > MOST:  # type: ignore[arg-type]
+        if self.tell() + len(data) > HELD:  # type: ignore[arg-type]
             raise _TooLargeError
         return super().write(data)  # type: ignore[arg-type]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -182,6 +183,35 @@ def test_whichever_way_an_image_is_read_its_file_is_the_same(desk: Desk) -> None
             assert FROM_CACHE in said, (first, way)
             assert files.digest(path, jobs=1) == cold[way], (first, way)
         desk.cache.prune(0)
+
+
+def large(place: Path) -> None:
+    (place / "large").write_bytes(bytes(32 << 20))
+
+
+def device(place: Path) -> None:
+    with tarfile.open(place.parent / "device.tar", "w") as tar:
+        one = tarfile.TarInfo("sqshforge/null")
+        one.type, one.devmajor, one.devminor = tarfile.CHRTYPE, 1, 3
+        tar.addfile(one)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("desk", ["docker", "buildah"], indirect=True)
+@pytest.mark.parametrize("fill", [large, device])
+def test_a_folder_that_is_not_packed_apart_is_so_whichever_way_it_is_read(
+    desk: Desk, fill: Callable[[Path], None]
+) -> None:
+    (desk.context / "added").mkdir()
+    fill(desk.context / "added")
+    is_tar = (desk.context / "device.tar").exists()
+    dockerfile = DOCKERFILE + ("ADD device.tar /\n" if is_tar else "COPY added/ /sqshforge/\n")
+    read = ways(desk.build("one", dockerfile), desk.engine, desk.folder / "ways")
+    found = {
+        way: files.digest(desk.pack(image, f"{way}.sqsh")[0], 1) for way, image in read.items()
+    }
+    assert len(set(found.values())) == 1, found
+    assert desk.cache.bases() == []
 
 
 @pytest.mark.processes
