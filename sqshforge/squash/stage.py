@@ -1,10 +1,11 @@
 """A copy of a squash file on a node's own disk, made once and found again by later jobs.
 
-The copy is named by its content: the content key in the file's record, else the file's digest. It
-has that name only when it is whole and its digest is right. The least recently used copies go
-where a limit would be passed. Of several jobs on a node one copies and the others take what it
-made: the lock is the kernel's, on the node's own file system. Each user has a folder of their own
-in the folder of copies: a copy that is there is started unread, so no other user may have made it.
+The copy is named by the file's digest, which its record has. The content key in that would not do:
+that of a folder (`rootfs:`) says nothing of what is in it. A copy has its name only when it is
+whole and its digest is right. The least recently used copies go where a limit would be passed. Of
+several jobs on a node one copies and the others take what it made: the lock is the kernel's, on
+the node's own file system. Each user has a folder of their own in the folder of copies: a copy that
+is there is started unread, so no other user may have made it.
 """
 
 from __future__ import annotations
@@ -46,9 +47,13 @@ LACKING = 1
 class Identity:
     """What a squash file is: what its copies are called, and how they are known to be whole."""
 
-    name: str
     size: int  # bytes
     digest: str
+
+    @property
+    def name(self) -> str:
+        """The digits of the digest, without what it was made by."""
+        return self.digest.rpartition(":")[2]
 
     @classmethod
     def of(cls, file: Path, digest: str | None = None) -> Identity:
@@ -62,7 +67,7 @@ class Identity:
         recorded = facts.get("digest") if facts is not None else None
         if facts is None or not isinstance(recorded, str):
             digest = digest or files.digest(file, processors())
-            return cls(_plain(digest), found.st_size, digest)
+            return cls(found.st_size, _valid(digest))
         is_same = found.st_size == facts["size"]
         if is_same and (digest or not request.is_untouched(found, facts)):
             # Squash files are padded: after a small edit the size is often what it was.
@@ -75,7 +80,7 @@ class Identity:
                 fix=f"copy {beside.name} with the file, or remove it; sqshforge verify "
                 f"{shlex.quote(str(file))} tells whether the file is whole",
             )
-        return cls(_plain(facts["key"]), found.st_size, recorded)
+        return cls(found.st_size, _valid(recorded))
 
 
 def own_folder(folder: Path) -> Path:
@@ -279,9 +284,8 @@ def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = Non
         )
 
 
-def _plain(name: str) -> str:
-    """The digits of a key or digest, without what it was made by."""
-    plain = name.rpartition(":")[2]
-    if not re.fullmatch(DIGITS, plain):
-        raise RequestError(f"the record's key {name!r} is invalid", fix="pack the file anew")
-    return plain
+def _valid(digest: str) -> str:
+    """A digest that a copy can be named by; `RequestError` for another."""
+    if not re.fullmatch(DIGITS, digest.rpartition(":")[2]):
+        raise RequestError(f"the digest {digest!r} is invalid", fix="pack the file anew")
+    return digest

@@ -59,7 +59,7 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
     assert first.returncode == 0, first.stderr
     copy = Path(first.stdout.splitlines()[-1])
     facts = request.read_record(file)
-    assert facts is not None and copy == own(disk) / f"{facts['key'].partition(':')[2]}.sqsh"
+    assert facts is not None and copy == own(disk) / f"{facts['digest'].partition(':')[2]}.sqsh"
     assert copy.read_bytes() == file.read_bytes()
     assert copy.stat().st_mode & 0o777 == 0o644
     inode = copy.stat().st_ino
@@ -69,6 +69,40 @@ def test_a_copy_is_made_once_and_named_by_its_content(file: Path, tmp_path: Path
     assert "there already" in second.stdout + second.stderr
     assert command("verify", copy).returncode == 0
     assert sorted(one.name for one in copy.parent.iterdir()) == [copy.name, f"{copy.name}.json"]
+
+
+def test_a_folder_packed_again_is_copied_again(tmp_path: Path) -> None:
+    """Its content key says nothing of its content, and the two files have the same size."""
+    tree, file, disk = tmp_path / "tree", tmp_path / "a.sqsh", tmp_path / "disk"
+    for name in ("etc", "opt"):
+        (tree / name).mkdir(parents=True)
+    for text in ("aaa", "bbb"):
+        (tree / "opt/f").write_text(text)
+        for path in (*tree.rglob("*"), tree):
+            os.utime(path, (1_000_000_000, 1_000_000_000))
+        done = command("pack", f"rootfs:{tree}", "-o", file, "--no-cache")
+        assert done.returncode == 0, done.stderr
+        done = command("stage", file, disk)
+        assert done.returncode == 0, done.stderr
+        copy = Path(done.stdout.splitlines()[-1])
+        shown = subprocess.run(["unsquashfs", "-cat", copy, "opt/f"], stdout=subprocess.PIPE)
+        assert shown.stdout == text.encode()
+
+
+def test_a_copy_named_as_before_goes_like_any_other(file: Path, tmp_path: Path) -> None:
+    """Copies used to be named by the content key."""
+    disk = tmp_path / "disk"
+    copy = Path(command("stage", file, disk).stdout.splitlines()[-1])
+    facts = request.read_record(file)
+    assert facts is not None
+    earlier = copy.with_name(f"{facts['key'].partition(':')[2]}.sqsh")
+    copy.rename(earlier)
+    request.record_path(copy).rename(request.record_path(earlier))
+    limit = ("--limit", str(file.stat().st_size + 1000))
+    assert command("stage", file, disk, *limit).returncode == 3
+    age(earlier)
+    assert command("stage", file, disk, *limit).returncode == 0
+    assert not earlier.exists() and not request.record_path(earlier).exists()
 
 
 def test_a_file_without_a_record_is_named_by_its_digest(file: Path, tmp_path: Path) -> None:
