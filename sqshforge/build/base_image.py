@@ -17,7 +17,8 @@ from sqshforge.build.inputs import BuildEnvironment, Bundle
 from sqshforge.engine import Engine
 from sqshforge.errors import MissingError, SqshforgeError
 from sqshforge.host import temporary
-from sqshforge.host.files import exclusive, partial, remove_leftovers
+from sqshforge.host.files import partial, remove_leftovers
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock, LockedImage

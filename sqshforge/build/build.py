@@ -21,7 +21,8 @@ from sqshforge.build import base_image, dockerfile, inputs, wheels
 from sqshforge.build.inputs import BuildEnvironment, BuildInput
 from sqshforge.engine import Build, Engine, Image
 from sqshforge.errors import SqshforgeError, WorkError
-from sqshforge.host.files import exclusive, sha256
+from sqshforge.host.files import sha256
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter

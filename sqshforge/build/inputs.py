@@ -16,7 +16,8 @@ from sqshforge.build import wheels as listing
 from sqshforge.build.dockerfile import argument
 from sqshforge.build.wheels import File
 from sqshforge.errors import MissingError, RequestError, WorkError
-from sqshforge.host.files import exclusive, link, sha256
+from sqshforge.host.files import link, sha256
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.lock import Lock

@@ -1,14 +1,14 @@
-"""Files that appear whole or not at all: copies, digests, and locks between processes."""
+"""Files that appear whole or not at all, copies and digests."""
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
-import glob
 import hashlib
 import json
 import mmap
 import os
+import re
+import shlex
 import shutil
 import threading
 import time
@@ -16,13 +16,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqshforge.host import temporary
+from sqshforge.errors import WorkError
 from sqshforge.host.syscalls import allocate
-from sqshforge.host.terminal import Reporter
+from sqshforge.project import owner
 
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
 COPY_PART = 32 << 20  # bytes that go one way
@@ -44,13 +43,36 @@ def partial(place: Path, suffix: str = "") -> Path:
     return place.with_name(f".{place.name}.{os.getpid()}.tmp{suffix}")
 
 
-def remove_leftovers(place: Path) -> None:
-    """Remove what killed processes left for a place; only its lock's holder may call this."""
-    for path in place.parent.glob(f".{glob.escape(place.name)}.*.tmp*"):
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+def remove_leftovers(place: Path, *beside: str) -> None:
+    """Remove what killed processes left for a place; only its lock's holder may call this.
+
+    `beside` are the endings of the names of what is made together with it. What another user left
+    stays where this one may not remove it. Raises `WorkError` where it has a name that this very
+    process needs.
+    """
+    endings = "|".join(map(re.escape, ("", *beside)))
+    ours = re.compile(rf"\.{re.escape(place.name)}({endings})\.(\d+)\.tmp(\.work)?")
+    for path in list(place.parent.iterdir()):
+        match = ours.fullmatch(path.name)
+        if match is None:
+            continue
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except PermissionError:
+            if match[2] == str(os.getpid()):
+                raise foreign("a partial file", path) from None
+
+
+def foreign(what: str, path: Path) -> WorkError:
+    """The error for another user's file that is in the way."""
+    return WorkError(
+        f"{what} of another user ({owner(path)}) is in the way",
+        where=str(path),
+        fix=f"once nobody works on it, as that user: rm -r {shlex.quote(str(path))}",
+    )
 
 
 def publish(content: bytes, place: Path) -> None:
@@ -308,66 +330,3 @@ def digest(path: Path, jobs: int, advance: Callable[[float], None] = lambda _: N
     again; a plain SHA-256 of a file of 20 GB would take longer than all else that an edit takes.
     """
     return digest_of_pieces(piece_digests(path, jobs, advance=advance))
-
-
-@contextlib.contextmanager
-def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
-    """Hold a lock for the length of a block; `waiting` is said where somebody else has it.
-
-    The kernel drops the lock with its holder, however that ends; the file goes with the block.
-    Where the file system has no locks, that is said, and the block runs without one.
-    """
-    said = False
-    while True:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            try:
-                if not temporary.lock(descriptor):
-                    _note_without_locks(reporter)
-            except BlockingIOError:
-                if not said:
-                    reporter.say(waiting)
-                said = True
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The one before us may have removed the file that we have waited for.
-            if not _is_same_file(lock, descriptor):
-                continue
-            try:
-                yield
-            finally:
-                lock.unlink(missing_ok=True)
-            return
-        finally:
-            os.close(descriptor)
-
-
-@contextmanager
-def unless_held(lock: Path) -> Iterator[bool]:
-    """The same for who does not wait: whether the lock is held, or somebody else's.
-
-    Where the file system has no locks it may always be somebody else's.
-    """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        is_useless = is_held = False
-        with suppress(BlockingIOError):
-            is_useless = not temporary.lock(descriptor)
-            is_held = not is_useless and _is_same_file(lock, descriptor)
-        try:
-            yield is_held
-        finally:
-            if is_held or is_useless:
-                lock.unlink(missing_ok=True)
-    finally:
-        os.close(descriptor)
-
-
-@cache
-def _note_without_locks(reporter: Reporter) -> None:
-    reporter.say("note: this file system has no locks: build and pack from one place at a time")
-
-
-def _is_same_file(path: Path, descriptor: int) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    return False

@@ -18,15 +18,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from sqshforge.errors import WorkError
 from sqshforge.host import files
 from sqshforge.host.files import (
     copy,
-    exclusive,
     link,
     publish,
     remove_leftovers,
-    unless_held,
 )
+from sqshforge.host.locks import exclusive, unless_held
 from sqshforge.host.terminal import Reporter, size
 from sqshforge.project import cache_home
 from sqshforge.squashfs.hot_note import HotRange
@@ -158,7 +158,7 @@ class Cache:
         place = self._place(key)
         waiting = "waiting for another packer of the same base"
         with exclusive(_lock(place), waiting, reporter):
-            remove_leftovers(place)
+            remove_leftovers(place, ".json", ".tables")
             yield
 
     def bases(self) -> list[Base]:
@@ -188,7 +188,7 @@ class Cache:
         """
         gone: list[int] = []
         for place in self._orphans():
-            with suppress(OSError), unless_held(_lock(place)) as is_ours:
+            with suppress(OSError, WorkError), unless_held(_lock(place)) as is_ours:
                 for path in self._orphans().get(place, ()) if is_ours else ():
                     if path != _lock(place):  # it goes last
                         gone.append(path.lstat().st_size)

@@ -22,11 +22,11 @@ from pathlib import Path
 from sqshforge.errors import RequestError, WorkError
 from sqshforge.host import rootless
 from sqshforge.host.files import (
-    exclusive,
     partial,
     remove_leftovers,
     sync,
 )
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
@@ -98,7 +98,7 @@ def pack(
         raise RequestError("the output's folder does not exist", where=str(output.parent))
     lock = output.with_name(f".{output.name}.lock")
     with exclusive(lock, f"waiting for another packer of {output}", reporter):
-        remove_leftovers(output)
+        remove_leftovers(output, ".json", ".sig")
         known = None if config.digest is None or options.force else fitting(output, request)
         if known is None:
             _may_replace(output, options)
@@ -234,14 +234,16 @@ class _Pack:
         assert self.cache is not None
         try:
             held.enter_context(self.cache.alone(key, self.reporter))
-        except OSError as error:
+        except (OSError, WorkError) as error:
             self._without_base(error)
             return False
         return True
 
-    def _without_base(self, error: OSError) -> None:
-        where = error.filename or (self.cache and self.cache.folder)
-        self.reporter.say(f"no base is kept for the next pack: {where}: {error.strerror}")
+    def _without_base(self, error: OSError | WorkError) -> None:
+        why = error.what if isinstance(error, WorkError) else error.strerror
+        named = error.where if isinstance(error, WorkError) else error.filename
+        where = named or (self.cache and self.cache.folder)
+        self.reporter.say(f"no base is kept for the next pack: {where}: {why}")
 
     @contextmanager
     def _tracked(self) -> Iterator[Squasher]:

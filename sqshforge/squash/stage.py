@@ -23,7 +23,8 @@ from pathlib import Path
 
 from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host import files
-from sqshforge.host.files import copy, exclusive, partial, publish, remove_leftovers, sync
+from sqshforge.host.files import copy, partial, publish, remove_leftovers, sync
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import processors, require_space
 from sqshforge.host.terminal import Reporter, human
@@ -122,7 +123,7 @@ def stage(
             if is_there(identity, folder):
                 reporter.say(f"{place}: there already")
             else:
-                remove_leftovers(place)
+                remove_leftovers(place, ".json")
                 _make_room(place.parent, identity.size, limit, arrived)
                 with reporter.track(f"copy {file.name} to {folder}"):
                     _copy(file, identity, place, arrived)
@@ -152,7 +153,7 @@ def look(
             arrived.unlink(missing_ok=True)  # of this job's start that was killed
         if is_there(identity, folder):
             return True
-        remove_leftovers(place)
+        remove_leftovers(place, ".json")
         _make_room(place.parent, identity.size, limit)
         require_space(place.parent, identity.size, "a copy on this node")
     return False

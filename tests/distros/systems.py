@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.host import files
+from sqshforge.host import locks
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 
@@ -49,7 +49,7 @@ def tar_of(system: System, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     tar = folder / f"{system.name}.tar"
     busy = f"waiting for another process that makes {tar.name}"
-    with files.exclusive(folder / f".{system.name}.lock", busy, Reporter()):
+    with locks.exclusive(folder / f".{system.name}.lock", busy, Reporter()):
         if not tar.is_file():
             _make(system, tar, folder)
     return tar

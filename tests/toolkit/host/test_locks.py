@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sqshforge.host.files import exclusive, unless_held
+from sqshforge.host.locks import exclusive, unless_held
 from sqshforge.host.terminal import Reporter
 
 NOTE = "note: this file system has no locks: build and pack from one place at a time\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host.files import exclusive
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter
 from sqshforge.squash.cache import Cache

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.host.files import exclusive
+from sqshforge.host.locks import exclusive
 from sqshforge.host.terminal import Reporter
 from tests.support import archives, containers, odd_root, processes
 
