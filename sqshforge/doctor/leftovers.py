@@ -27,11 +27,8 @@ def findings(programs: Programs) -> list[Finding]:
 
 def _folders() -> Iterator[Finding]:
     pulled = cache_home() / "pulled"  # from registries, as image/registry.py does
-    names = [path.name for path in pulled.iterdir()] if pulled.is_dir() else []
-    for place in (
-        *temporary.abandoned_folders(Path(tempfile.gettempdir())),
-        *(pulled / name for name in temporary.abandoned(names)),
-    ):
+    places = [one for one in (Path(tempfile.gettempdir()), pulled) if one.is_dir()]
+    for place in (found for one in places for found in temporary.abandoned_folders(one)):
         sudo = suggest.sudo()  # with it, as files of an ordinary user's may have other owners
         removal = f"{sudo}rm -rf {shlex.quote(str(place))}"
         mounts = temporary.mounts(place)

@@ -2,8 +2,9 @@
 
 A folder is locked for as long as it is in use, and the kernel drops the lock with its holder,
 however that ends. So a folder of ours that nobody holds is abandoned, and the next command that
-makes one of its kind removes it. A container cannot be locked: its name has the number of the
-process that it belongs to.
+makes one of its kind removes it. A container cannot be locked, nor can a folder on some file
+systems: the name has the number of the process that it belongs to, and the namespace in which that
+is its number. Only in the same one can it be said that the process is no more.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def name(kind: str) -> str:
     """A new name for something of a kind (a word), with this machine's and this process's."""
-    return f"sqshforge-{kind}-{_node()}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
+    return f"sqshforge-{kind}-{_node()}.{_namespace()}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
 
 
 def is_ours(name: str) -> bool:
@@ -42,7 +43,7 @@ def is_ours(name: str) -> bool:
 def abandoned(names: Iterable[str], kind: str = "") -> list[str]:
     """The names, of a kind or of all, that processes of this machine gave which are no more."""
     found = ((one, _pattern(kind).fullmatch(one)) for one in names)
-    return [one for one, match in found if match and not Path("/proc", match[1]).exists()]
+    return [one for one, match in found if match and _is_ended(match)]
 
 
 def clear(place: Path) -> None:
@@ -65,13 +66,17 @@ def clear(place: Path) -> None:
 
 @contextmanager
 def folder(
-    kind: str, clear: Callable[[Path], None] = clear, *, mode: int = 0o700
+    kind: str,
+    clear: Callable[[Path], None] = clear,
+    *,
+    mode: int = 0o700,
+    above: Path | None = None,
 ) -> Iterator[Path]:
-    """An empty folder for the length of a block, where temporary files go.
+    """An empty folder for the length of a block, in `above` or where temporary files go.
 
     Abandoned ones of the kind go first, and are removed as this one is: by `clear`.
     """
-    above = Path(tempfile.gettempdir())
+    above = above or Path(tempfile.gettempdir())
     for one in abandoned_folders(above, kind):
         clear(one)
     place, held = _made(above, kind)
@@ -123,7 +128,8 @@ def lock(descriptor: int) -> bool:
 
 
 def _is_abandoned(place: Path, kind: str) -> bool:
-    if not _pattern(kind).fullmatch(place.name):
+    match = _pattern(kind).fullmatch(place.name)
+    if match is None:
         return False
     try:
         if place.lstat().st_uid != os.geteuid():
@@ -132,7 +138,7 @@ def _is_abandoned(place: Path, kind: str) -> bool:
     except OSError:  # it is gone, or no folder
         return False
     try:
-        return lock(descriptor)
+        return lock(descriptor) or _is_ended(match)
     except BlockingIOError:
         return False
     finally:
@@ -140,7 +146,30 @@ def _is_abandoned(place: Path, kind: str) -> bool:
 
 
 def _pattern(kind: str) -> re.Pattern[str]:
-    return re.compile(rf"sqshforge-{kind or '[a-z]+'}-{re.escape(_node())}\.(\d+)\.[0-9a-f]{{12}}")
+    word = kind or "[a-z]+"
+    numbers = r"(?P<namespace>\d+)\.(?P<process>\d{1,9})"
+    return re.compile(rf"sqshforge-{word}-{re.escape(_node())}\.{numbers}\.[0-9a-f]{{12}}")
+
+
+def _is_ended(match: re.Match[str]) -> bool:
+    """Whether the process is no more whose name this is; not where its number means another here.
+
+    The kernel is asked by kill(2): /proc may hide the processes of others (hidepid).
+    """
+    if match["namespace"] != _namespace():
+        return False
+    try:
+        os.kill(int(match["process"]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
+
+
+def _namespace() -> str:
+    """The number of this process's PID namespace."""
+    return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 
 def _node() -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,14 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
 from sqshforge.host.resources import require_space
 from sqshforge.host.terminal import Reporter
-from sqshforge.image import temporary
 from sqshforge.image.archive.source import Archived
 from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Content
+from sqshforge.image.temporary import KIND
 from sqshforge.network import access, registries
 from sqshforge.project import cache_home
 
@@ -72,17 +72,11 @@ class Registry:
             )
         pulled = cache_home() / "pulled"
         pulled.mkdir(parents=True, exist_ok=True)
-        for abandoned in temporary.abandoned(path.name for path in pulled.iterdir()):
-            shutil.rmtree(pulled / abandoned, ignore_errors=True)
-        require_space(pulled, _size(manifest), f"pulling {self.name}")
-        place = pulled / temporary.name()
-        try:
-            place.mkdir()
+        with temporary.folder(KIND, above=pulled) as place:
+            require_space(pulled, _size(manifest), f"pulling {self.name}")
             self._copy(manifest_digest, place)
             with Archived(f"oci:{place}").open(digest) as content:
                 yield content
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
 
     def _manifest(self) -> tuple[str, dict[str, Any]]:
         """The digest of the image's manifest, for this machine's kind where there are several."""

@@ -10,11 +10,13 @@ import pytest
 
 from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
-from tests.support.command_line import sqshforge
+from tests.support.command_line import SCRIPT, sqshforge
 from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
 from tests.support.engines import docker_host_fixture as docker_host_fixture
 from tests.support.engines import storage_fixture as storage_fixture
+from tests.support.ordinary_user import AS_USER, User
+from tests.support.ordinary_user import user_fixture as user_fixture
 
 pytestmark = pytest.mark.processes
 
@@ -123,3 +125,27 @@ def test_a_container_of_docker_is_named(
     assert line.endswith(f"{WHAT}: {name} of docker")
     carry_out(fix)
     assert Programs().capture([CLIENT, "ps", "--all", "--quiet"]) == ""
+
+
+# Ways to be unable to see a process in /proc that runs: its namespace is another, it is hidden.
+NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc"]
+HIDDEN = ["sh", "-c", 'mount -t proc -o hidepid=2 proc /proc && exec "$@"', "sh", *AS_USER]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("way", [NAMESPACE, HIDDEN], ids=["another namespace", "hidepid"])
+def test_what_runs_out_of_sight_is_not_named(way: list[str], user: User) -> None:
+    """All that docker has here is a container of this very process."""
+    docker = user.home / "bin/docker"
+    docker.parent.mkdir(exist_ok=True)
+    docker.write_text(f"#!/bin/sh\necho {temporary.name('pack')}\n")
+    docker.chmod(0o755)
+    done = subprocess.run(
+        [*user.enter(), *way, SCRIPT, "cache", "prune"],
+        env=user.environment({"PATH": f"{docker.parent}:{os.environ['PATH']}"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert WHAT not in done.stdout

@@ -67,3 +67,15 @@ def test_what_is_mounted_in_one_is_unmounted_and_not_emptied(above: Path, tmp_pa
     with temporary.folder("bootstrap"):
         assert temporary.mounts(left) == [] and not left.exists()
     assert [path.name for path in kept.iterdir()] == ["inner"]
+
+
+def test_on_a_file_system_without_locks_a_process_that_ended_tells(
+    above: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on NFS, which locks no folders."""
+    monkeypatch.setattr(temporary, "lock", lambda descriptor: False)
+    running, left = above / temporary.name("apt"), above / temporary.name("apt")
+    left = left.with_name(left.name.replace(f".{os.getpid()}.", ".999999999."))
+    for place in (running, left):
+        place.mkdir()
+    assert temporary.abandoned_folders(above) == [left]

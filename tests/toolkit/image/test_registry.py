@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from sqshforge.errors import MissingError, RequestError, WorkError
+from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
 from sqshforge.host.suggest import sudo
 from sqshforge.image import address as source
-from sqshforge.image import temporary
 from tests.support.archives import Image, file, folder, layer, put, sha256, write
 from tests.support.registries import push
 from tests.support.registries import registry_fixture as registry_fixture
@@ -128,18 +128,14 @@ def test_what_a_killed_packer_pulled_goes(registry: str, tmp_path: Path) -> None
         write(STACK, "oci-archive", tmp_path / "image.tar"), f"{registry}/after/a/kill:1"
     )
     pulled = Path(os.environ["SQSHFORGE_CACHE"]) / "pulled"
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    ours = pulled / temporary.name()
-    left = pulled / ours.name.replace(f".{os.getpid()}.", f".{ended.pid}.")
-    for place in (ours, left):
-        (place / "blobs").mkdir(parents=True)
+    pulled.mkdir(parents=True, exist_ok=True)
+    left = pulled / temporary.name("pack")
     image = source.parse(address, Programs())
-    with image.open(image.config().digest):
-        assert not left.exists()
-        assert ours.exists()
-    ours.joinpath("blobs").rmdir()
-    ours.rmdir()
+    with temporary.folder("pack", above=pulled) as running:
+        (left / "blobs").mkdir(parents=True)
+        with image.open(image.config().digest):
+            assert not left.exists()
+            assert running.exists()
 
 
 def test_without_skopeo_the_package_is_named(
