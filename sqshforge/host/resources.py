@@ -85,7 +85,7 @@ def _job_memory(root: Path, environment: Mapping[str, str]) -> Iterator[int]:
 
 def require_space(folder: Path, needed: int, work: str) -> None:
     """Raise `MissingError` where a folder's file system has fewer than `needed` bytes free."""
-    existing = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    existing = _existing(folder)
     free = shutil.disk_usage(existing).free
     if free < needed:
         raise MissingError(
@@ -94,6 +94,11 @@ def require_space(folder: Path, needed: int, work: str) -> None:
             where=str(folder),
             fix=f"free {human(needed - free)} on the file system of {existing}",
         )
+
+
+def _existing(folder: Path) -> Path:
+    """A folder, or the next one above it that is there."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())
 
 
 @dataclass(frozen=True)
@@ -111,22 +116,24 @@ class FullDisk:
         whose messages are read here are to be started with LC_ALL=C.
         """
         if isinstance(error, WorkError):
-            said = next((one for one in map(os.strerror, FULL) if one in error.what), None)
+            what = error.what.lower()  # programs in Go write it so
+            said = next((one for one in map(os.strerror, FULL) if one.lower() in what), None)
             return None if said is None else cls(folder, said)
         if error.errno not in FULL:
             return None
-        if isinstance(error.filename, str):
-            return cls(Path(error.filename).parent, os.strerror(error.errno))
+        if isinstance(error.filename, (str, bytes)):
+            return cls(Path(os.fsdecode(error.filename)).parent, os.strerror(error.errno))
         folders = (folder, Path(tempfile.gettempdir()))
         fullest = min(folders, key=lambda one: shutil.disk_usage(one).free)
         return cls(fullest, os.strerror(error.errno))
 
     def missing(self, needed: int, work: str) -> MissingError:
         """The error for work that may take so many bytes there, once what it wrote is removed."""
-        free = shutil.disk_usage(self.folder).free
+        existing = _existing(self.folder)
+        free = shutil.disk_usage(existing).free
         return MissingError(
             f"{self.said} while {work}: it may take up to {needed:,} bytes ({human(needed)}), "
             f"{free:,} are free",
-            where=str(self.folder),
+            where=str(existing),
             fix=f"free {human(max(needed - free, MIB))} on its file system, or use another one",
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from sqshforge.errors import RequestError, SqshforgeError, WorkError
 from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
-from sqshforge.host.resources import require_space
+from sqshforge.host.resources import FullDisk, require_space
 from sqshforge.host.terminal import Reporter
 from sqshforge.image.archive.source import Archived
 from sqshforge.image.config import parse_config, steps, understanding
@@ -74,9 +74,18 @@ class Registry:
         pulled.mkdir(parents=True, exist_ok=True)
         with temporary.folder(KIND, above=pulled) as place:
             require_space(pulled, _size(manifest), f"pulling {self.name}")
-            self._copy(manifest_digest, place)
-            with Archived(f"oci:{place}").open(digest) as content:
-                yield content
+            try:
+                self._copy(manifest_digest, place)
+            except (OSError, WorkError) as error:
+                full = FullDisk.of(error, pulled)
+                if full is None:
+                    raise
+            else:
+                full = None
+                with Archived(f"oci:{place}").open(digest) as content:
+                    yield content
+        if full is not None:
+            raise full.missing(_size(manifest), f"pulling {self.name}")
 
     def _manifest(self) -> tuple[str, dict[str, Any]]:
         """The digest of the image's manifest, for this machine's kind where there are several."""

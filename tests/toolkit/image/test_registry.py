@@ -138,6 +138,28 @@ def test_what_a_killed_packer_pulled_goes(registry: str, tmp_path: Path) -> None
             assert running.exists()
 
 
+@pytest.mark.root
+def test_a_disk_that_fills_up_in_a_pull(
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of files, here: that their bytes fit is looked up before."""
+    address = push(write(STACK, "oci-archive", tmp_path / "image.tar"), f"{registry}/full:1")
+    small = tmp_path / "small"
+    small.mkdir()
+    Programs().capture(["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=6", "tmpfs", small])
+    monkeypatch.setenv("SQSHFORGE_CACHE", str(small))
+    try:
+        done = pack(address, tmp_path / "a.sqsh")
+        left = list((small / "pulled").iterdir())
+    finally:
+        Programs().capture(["umount", small])
+    assert done.returncode == 3, done.stderr
+    name = address.removeprefix("docker://")
+    assert f"error: No space left on device while pulling {name}: it may take up to" in done.stderr
+    assert f"where: {small}/pulled\n" in done.stderr and "fix:   free " in done.stderr
+    assert left == [] and not (tmp_path / "a.sqsh").exists()
+
+
 def test_without_skopeo_the_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
