@@ -69,7 +69,8 @@ def main() -> NoReturn:
         if theirs is not None:
             click.echo("\n".join(theirs.lines()), err=True)
             sys.exit(theirs.exit_code)
-        place = f"\n  where: {shown(str(error.filename))}" if error.filename else ""
+        name = error.filename if isinstance(error.filename, bytes) else str(error.filename)
+        place = f"\n  where: {shown(name)}" if error.filename else ""
         click.echo(f"error: {error.strerror or error}{place}", err=True)
         code = MissingError.exit_code if error.errno in FULL else 1
     # As it ends the interpreter would look through all modules for cycles: a seventh of the time

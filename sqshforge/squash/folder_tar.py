@@ -100,7 +100,11 @@ class Folder:
 
     def _scanned(self, above: bytes) -> dict[bytes, os.DirEntry[bytes]]:
         found, carried = {}, os.fsencode(CARRIED)
-        with os.scandir(self.root + b"/" + above) as entries:
+        try:
+            listed = os.scandir(self.root + b"/" + above)
+        except PermissionError:
+            raise _unreadable(above) from None
+        with listed as entries:
             for entry in entries:
                 path = above + b"/" + entry.name if above else entry.name
                 if not is_left_out(path) and not (self.split and path == carried):
@@ -167,6 +171,7 @@ class _Writer:
     def files(self, paths: Iterable[bytes]) -> None:
         # The kernel looks a path up name by name, so the folder of the last file stays open.
         above, folder, is_layer = b"", os.dup(self.top), False
+        path = b""
         try:
             for path in paths:
                 parent, _, name = path.rpartition(b"/")
@@ -183,6 +188,8 @@ class _Writer:
                     self._file(path, file)
                 finally:
                     os.close(file)
+        except PermissionError:
+            raise _unreadable(path) from None
         finally:
             os.close(folder)
 
@@ -204,7 +211,10 @@ class _Writer:
     def others(self, paths: Iterable[bytes], *, devices: bool) -> None:
         """All that is no file; sockets are left out."""
         for path in paths:
-            found = os.lstat(path, dir_fd=self.top)
+            try:
+                found = os.lstat(path, dir_fd=self.top)
+            except PermissionError:
+                raise _unreadable(path) from None
             kind = KINDS.get(stat.S_IFMT(found.st_mode))
             if kind is None or (kind in DEVICES and not devices):
                 continue
@@ -265,6 +275,14 @@ class _Writer:
             return False
         self.output.header(made(path, LINK, 0, 0, target=name), path)
         return True
+
+
+def _unreadable(path: bytes) -> WorkError:
+    return WorkError(
+        "this user may not read all of the image",
+        where=f"/{os.fsdecode(path)} in it",
+        fix="pack as root, or let all users read it: chmod -R a+rX FOLDER, as its owner",
+    )
 
 
 def _time(found: os.stat_result) -> int:

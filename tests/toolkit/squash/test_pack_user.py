@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,6 +60,22 @@ def test_a_folder_of_the_user_s_gives_the_bytes_that_root_gets(
     found = odd_root.unpacked(output, tmp_path / "found")
     assert (found["data/file-000"].mode, found["dir-000"].mode) == (0o400, 0o700)
     assert "dir-000/inside" in found
+
+
+@pytest.mark.parametrize("closed", ["etc/shadow", "var/secret"])
+def test_what_the_user_may_not_read_is_named(closed: str, user: User) -> None:
+    """A file or a folder of root's in a folder of the user's."""
+    tree = user.home / f"closed-{Path(closed).name}"
+    (tree / "etc").mkdir(parents=True)
+    (tree / "etc/shadow").write_text("root::\n")
+    (tree / "var/secret").mkdir(parents=True)
+    user.take(tree)
+    os.chown(tree / closed, 0, 0)
+    (tree / closed).chmod(0o700)
+    done = user.pack(f"rootfs:{tree}", "-o", "closed.sqsh", "--profile", "fast")
+    assert done.returncode == 1
+    assert "error: this user may not read all of the image\n" in done.stderr
+    assert f"where: /{closed} in it\n" in done.stderr and "fix:   pack as root" in done.stderr
 
 
 @pytest.mark.parametrize("address", ["rootfs:tree", f"buildah://{IMAGE}"])
