@@ -115,6 +115,7 @@ def write_record(
     """
     found = file.stat()
     facts = {
+        "format": FORMAT,
         "key": request.key,
         "image": asdict(request.config),
         "settings": request.settings,
@@ -137,11 +138,22 @@ def read_record(output: Path) -> dict[str, Any] | None:
 
 
 def record_key(facts: Mapping[str, Any]) -> str:
-    """The content key of what a record says; `WorkError` where it is not as we write it."""
+    """The content key of what a record of this `FORMAT` says.
+
+    Raises `WorkError` where it is not as we write it.
+    """
     settings = facts.get("settings")
     if not isinstance(settings, dict):
         raise _broken()
     return content_key(record_image(facts), settings)
+
+
+def record_format(facts: Mapping[str, Any]) -> int:
+    """The `FORMAT` of the version that wrote a record; ours where it does not say."""
+    found = facts.get("format", FORMAT)
+    if not isinstance(found, int):
+        raise _broken()
+    return found
 
 
 def record_image(facts: Mapping[str, Any]) -> ImageConfig:

@@ -135,8 +135,9 @@ def test_a_file_of_others(desk: Desk) -> None:
         (lambda desk: desk.edit(settings=5), "content key"),
         (lambda desk: desk.edit(image={}), "content key"),
         (lambda desk: desk.edit(image=[]), "content key"),
+        (lambda desk: desk.edit(format="8"), "content key"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_what_is_not_as_it_was(desk: Desk, spoil: Callable[[Desk], object], failed: str) -> None:
     spoil(desk)
@@ -161,6 +162,29 @@ def test_a_record_of_another_image(desk: Desk) -> None:
     code, checks = desk.verify()
     assert code == 1
     assert checks["content key"] == ("FAILED", "/etc/environment is not that of the image")
+
+
+def test_a_file_that_another_version_packed(desk: Desk) -> None:
+    """Its key, and what enroot's files are to be, are made of an image in another way."""
+    earlier = {**json.loads(desk.record.read_text())["image"], "env": ["PATH=/other"]}
+    desk.edit(format=7, key=f"sha256:{'0' * 64}", image=earlier)
+    assert desk.sign().code == 0
+    code, checks = desk.verify("--signers", desk.home / "signers")
+    assert code == 0
+    result, detail = checks["content key"]
+    assert result == "absent" and detail.startswith("made by another version (format 7, not ")
+    assert checks["record"][0] == checks["signature"][0] == "ok"
+    desk.flip(5_000)
+    assert desk.verify()[0] == 1
+
+
+def test_a_record_that_says_no_format(desk: Desk) -> None:
+    """As all did once: it is compared as one of this version's."""
+    facts = json.loads(desk.record.read_text())
+    del facts["format"]
+    desk.record.write_text(json.dumps(facts))
+    code, checks = desk.verify()
+    assert (code, checks["content key"][0]) == (0, "ok")
 
 
 def test_a_signature(desk: Desk) -> None:

@@ -158,6 +158,7 @@ ANY = st.recursive(
     max_leaves=5,
 )
 WHOLE = {
+    "format": 8,
     "key": f"sha256:{'0' * 64}",
     "image": {
         **{"reference": "oci:x", "digest": "sha256:0", "created": 5, "base_created": None},
