@@ -221,7 +221,7 @@ class Squasher:
 
     def _actions(self) -> list[str]:
         """What is done to a folder's entries as they are read."""
-        actions = ["chmod(u+r)@type(f)", "chmod(u+rwx)@type(d)"]
+        actions = ["chmod(u+r)@type(f)", "chmod(u+rwx)@type(d)", "exclude@type(s)"]
         if not self.options.devices:
             actions.append("exclude@type(b)||type(c)")
         return [word for one in actions for word in ("-action", one)]

@@ -43,8 +43,9 @@ def pack_whole(
     epoch = request.base_epoch if split else request.epoch
     files: list[bytes] = []  # the hot ones
     if image.stack is not None:
-        enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch)
-        if request.options.xattrs:
+        xattrs = request.options.xattrs
+        enroot_layer.fill(image.stack.top, image.stack.image, request.files, epoch, xattrs=xattrs)
+        if xattrs:
             squasher.folder(image.stack.merge(), target, epoch)
             image.stack.unmerge()
         else:

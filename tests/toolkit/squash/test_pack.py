@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -233,6 +234,27 @@ def test_attributes_and_capabilities_are_kept_on_request(
     ping = tmp_path / "tree/bin/ping"
     assert os.getxattr(ping, "security.capability") == odd_root.CAPABILITY
     assert {path: entry._replace(xattrs=()) for path, entry in kept.items()} == found[name]
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("xattrs", [True, False])
+def test_folders_that_enroot_adds_to_keep_their_attributes(xattrs: bool, tmp_path: Path) -> None:
+    """And a socket is no part of an image either way."""
+    tree, output = tmp_path / "tree", tmp_path / "a.sqsh"
+    for name in ("etc", "dev", "proc", "sys", "run", "sqshforge"):
+        (tree / name).mkdir(parents=True)
+        os.setxattr(tree / name, "user.note", name.encode())
+    os.setxattr(tree / "etc", "security.note", b"kept")
+    with socket.socket(socket.AF_UNIX) as first, socket.socket(socket.AF_UNIX) as second:
+        first.bind(str(tree / "run/socket"))
+        second.bind(str(tree / "sqshforge/socket"))
+    pack(f"rootfs:{tree}", output, xattrs=xattrs)
+    found = odd_root.unpacked(output, tmp_path / "found")
+    assert "run/socket" not in found and "sqshforge/socket" not in found
+    noted = {path: entry.xattrs for path, entry in found.items() if entry.xattrs}
+    user = ("user.note",)
+    expected = {"etc": ("security.note", *user), "dev": user, "proc": user, "sys": user}
+    assert noted == ({**expected, "run": user, "sqshforge": user} if xattrs else {})
 
 
 @pytest.mark.parametrize("name", ["buildah", "rootfs", "oci"])
