@@ -21,7 +21,8 @@ def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int, *, xatt
 
     Where /etc is a link, what belongs there goes to the folder it leads to inside the image;
     where it leads to none that is packed, a folder takes its place. /etc and /dev get the time
-    `epoch`, as things are put in and taken out there. With `xattrs`, folders keep their extended attributes.
+    `epoch`, as things are put in and taken out there. With `xattrs`, folders keep their extended
+    attributes.
     """
     home = etc(image)
     for name in ("dev", "proc", "sys"):
