@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.slurm_config import free_ports
 from tests.training.support.runs import ROOT, TINY, train, write_text
 from training.errors import RequestError
@@ -184,7 +185,10 @@ def nodes(
     *,
     bad: Mapping[str, str] | None = None,
 ) -> list[tuple[int, str, str]]:
-    """Run a program on so many nodes, all on this machine; the last has the variables `bad`."""
+    """Run a program on so many nodes, all on this machine; the last has the variables `bad`.
+
+    What starts with a python that is warm knows no sitecustomize, which some of `bad` bring.
+    """
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     env = {
         **outside,
@@ -202,7 +206,8 @@ def nodes(
     }
     started = []
     for node in range(count):
-        own = {**env, "SLURM_NODEID": str(node), **((bad or {}) if node == count - 1 else {})}
+        special = bad if node == count - 1 else None
+        own = {**env, "SLURM_NODEID": str(node), **(warm.python() if special is None else special)}
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", program, "--nproc", "2", *words],
