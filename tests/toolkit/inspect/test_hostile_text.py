@@ -89,9 +89,12 @@ def test_a_record_and_a_provenance_say_anything(packed: Path, tmp_path: Path) ->
         done = sqshforge(*words)
         harmless(done.out + done.err)
         assert "Traceback" not in done.err
+    facts["digest"] = f"../{EVIL}" + "d" * 200_000
+    (tmp_path / "a.sqsh.json").write_text(json.dumps(facts))
     done = sqshforge("stage", tmp_path / "a.sqsh", tmp_path / "disk")
-    assert done.code == 2
-    assert "the record's key" in done.err
+    assert done.code == 1
+    assert "error: the file does not match the record beside it\n" in done.err
+    assert not list(tmp_path.glob("disk/*/*"))
     harmless(done.err)
 
 
