@@ -37,7 +37,7 @@ class Engine(Protocol):
         """The folder that images take room in; None where it is another machine's."""
 
     def resources(self) -> tuple[int, int | None]:
-        """The processors and the bytes of memory that a build may use; None where nothing tells."""
+        """The processors and the bytes of memory that a build may use; None: not known."""
 
     def image(self, name: str) -> Image | None:
         """An image that the engine has, by name."""

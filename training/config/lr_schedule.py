@@ -1,6 +1,6 @@
 """Learning-rate schedules: the rate of step 1, 2, ... num_steps as a function of the step alone.
 
-With durations in tokens it follows from the tokens seen as well, which a checkpoint tells. Nothing
+With durations in tokens it follows from the tokens seen as well, which a checkpoint has. Nothing
 else is remembered between steps, so a resumed run goes on exactly. The formulas are those of the
 systems whose users come here, quirks kept; docs/training/schedules.md draws them and tells which is
 whose.
