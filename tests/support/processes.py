@@ -26,15 +26,22 @@ def having(variables: Mapping[str, str | None]) -> list[int]:
 
 def parent(pid: int) -> int:
     """The parent's number; 0 once the process has ended."""
-    fields = _read(pid, "stat").rpartition(b")")[2].split()
-    return int(fields[1]) if fields and fields[0] not in (b"Z", b"X") else 0
+    return _parent(_read(pid, "stat"))
+
+
+def program(pid: int) -> int:
+    """The process that does what one of `tests.support.warm` stands for; any other is its own."""
+    return _stands_for(_read(pid, "stat")) or pid
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below one, whatever sessions they have."""
+    """All processes below one, whatever sessions they have; `program()` of one is below it."""
     children: dict[int, list[int]] = {}
     for one in _all():
-        children.setdefault(parent(one), []).append(one)
+        stat = _read(one, "stat")
+        children.setdefault(_parent(stat), []).append(one)
+        if stands_for := _stands_for(stat):
+            children.setdefault(one, []).append(stands_for)
     found, queue = [], [pid]
     while queue:
         below = children.get(queue.pop(), [])
@@ -81,6 +88,17 @@ def slowed(pids: Iterable[int]) -> Iterator[None]:
         thread.join()
         for handle in handles:
             os.close(handle)
+
+
+def _parent(stat: bytes) -> int:
+    fields = stat.rpartition(b")")[2].split()
+    return int(fields[1]) if fields and fields[0] not in (b"Z", b"X") else 0
+
+
+def _stands_for(stat: bytes) -> int:
+    """Read the name that tests/support/warm/python gives itself; 0 of any other process."""
+    name = stat.partition(b"(")[2].rpartition(b")")[0]
+    return int(name.removeprefix(b"warm ")) if name.startswith(b"warm ") and _parent(stat) else 0
 
 
 def _has(pid: int, variables: Mapping[str, str | None]) -> bool:

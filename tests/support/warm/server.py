@@ -135,8 +135,12 @@ def become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     os.chdir(request.folder)
-    own = filter(None, request.environment.get("PYTHONPATH", "").split(os.pathsep))
+    own = [one for one in request.environment.get("PYTHONPATH", "").split(os.pathsep) if one]
     sys.path[1:1] = [folder for folder in own if folder not in sys.path]
+    for folder in own:
+        if (Path(folder) / "sitecustomize.py").exists():  # as python itself does at its start
+            runpy.run_path(str(Path(folder) / "sitecustomize.py"))
+            break
     words = list(request.words)
     through = words[0] == "-u"
     words = words[through:]

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import processes, warm
 from tests.support.node_program import SLURM, Launch
 from tests.support.run_folders import facts
 from tests.support.slurm_config import free_ports
@@ -169,10 +168,11 @@ def job(
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
     watched = ("--hang_seconds=2", "--hang_abort_seconds=4")
     words = ("-m", "training.launch", "--nproc", str(nproc), "--", *flags, *more, *watched, *other)
+    python = warm.python()
     with (save.parent / "said").open("a") as said:
         process = subprocess.Popen(
-            [sys.executable, *words],
-            env={**outside, **slurm, **here, **port, "RESTARTS": "9", **env},
+            [python["PYTHON_EXEC"], *words],
+            env={**outside, **python, **slurm, **here, **port, "RESTARTS": "9", **env},
             stdout=said,
             stderr=said,
             text=True,
@@ -190,7 +190,8 @@ def ranks(above: int, module: str = "training.mamba_fsdp") -> list[int]:
     for pid in processes.descendants(above):
         if f"-m {module}" in processes.command(pid):
             words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found[next(word for word in words if word.startswith(b"RANK="))] = pid
+            rank = next(word for word in words if word.startswith(b"RANK="))
+            found[rank] = processes.program(pid)
     return [pid for _, pid in sorted(found.items())]
 
 

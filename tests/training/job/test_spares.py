@@ -11,7 +11,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes
+from tests.support import processes, warm
 from tests.support.run_folders import facts
 from tests.support.slurm_config import free_ports
 from tests.training.support.jobs import last_step, records
@@ -43,7 +42,8 @@ class Nodes:
     def ranks(self, node: int) -> list[int]:
         """The processes of a node that train."""
         below = processes.descendants(self.agents[node].pid)
-        return [pid for pid in below if "-m training.mamba_fsdp" in processes.command(pid)]
+        found = [pid for pid in below if "-m training.mamba_fsdp" in processes.command(pid)]
+        return [processes.program(pid) for pid in found]
 
     def kill(self, node: int) -> None:
         kill_tree(self.agents[node])
@@ -79,6 +79,7 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
     slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "3", "REQUEUES": "1"}
     meet = {"NODES": "n1 n2 n3", "MASTER_ADDR": "127.0.0.1", "PREFLIGHT": "0"}
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
+    python = warm.python()
     spares = {"SPARES": "1", "MASTER_PORT": str(free_ports(1)[0])}
     flags = (*TINY, f"--save_ckpt_path={save}", f"--dataset_path={data}", "--batch_size=2")
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
@@ -87,10 +88,11 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
     with ExitStack() as undo:
         agents = []
         for node in range(3):
+            own = {"SLURM_NODEID": str(node)}
             said = undo.enter_context((save.parent / f"said.{node}").open("a"))
             process = subprocess.Popen(
-                [sys.executable, *words],
-                env=outside | slurm | meet | here | spares | {"SLURM_NODEID": str(node)} | env,
+                [python["PYTHON_EXEC"], *words],
+                env=outside | python | slurm | meet | here | spares | own | env,
                 stdout=said,
                 stderr=said,
                 text=True,
@@ -98,6 +100,8 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
             undo.callback(process.wait)
             undo.callback(kill_tree, process)
             agents.append(process)
+            # Torchrun numbers the nodes of one address in the order of their processes' ids.
+            assert wait_for(lambda: processes.program(process.pid) != process.pid, process)  # noqa: B023
         yield Nodes(agents, save)
 
 

@@ -124,5 +124,5 @@ def wait_for(
             return True
         if process.poll() is not None:
             return False
-        time.sleep(0.002)
+        time.sleep(0.02)
     raise AssertionError("waited in vain")
