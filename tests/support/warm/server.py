@@ -18,6 +18,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,6 +49,7 @@ class Request:
     environment: dict[str, str]
     folder: str
     files: list[int]  # of standard input, output and error
+    client: int  # its process
 
 
 def serve(path: str) -> Request:
@@ -115,7 +117,10 @@ def receive(connection: socket.socket) -> Request | None:
         for file in files:
             os.close(file)
         return None
-    return Request(**json.loads(b"".join(parts)), files=files)
+    client, _, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return Request(**json.loads(b"".join(parts)), files=files, client=client)
 
 
 def end(child: int) -> None:
@@ -125,10 +130,24 @@ def end(child: int) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
+def enter_namespaces(pid: int) -> None:
+    """Have the network, host name and mounts of another process."""
+    for kind in ("net", "uts", "mnt"):
+        theirs = Path(f"/proc/{pid}/ns/{kind}")
+        if theirs.samefile(f"/proc/self/ns/{kind}"):
+            continue
+        file = os.open(theirs, os.O_RDONLY)
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(file, 0):
+            raise OSError(ctypes.get_errno(), f"setns: the {kind} namespace of process {pid}")
+        os.close(file)
+
+
 def become(request: Request) -> None:
     """Be the process that was asked for, to its end."""
     ctypes.CDLL(None).prctl(PDEATHSIG, signal.SIGKILL)
     os.setsid()
+    enter_namespaces(request.client)
     for number, file in enumerate(request.files):
         os.dup2(file, number)
         os.close(file)

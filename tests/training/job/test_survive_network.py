@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import warm
 from tests.support.network_namespaces import Bridge, bridged
-from tests.support.processes import descendants
+from tests.support.processes import descendants, program
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 from training.errors import HUNG
 
@@ -55,14 +55,18 @@ def job(
         f"--hang_abort_seconds={ABORT}",
         *more,
     )
+    python = warm.python()
     env = {name: one for name, one in os.environ.items() if not name.startswith("SLURM_")}
     env |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "98"}
     env |= {"SLURM_STEP_NUM_NODES": "2", "MASTER_ADDR": nodes.machines[0].address}
-    env |= other
+    env |= {"PREFLIGHT": "0"} | python | other
+    (folder / "waits_less.py").write_text(LAUNCH)
     processes = []
     try:
         for rank, machine in enumerate(nodes.machines):
-            words = machine.enter(sys.executable, "-c", LAUNCH, "--", *flags)
+            words = machine.enter(
+                python["PYTHON_EXEC"], str(folder / "waits_less.py"), "--", *flags
+            )
             with (folder / f"said.{rank}").open("w") as said:
                 process = subprocess.Popen(
                     ["setpriv", "--pdeathsig", "KILL", *words],
@@ -90,7 +94,7 @@ def rank_process(process: subprocess.Popen[str]) -> int:
         for pid in descendants(process.pid)
         if b"\0RANK=" in Path(f"/proc/{pid}/environ").read_bytes()
     )
-    return found
+    return program(found)
 
 
 def has_ended(pid: int) -> bool:
@@ -129,13 +133,13 @@ def test_the_first_rank_is_killed(nodes: Bridge, tmp_path: Path) -> None:
     assert f"node 0 has ended, its rendezvous is gone at {address}:" in said
 
 
-RESTARTED = ("--num_steps=120", "--batch_size=2", "--checkpoint_interval=10")
+RESTARTED = ("--num_steps=80", "--batch_size=2", "--checkpoint_interval=10")
 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_is_restarted_in_place(nodes: Bridge, tmp_path: Path, victim: int) -> None:
     """With the other node's, which is sound or taken along; the agents stay."""
-    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 120)
+    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 80)
     with job(nodes, tmp_path, *RESTARTED, RESTARTS="1", REQUEUES="0") as processes:
         first = [rank_process(process) for process in processes]
         os.kill(first[victim], signal.SIGKILL)
@@ -149,7 +153,7 @@ def test_a_rank_is_restarted_in_place(nodes: Bridge, tmp_path: Path, victim: int
 
 def test_a_stopped_rank_of_another_node_is_restarted(nodes: Bridge, tmp_path: Path) -> None:
     """The watch ends the rank of one node; the other node sees one that waits, and follows."""
-    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 120)
+    undisturbed = train(tmp_path / "undisturbed", write_text(tmp_path / "text"), 2, 2, 80)
     with job(nodes, tmp_path, *RESTARTED, RESTARTS="1") as processes:
         os.kill(rank_process(processes[1]), signal.SIGSTOP)
         assert [process.wait(120) for process in processes] == [0, 0]
