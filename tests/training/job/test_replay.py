@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -185,13 +184,11 @@ def nodes(
     *,
     bad: Mapping[str, str] | None = None,
 ) -> list[tuple[int, str, str]]:
-    """Run a program on so many nodes, all on this machine; the last has the variables `bad`.
-
-    What starts with a python that is warm knows no sitecustomize, which some of `bad` bring.
-    """
+    """Run a program on so many nodes, all on this machine; the last has the variables `bad`."""
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     env = {
         **outside,
+        **warm.python(),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
         "SLURM_JOB_ID": "4242",
@@ -206,11 +203,12 @@ def nodes(
     }
     started = []
     for node in range(count):
-        special = bad if node == count - 1 else None
-        own = {**env, "SLURM_NODEID": str(node), **(warm.python() if special is None else special)}
+        own = {**env, "SLURM_NODEID": str(node)}
+        if bad is not None and node == count - 1:
+            own |= bad
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", program, "--nproc", "2", *words],
+                [env["PYTHON_EXEC"], "-m", program, "--nproc", "2", *words],
                 env=own,
                 text=True,
                 stdout=subprocess.PIPE,
