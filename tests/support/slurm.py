@@ -124,19 +124,27 @@ class Cluster:
             lambda: self.state(job) in ENDED and not self.processes(job=job),
             timeout,
             lambda: f"job {job} has not ended: {self.show(job)}",
+            every=0.5,  # each look starts a program, and reads what all processes are
         )
         return self.state(job)
 
     def until(
-        self, holds: Callable[[], object], timeout: float, what: Callable[[], str] | str
+        self,
+        holds: Callable[[], object],
+        timeout: float,
+        what: Callable[[], str] | str,
+        every: float = 0.1,
     ) -> None:
-        """Wait until something holds; `ClusterError` that tells `what` after the timeout."""
+        """Look every so many seconds until something holds.
+
+        `ClusterError` that tells `what` after the timeout.
+        """
         deadline = time.monotonic() + timeout
         while not holds():
             if time.monotonic() > deadline:
                 shown = what if isinstance(what, str) else what()
                 raise ClusterError(f"after {timeout:.0f} s: {shown}")
-            time.sleep(0.1)
+            time.sleep(every)
 
     def cancel(self, job: int, *words: str) -> None:
         """End a job as `scancel` does, or signal it: `cancel(job, "--signal=TERM")`."""
