@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,14 @@ from tests.training.support.runs import wait_for
 pytestmark = pytest.mark.processes
 
 
-def start(folder: Path, code: str, *words: str, **more: str) -> subprocess.Popen[str]:
+def start(
+    folder: Path, code: str, *words: str, before: Sequence[str] = (), **more: str
+) -> subprocess.Popen[str]:
     variables = warm.python()
     (folder / "program.py").write_text(code)
     pipe: Any = subprocess.PIPE
     return subprocess.Popen(
-        [variables["PYTHON_EXEC"], str(folder / "program.py"), *words],
+        [*before, variables["PYTHON_EXEC"], str(folder / "program.py"), *words],
         env={**os.environ, **variables, **more},
         cwd=folder,
         stdin=pipe,
@@ -45,6 +48,23 @@ def test_words_variables_folder_and_files_are_its_own(tmp_path: Path) -> None:
     out, err = process.communicate("asked", timeout=300)
     assert out == f"['a', 'b c'] mine {tmp_path} __main__ asked\n"
     assert (err, process.returncode) == ("shown\n", 7)
+
+
+def test_a_sitecustomize_is_read(tmp_path: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
+    process = start(tmp_path, "import os; print(os.environ['SEEN'])", PYTHONPATH=f"{tmp_path}/site")
+    assert process.communicate(timeout=300)[0] == "yes\n"
+
+
+@pytest.mark.root
+def test_it_is_in_the_namespaces_of_who_asks(tmp_path: Path) -> None:
+    code = "import os, socket; print(socket.gethostname(), os.path.ismount('mounted'))"
+    script = 'hostname other; mount -t tmpfs none mounted; exec "$0" "$@"'
+    (tmp_path / "mounted").mkdir()
+    apart = ("unshare", "--uts", "--mount", "sh", "-c", script)
+    out, err = start(tmp_path, code, before=apart).communicate(timeout=300)
+    assert out == "other True\n", err
 
 
 @pytest.mark.parametrize(
@@ -78,7 +98,9 @@ def test_signals_reach_the_program(tmp_path: Path, how: signal.Signals) -> None:
     process = start(tmp_path, WAITS)
     shown = tmp_path / "pid"
     assert wait_for(lambda: shown.exists() and shown.read_text(), process)
-    assert int(shown.read_text()) in warm.forked()
+    program = int(shown.read_text())
+    assert program in warm.forked() and program in processes.descendants(process.pid)
+    assert processes.program(process.pid) == processes.program(program) == program
     process.send_signal(how)
     process.communicate(timeout=300)
     assert process.returncode == (85 if how == signal.SIGTERM else -how)
