@@ -149,4 +149,5 @@ def test_a_disk_that_is_full_for_a_while(tmp_path: Path) -> None:
 def test_meanings_agree_with_the_node_agents() -> None:
     for code in (-9, -15):
         assert job_log.meaning(128 - code) in ending(code)
+    assert ending(-40) == "was killed by signal 40"  # a real-time one, without a name
     assert job_log.meaning(200) == job_log.meaning(1) == "it failed"

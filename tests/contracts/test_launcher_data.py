@@ -171,6 +171,21 @@ def test_smp_finetunes_a_model_of_any_kind_and_size(
     assert code == 2 and f"error: a trial has a tiny model of its own, not {model}\n" in said
 
 
+@pytest.mark.parametrize("trial", ["", "1"])
+@pytest.mark.parametrize(("kind", "family"), [("mistral", "mistral"), ("llama_v3", "llama")])
+def test_smp_takes_types_that_have_no_sizes_by_name(
+    tmp_path: Path, root: Path, kind: str, family: str, trial: str
+) -> None:
+    """The launcher's own model is Llama 2 of 70b."""
+    flags = (f"--model_type={kind}", "--hidden_width=256", "--num_layers=3", "--num_heads=8")
+    config = started(tmp_path, root, "llama_smp", *flags, TRIAL=trial)
+    sizes = config.model.sizes
+    assert (sizes.family, sizes.d_model) == (family, 256)
+    (tmp_path / "again").mkdir()
+    with pytest.raises(RequestError, match=f"--model_size: {kind} has none"):
+        started(tmp_path / "again", root, "llama_smp", flags[0], MODEL="7b", TRIAL=trial)
+
+
 @pytest.mark.parametrize("tp", ["2", "8"])
 def test_a_step_of_the_neuron_launcher(tmp_path: Path, root: Path, tp: str) -> None:
     """1,024 sequences, whatever TP and the number of nodes are; 3 nodes have no such number."""

@@ -264,7 +264,7 @@ def outcome(codes: Sequence[int]) -> int:
 def ending(code: int) -> str:
     """Say in words how a process ended."""
     if code < 0:
-        return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by {children.signal_name(-code)}"
     known = {
         SAVED: ": saved and stopped, as SIGTERM asked",
         HUNG: ": no progress, ended by the watch",

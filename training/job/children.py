@@ -44,6 +44,13 @@ def has_ended(pid: int) -> bool:
         return True
 
 
+def signal_name(number: int) -> str:
+    """Name a signal; real-time ones, which libraries use, have no names."""
+    with contextlib.suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
+
+
 def kill_groups(pids: Iterable[int]) -> None:
     """Kill -9 children with all that they have started, which may outlive them.
 

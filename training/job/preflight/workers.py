@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import IO, Any
+
+from training.job.children import signal_name
 
 PROGRAM = ("-m", "training.job.preflight.worker")
 ENDING = 10.0
@@ -98,7 +99,7 @@ class _Worker:
             return self._spent(f"no answer within {seconds:.0f} s")
         if not line:
             code = self._process.wait()
-            how = f"exit code {code}" if code >= 0 else signal.Signals(-code).name
+            how = f"exit code {code}" if code >= 0 else signal_name(-code)
             return self._spent(f"ended by {how}")
         answer: dict[str, Any] = json.loads(line)
         return answer
