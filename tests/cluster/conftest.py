@@ -1,4 +1,8 @@
-"""A real Slurm of two nodes apart, an image, and a shared folder to submit from."""
+"""A real Slurm of two nodes apart, an image, and a shared folder to submit from.
+
+Jobs whose start is not what a test is about have PREFLIGHT=0: preflight's processes load torch, as
+the ranks do after them.
+"""
 
 from __future__ import annotations
 

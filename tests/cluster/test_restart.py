@@ -90,7 +90,7 @@ def test_a_rank_is_killed(site: Site, undisturbed: Losses) -> None:
 
 def test_several_kills(site: Site, undisturbed: Losses) -> None:
     """The first rank among them, which has the folder's lease."""
-    job = site.submit("kills", *FLAGS, RESTARTS="9")
+    job = site.submit("kills", *FLAGS, RESTARTS="9", PREFLIGHT="0")
     containers = []
     for step, node in ((4, "n1"), (8, "n2"), (12, "n1"), (16, "n2")):
         site.reach("kills", step)
@@ -104,7 +104,7 @@ def test_several_kills(site: Site, undisturbed: Losses) -> None:
 
 def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
     """The watch of one node ends its rank; the other node's cannot even see a signal."""
-    job = site.submit("hangs", *WATCHED)
+    job = site.submit("hangs", *WATCHED, PREFLIGHT="0")
     site.reach("hangs", 8)
     os.kill(rank(site, job, "n2"), signal.SIGSTOP)
     said = site.complete(job)
@@ -115,7 +115,7 @@ def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
 
 
 def test_the_same_failure_twice_is_requeued(site: Site) -> None:
-    job = site.submit("broken", *FLAGS, "--learning_rate=1e30", REQUEUES="1")
+    job = site.submit("broken", *FLAGS, "--learning_rate=1e30", REQUEUES="1", PREFLIGHT="0")
     assert site.slurm.wait(job, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(job), site.slurm.restarts(job)) == (1, 1)
     then = [one["then"] for one in records(site, "broken", job, "failure")]
@@ -125,7 +125,7 @@ def test_the_same_failure_twice_is_requeued(site: Site) -> None:
 
 
 def test_asked_to_stop_while_it_restarts(site: Site, undisturbed: Losses) -> None:
-    job = site.submit("interrupted", *FLAGS, REQUEUES="0")
+    job = site.submit("interrupted", *FLAGS, REQUEUES="0", PREFLIGHT="0")
     site.reach("interrupted", 8)
     os.kill(rank(site, job, "n2"), signal.SIGKILL)
     site.slurm.until(

@@ -97,7 +97,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
 def test_its_network_is_gone(site: Site, undisturbed: Losses) -> None:
     """No connection ends: its ranks, and those that wait for them, learn nothing."""
     assert site.slurm.bridge
-    job = site.submit("unplugged", *FLAGS, asked=THREE, **SPARE)
+    job = site.submit("unplugged", *FLAGS, asked=THREE, **SPARE, PREFLIGHT="0")
     site.reach("unplugged", 8)
     lost = time.time()
     site.slurm.bridge.unplug(1)
@@ -126,7 +126,9 @@ def test_the_first_node_is_lost(site: Site, undisturbed: Losses) -> None:
 
 def test_both_nodes_are_lost(site: Site, undisturbed: Losses) -> None:
     """The second loss finds no spare: a requeue, with all three nodes again."""
-    job = site.submit("both", *FLAGS, "--checkpoint_interval=2", asked=THREE, **SPARE)
+    job = site.submit(
+        "both", *FLAGS, "--checkpoint_interval=2", asked=THREE, **SPARE, PREFLIGHT="0"
+    )
     site.reach("both", 4)
     site.slurm.kill_processes("n2", job)
     back(site, "both", job, time.time())

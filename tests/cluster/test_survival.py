@@ -22,18 +22,18 @@ SLOW = (*WATCHED, "--num_steps=100000", "--checkpoint_interval=20", "--keep_chec
 
 
 def test_scancelled_and_submitted_again(site: Site, undisturbed: Losses) -> None:
-    first = site.submit("cancelled", *FLAGS)
+    first = site.submit("cancelled", *FLAGS, PREFLIGHT="0")
     site.reach("cancelled", 8)
     site.slurm.cancel(first)
     assert site.slurm.wait(first, TIMEOUT) == "CANCELLED"
     assert len(site.losses("cancelled")) < STEPS
-    said = site.complete(site.submit("cancelled", *FLAGS))
+    said = site.complete(site.submit("cancelled", *FLAGS, PREFLIGHT="0"))
     assert "resumed from" in said
     assert site.losses("cancelled") == undisturbed
 
 
 def test_all_processes_of_a_node_are_killed(site: Site, undisturbed: Losses) -> None:
-    job = site.submit("killed", *FLAGS)
+    job = site.submit("killed", *FLAGS, PREFLIGHT="0")
     site.reach("killed", 8)
     running = [processes.command(pid) for pid in site.slurm.processes("n2", job)]
     assert any("training.launch" in one for one in running)
@@ -47,7 +47,7 @@ def test_all_processes_of_a_node_are_killed(site: Site, undisturbed: Losses) -> 
 
 def test_stopped_by_sigterm(site: Site, undisturbed: Losses) -> None:
     """As a preemption does: saved between two checkpoints, requeued, resumed."""
-    job = site.submit("stopped", *FLAGS, REQUEUES="0")
+    job = site.submit("stopped", *FLAGS, REQUEUES="0", PREFLIGHT="0")
     site.reach("stopped", 8)
     site.slurm.cancel(job, "--batch", "--signal=TERM")
     said = site.complete(job)
@@ -69,7 +69,7 @@ def test_a_node_is_lost(site: Site, undisturbed: Losses) -> None:
 
 def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
     """As an update of Slurm does: the job does not notice."""
-    job = site.submit("unwatched", *FLAGS)
+    job = site.submit("unwatched", *FLAGS, PREFLIGHT="0")
     site.reach("unwatched", 4)
     site.slurm.stop_slurmd("n2")
     site.slurm.start_slurmd("n2")
@@ -79,7 +79,7 @@ def test_slurmd_is_stopped(site: Site, undisturbed: Losses) -> None:
 
 
 def test_a_rank_hangs(site: Site, undisturbed: Losses) -> None:
-    job = site.submit("hung", *WATCHED, RESTARTS="0")
+    job = site.submit("hung", *WATCHED, RESTARTS="0", PREFLIGHT="0")
     site.reach("hung", 8)
     [victim] = site.ranks(job, "n2")
     os.kill(victim, signal.SIGSTOP)
@@ -106,13 +106,13 @@ def test_the_network_between_the_nodes_is_cut(site: Site, undisturbed: Losses) -
 
 
 def test_the_time_limit(site: Site) -> None:
-    job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"))
+    job = site.submit("limit", *SLOW, asked=("--time=60", "--signal=B:TERM@30"), PREFLIGHT="0")
     beyond = site.reach_time_limit("limit", job) + 20
     site.go_on_to("limit", beyond)
     site.slurm.cancel(job)
     assert site.slurm.wait(job, TIMEOUT) == "CANCELLED"
     # As many steps without a stop; a shorter run would have another schedule.
-    other = site.submit("unlimited", *SLOW)
+    other = site.submit("unlimited", *SLOW, PREFLIGHT="0")
     site.go_on_to("unlimited", beyond)
     site.slurm.cancel(other)
     assert site.slurm.wait(other, TIMEOUT) == "CANCELLED"
@@ -120,7 +120,7 @@ def test_the_time_limit(site: Site) -> None:
 
 
 def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> None:
-    first = site.submit("corrupt", *FLAGS)
+    first = site.submit("corrupt", *FLAGS, PREFLIGHT="0")
     site.reach("corrupt", 12)
     site.slurm.cancel(first)
     site.slurm.wait(first, TIMEOUT)
@@ -132,7 +132,7 @@ def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> No
     with largest.open("r+b") as file:
         file.seek(largest.stat().st_size // 2)
         file.write(b"\xff" * 64)
-    said = site.complete(site.submit("corrupt", *FLAGS))
+    said = site.complete(site.submit("corrupt", *FLAGS, PREFLIGHT="0"))
     assert newest.name in said and "WARNING" in said and "resumed from" in said
     assert site.losses("corrupt") == undisturbed
 
@@ -140,7 +140,7 @@ def test_the_newest_checkpoint_is_corrupt(site: Site, undisturbed: Losses) -> No
 def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
     """The old checkpoint stays; what is left of the new one is gone; a person has to make room."""
     place = site.small / "full"
-    job = site.submit("small/full", *FLAGS)
+    job = site.submit("small/full", *FLAGS, PREFLIGHT="0")
     site.reach("small/full", 4)
     filler = site.small / "filler"
     kept = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
@@ -152,13 +152,15 @@ def test_the_disk_is_full(site: Site, undisturbed: Losses) -> None:
         assert shown in said and str(place) in said
     assert [path.name for path in (place / "checkpoints").iterdir()] == ["step_4_ckp"]
     filler.unlink()
-    assert "resumed from" in site.complete(site.submit("small/full", *FLAGS))
+    assert "resumed from" in site.complete(site.submit("small/full", *FLAGS, PREFLIGHT="0"))
     assert site.losses("small/full") == undisturbed
 
 
 def test_the_disk_of_the_log_is_full(site: Site, undisturbed: Losses) -> None:
     """It costs lines, and no step; the job is stopped, requeued and goes on as with room."""
-    job = site.submit("unheard", *FLAGS, asked=(f"--output={site.small}/slurm-%j.out",))
+    job = site.submit(
+        "unheard", *FLAGS, asked=(f"--output={site.small}/slurm-%j.out",), PREFLIGHT="0"
+    )
     site.reach("unheard", 8)
     filler = site.small / "filler"
     try:
@@ -201,9 +203,9 @@ def test_a_bad_node_is_left_out(site: Site) -> None:
 
 def test_a_second_job_on_one_folder(site: Site) -> None:
     """One node each, so that both run at once."""
-    first = site.submit("shared", *SLOW, asked=("--nodes=1",))
+    first = site.submit("shared", *SLOW, asked=("--nodes=1",), PREFLIGHT="0")
     site.reach("shared", 20)
-    second = site.submit("shared", *SLOW, asked=("--nodes=1",))
+    second = site.submit("shared", *SLOW, asked=("--nodes=1",), PREFLIGHT="0")
     assert site.slurm.wait(second, TIMEOUT) == "FAILED"
     assert (site.slurm.exit_code(second), site.slurm.restarts(second)) == (2, 0)
     assert str(first) in site.slurm.output(second)
