@@ -137,7 +137,7 @@ class Cluster:
     ) -> None:
         """Look every so many seconds until something holds.
 
-        `ClusterError` that tells `what` after the timeout.
+        Raises ClusterError with the message `what` if it does not within the timeout.
         """
         deadline = time.monotonic() + timeout
         while not holds():
