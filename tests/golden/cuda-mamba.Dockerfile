@@ -80,8 +80,8 @@ FROM system AS packages
 # own wheel and stays out of the image.
 # The byte code says that it need not be compared with its source: the image never changes, and it
 # starts faster. What this Python itself imports from there is not to be written the other way
-# before (-B). Packages bring a few files for other versions of Python; those stay uncompiled (exit
-# code 1).
+# before (-B). The packages' own tests, which no job imports, would be a third of it. Packages bring
+# a few files for other versions of Python; those stay uncompiled (exit code 1).
 RUN --mount=type=bind,source=requirements,target=/run/requirements \
     --mount=type=bind,source=wheels,target=/run/wheels \
     --mount=type=secret,id=pip --mount=type=secret,id=ca \
@@ -92,7 +92,7 @@ RUN --mount=type=bind,source=requirements,target=/run/requirements \
         --no-cache-dir --no-compile --no-deps --require-hashes --ignore-installed \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         --find-links /run/wheels --requirement /run/requirements/packages.txt \
-    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+    && { python3.10 -B -m compileall -qq -j 0 -x /tests/ --invalidation-mode unchecked-hash \
         /usr/local/lib/python3.10/dist-packages || [ "$?" -eq 1 ]; }
 
 FROM compiled-on AS compiler
@@ -317,7 +317,7 @@ RUN --mount=type=bind,source=wheels,target=/run/wheels \
         --break-system-packages --root-user-action=ignore --disable-pip-version-check \
         /run/built/*/*.whl \
     && find /usr/local/lib/python3.10/dist-packages -name '*.py' -cnewer /tmp/before -fprint /tmp/added \
-    && { python3.10 -B -m compileall -qq -j 0 --invalidation-mode unchecked-hash \
+    && { python3.10 -B -m compileall -qq -j 0 -x /tests/ --invalidation-mode unchecked-hash \
         -i /tmp/added || [ "$?" -eq 1 ]; } \
     && rm /tmp/before /tmp/added
 COPY --from=nccl /opt/nccl/lib/ /opt/nccl/lib/

@@ -226,6 +226,20 @@ def test_all_of_our_code_has_its_byte_code(case: Case) -> None:
     assert found == {name: [UNCHECKED, name] for name in found}
 
 
+def test_packages_have_byte_code_but_for_their_tests(case: Case) -> None:
+    """A third of all byte code would be that of tests, which no job imports."""
+    code = (
+        "import json\n"
+        "from pathlib import Path\n"
+        "from sysconfig import get_path\n"
+        "made = [str(f.parent) for f in Path(get_path('purelib')).rglob('*.pyc')]\n"
+        "print(json.dumps(sorted(set(made))))\n"
+    )
+    folders = [folder.partition("/dist-packages/")[2] for folder in json.loads(case.run(code))]
+    assert {"numpy/__pycache__", "torch/nn/modules/__pycache__"} <= set(folders)
+    assert [folder for folder in folders if "/tests/" in folder] == []
+
+
 def test_an_edit_of_training_runs_only_its_own_steps_again(case: Case) -> None:
     assert any(one.startswith("RUN ") for one in case.executed)
     (case.root / "training" / "edited.py").write_text(f"EDIT = '{uuid.uuid4().hex}'\n")
