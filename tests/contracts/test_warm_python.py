@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.support import processes, warm
-from tests.training.support.runs import wait_for
+from tests.training.support.runs import ROOT, wait_for
 
 pytestmark = pytest.mark.processes
 
@@ -55,6 +55,15 @@ def test_a_sitecustomize_is_read(tmp_path: Path) -> None:
     (tmp_path / "site/sitecustomize.py").write_text("import os; os.environ['SEEN'] = 'yes'")
     process = start(tmp_path, "import os; print(os.environ['SEEN'])", PYTHONPATH=f"{tmp_path}/site")
     assert process.communicate(timeout=300)[0] == "yes\n"
+
+
+def test_another_copy_of_training_is_loaded_as_it_is(tmp_path: Path) -> None:
+    code = "import sys; assert 'training' not in sys.modules; from training import job; print(job)"
+    (tmp_path / "training/job").mkdir(parents=True)
+    (tmp_path / "training/__init__.py").touch()
+    (tmp_path / "training/job/__init__.py").touch()
+    out, err = start(tmp_path, code, PYTHONPATH=str(ROOT)).communicate(timeout=300)
+    assert f"{tmp_path}/training/job/__init__.py" in out, err
 
 
 @pytest.mark.root

@@ -2,8 +2,9 @@
 
 usage: python -m tests.support.warm.server SOCKET
 
-It ends with its standard input. Nothing of training/ is loaded here, so that every child runs the
-code as it is, and no thread runs, which a fork would lose.
+It ends with its standard input. No thread runs here, which a fork would lose. What a run loads of
+training/ is loaded too, and forgotten by a child that has another copy of it, or a sitecustomize.py
+of its own, which may have something to say before.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import importlib.machinery
 import io
 import json
 import os
@@ -38,6 +40,8 @@ MODULES = (
     "torch.distributed.run",
     "torch.distributed.tensor.parallel",
     "torch.utils.checkpoint",
+    "training.launch",
+    "training.trainer.run",
 )
 PDEATHSIG = 1  # linux/prctl.h
 
@@ -159,6 +163,7 @@ def become(request: Request) -> None:
     sys.path[1:1] = [folder for folder in own if folder not in sys.path]
     for folder in own:
         if (Path(folder) / "sitecustomize.py").exists():  # as python itself does at its start
+            forget_training()
             runpy.run_path(str(Path(folder) / "sitecustomize.py"))
             break
     words = list(request.words)
@@ -170,15 +175,25 @@ def become(request: Request) -> None:
         stream = io.TextIOWrapper(below, line_buffering=number == 2, write_through=through)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+    sys.path[0] = request.folder if words[0] == "-m" else str(Path(words[0]).parent)
+    loaded = getattr(sys.modules.get("training"), "__file__", None)
+    found = importlib.machinery.PathFinder.find_spec("training")
+    if found is None or found.origin != loaded:
+        forget_training()
     if words[0] == "-m":
-        sys.path[0] = request.folder
         sys.argv = words[1:]
         sys.modules.pop(words[1], None)
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
     else:
-        sys.path[0] = str(Path(words[0]).parent)
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
+
+
+def forget_training() -> None:
+    """Have it loaded anew by what imports it."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "training":
+            del sys.modules[name]
 
 
 def quicken_rendezvous() -> None:

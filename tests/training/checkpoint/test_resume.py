@@ -109,7 +109,7 @@ def test_kill_9_at_random_moments(
 
         moment = (far_enough, saves_again, trains)[kill % 3]
         python = warm.python() if quick else COLD
-        with started(2, *flags(harried, data, *asked), warm=python) as process:
+        with started(2, *flags(harried, data, *asked), python=python) as process:
             assert wait_for(moment, process, seconds=120), "it ended before it was killed"
             if moment is not far_enough:
                 time.sleep(chance.uniform(0, 0.01 if moment is saves_again else 0.1))
@@ -149,7 +149,8 @@ def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(
 def test_a_signal_under_plain_python_saves_and_exits_85(
     tmp_path: Path, data: str, how: signal.Signals
 ) -> None:
-    with started(0, *flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")) as process:
+    asked = flags(tmp_path, data, "--num_steps=100000", "--report_interval=1")
+    with started(0, *asked, python=COLD) as process:
         assert wait_for((tmp_path / "metrics.jsonl").exists, process)
         process.send_signal(how)
         process.communicate(timeout=300)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.training.support.disks import small_disk
-from tests.training.support.runs import TINY, command, losses, run, train, write_text
+from tests.training.support.runs import TINY, losses, run, train, write_text
 from training import manifest
 from training.checkpoint.free_memory import is_tmpfs
 from training.checkpoint.memory_choice import NO_AGENT
@@ -137,7 +137,7 @@ def test_a_full_tmpfs_costs_a_line_and_no_save(
             *("--checkpoint_interval=4", f"--num_steps={STEPS}", *SCHEDULE),
         )
         program = (str(tmp_path / "filled.py"), str(disk.path))
-        done = disk.run(command(0, *flags, program=program))
+        done = disk.train(0, *flags, program=program)
         assert done.returncode == 0, done.stderr
         assert [one.name for one in (disk.seen / "rank_0").iterdir()] == [f"step_{STEPS}_ckp"]
     assert losses(save) == undisturbed

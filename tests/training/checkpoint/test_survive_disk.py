@@ -9,7 +9,7 @@ import pytest
 
 from tests.training.support.disks import small_disk
 from tests.training.support.events import curves
-from tests.training.support.runs import TINY, command, losses, run, steps, train, write_text
+from tests.training.support.runs import TINY, losses, run, steps, train, write_text
 from training import manifest
 from training.loggers.base import FaultTolerantLogger, Logger
 from training.loggers.console import Console
@@ -93,7 +93,7 @@ def test_a_checkpoint_without_room(
             *(f"--num_steps={STEPS}", f"--batch_size={4 // max(1, ranks)}"),
             *("--checkpoint_interval=5", f"--async_checkpoint={background}"),
         )
-        done = disk.run(command(ranks, *flags, program=program(tmp_path, change)))
+        done = disk.train(ranks, *flags, program=program(tmp_path, change))
         assert done.returncode == 1, done.stderr
         folder = disk.path / "checkpoints"
         shown = re.search(
@@ -114,7 +114,7 @@ def test_a_checkpoint_without_room(
         assert not (disk.seen / ".running").exists()
         (seen / "filler").unlink(missing_ok=True)
         disk.resize("50m")
-        again = disk.run(command(ranks, *flags))
+        again = disk.train(ranks, *flags)
         assert again.returncode == 0, again.stderr
         assert f"resumed from {folder}/step_5_ckp" in again.stdout
         within = 0 if ranks else 1e-5
@@ -132,10 +132,10 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_a_warning(tmp_path: Path, d
     held = folder / "step_2_ckp" / "held"
     left = folder / "step_2_ckp.tmp"
     with small_disk(held, "1m") as disk:
-        second = disk.run(command(0, *flags, "--num_steps=4"))
+        second = disk.train(0, *flags, "--num_steps=4")
         assert second.returncode == 0, second.stderr
         assert f"WARNING: {left} cannot be removed: Device or resource busy" in second.stdout
-        third = disk.run(command(0, *flags, "--num_steps=6"))
+        third = disk.train(0, *flags, "--num_steps=6")
         assert third.returncode == 0, third.stderr
         assert f"WARNING: {left} cannot be removed" in third.stdout
         assert f"resumed from {folder}/step_4_ckp" in third.stdout
@@ -158,7 +158,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         )
         changed = program(tmp_path, FULL_FROM_STEP_20_TO_100)
         log = f"{disk.path}/log"
-        done = disk.run(command(0, *flags, "--num_steps=120", program=changed), log)
+        done = disk.train(0, *flags, "--num_steps=120", program=changed, to=log)
         assert done.returncode == 0, done.stderr
         saved = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
         assert saved == ["step_100_ckp", "step_120_ckp", "step_50_ckp"]
@@ -184,7 +184,7 @@ def test_a_full_disk_of_logs_costs_lines_and_nothing_else(tmp_path: Path, data: 
         assert gap and int(gap[1]) > 50
         assert "step 120/120 | loss" in text.partition(gap[0])[2]
         # A start after it: what is there stays, and what it adds follows.
-        again = disk.run(command(0, *flags, "--num_steps=122"), "/dev/full")
+        again = disk.train(0, *flags, "--num_steps=122", to="/dev/full")
         assert again.returncode == 0, again.stderr
         assert again.stderr.count("WARNING: standard output cannot be written") == 1
         assert [one["step"] for one in steps(disk.seen)][-3:] == [120, 121, 122]

@@ -4,14 +4,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.processes import descendants
+from tests.support import processes, warm
 from tests.training.support.runs import ROOT, TINY, kill_tree, wait_for, write_text
 from training.observers.hang_report import Answer, Silence, format_hang
 from training.observers.watchdog import Limits
@@ -69,7 +68,8 @@ def hanging(
     program.write_text(PROGRAM)
     launcher = ["-m", "torch.distributed.run", f"--nproc_per_node={ranks}"]
     meet = ["--rdzv_backend=c10d", "--rdzv_endpoint=127.0.0.1:0"]
-    argv = [sys.executable, *(launcher + meet if ranks else []), str(program)]
+    python = warm.python()
+    argv = [python["PYTHON_EXEC"], *(launcher + meet if ranks else []), str(program)]
     shown = {"HOW": how, "WHERE": where, "AT": str(at), "WHO": str(who), **env}
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(
@@ -82,7 +82,7 @@ def hanging(
                 "--hang_seconds=3",
                 *flags,
             ],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **shown},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **python, **shown},
             text=True,
             stdout=said,
             stderr=said,
@@ -110,11 +110,11 @@ def wait_for_report(folder: Path, process: subprocess.Popen[str]) -> str:
 def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
     """The processes of the ranks, by rank."""
     found: dict[int, int] = {}
-    for pid in descendants(process.pid):
+    for pid in processes.descendants(process.pid):
         environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         ranks = [int(one[5:]) for one in environment if one.startswith(b"RANK=")]
         if ranks:
-            found.setdefault(ranks[0], pid)
+            found.setdefault(ranks[0], processes.program(pid))
     return found
 
 

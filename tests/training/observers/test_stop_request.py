@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.json_lines import read
 from tests.support.processes import descendants
-from tests.training.support.runs import TINY, run, started, steps, wait_for, write_text
+from tests.training.support.runs import COLD, TINY, run, started, steps, wait_for, write_text
 from training.checkpoint.lease import LEASE_FILE
 from training.entrypoint import exit_code
 from training.observers.stop_request import SIGNALS, StopRequest
@@ -65,7 +65,7 @@ def test_the_first_ctrl_c_saves(tmp_path: Path, ranks: int) -> None:
     """Also of torchrun by hand, which hands it on and has an exit code of its own."""
     data, save = write_text(tmp_path / "text"), tmp_path / "run"
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--batch_size=2")
-    with started(ranks, *flags, "--num_steps=100000") as process:
+    with started(ranks, *flags, "--num_steps=100000", python=COLD) as process:
         wait_for(lambda: (save / "metrics.jsonl").exists() and steps(save), process)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=120)
@@ -78,7 +78,7 @@ def test_the_first_ctrl_c_saves(tmp_path: Path, ranks: int) -> None:
 def test_the_second_ctrl_c_ends_at_once(tmp_path: Path) -> None:
     data, save = write_text(tmp_path / "text"), tmp_path / "run"
     flags = (*TINY, f"--dataset_path={data}", f"--save_ckpt_path={save}", "--num_steps=4")
-    with started(0, *flags, HOURS) as process:
+    with started(0, *flags, HOURS, python=COLD) as process:
         wait_for((save / "config.json").exists, process)
         process.send_signal(signal.SIGINT)
         assert process.stderr is not None

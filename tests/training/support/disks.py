@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.mounts import entering, mounting
-from tests.training.support.runs import ROOT, kill_tree
+from tests.training.support.runs import COLD, ROOT, command, kill_tree
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Disk:
     seen: Path
     enter: Sequence[str]
 
+    @property
+    def python(self) -> Mapping[str, str]:
+        """A warm one can enter root's namespaces alone."""
+        return warm.python() if os.geteuid() == 0 else COLD
+
     def resize(self, size: str) -> None:
         mount = ("mount", "-o", f"remount,size={size}", str(self.path))
         subprocess.run([*self.enter, *mount], check=True)
@@ -29,7 +35,7 @@ class Disk:
         self, command: Sequence[str], to: str = "", timeout: float = 180
     ) -> subprocess.CompletedProcess[str]:
         """Run a program to its end; `to` is a file of the disk that gets its standard output."""
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self.python}
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
             env.pop(name, None)
         redirected = ("sh", "-c", f'exec "$@" > {to}', "sh") if to else ()
@@ -46,6 +52,13 @@ class Disk:
             kill_tree(process)
             process.communicate()
         return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+    def train(
+        self, ranks: int, *flags: str, program: Sequence[str] = (), to: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        """The entry point, or another program, on so many ranks, to its end."""
+        python = self.python["PYTHON_EXEC"]
+        return self.run(command(ranks, *flags, program=program, python=python), to)
 
 
 @contextmanager

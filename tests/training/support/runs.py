@@ -55,14 +55,15 @@ def command(
 
 @contextmanager
 def started(
-    ranks: int, *flags: str, program: Sequence[str] = (), warm: Mapping[str, str] = COLD
+    ranks: int, *flags: str, program: Sequence[str] = (), python: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """The entry point while it runs; nothing of it is left afterwards."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(THREADS), **warm}
+    """The entry point while it runs, by warm processes; nothing of it is left afterwards."""
+    python = python or warm.python()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(THREADS), **python}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         env.pop(name, None)
     process = subprocess.Popen(
-        command(ranks, *flags, program=program, python=warm["PYTHON_EXEC"]),
+        command(ranks, *flags, program=program, python=python["PYTHON_EXEC"]),
         env=env,
         text=True,
         stdout=subprocess.PIPE,
@@ -78,8 +79,8 @@ def started(
 def run(
     ranks: int, *flags: str, timeout: float = 120, program: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """The same to its end, by processes that are warm."""
-    with started(ranks, *flags, program=program, warm=warm.python()) as process:
+    """The same to its end."""
+    with started(ranks, *flags, program=program) as process:
         out, err = process.communicate(timeout=timeout)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
