@@ -1,7 +1,12 @@
-"""A checkout on a machine whose programs and package managers are stand-ins, for setup.sh."""
+"""A checkout on a machine whose programs and package managers are stand-ins, for setup.sh.
+
+Its Python copies pip into an environment, where ensurepip would install and compile it for seconds.
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -17,7 +22,7 @@ from tests.conftest import ROOT
 USER = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 SHELL = (
     "sh dirname id cksum cat stat find rm mv mkdir mktemp ls grep sleep tail head flock env touch "
-    "ln basename chmod"
+    "ln basename chmod cp"
 )
 ALL = ["buildah", "mksquashfs", "mmdebstrap", "newuidmap", "squashfuse", "fuse-overlayfs"]
 BRINGS = {"squashfs-tools": "mksquashfs", "uidmap": "newuidmap"}
@@ -59,6 +64,34 @@ case " $* " in
 *" show "*) case " {index} " in *" $2 "*) ;; *) exit 100 ;; esac ;;
 esac
 """
+# The last word of `python3 -m venv --clear FOLDER` is the environment.
+PYTHON = """#!/bin/sh
+if [ "$1 $2" != "-m venv" ]; then exec /usr/bin/python3 "$@"; fi
+/usr/bin/python3 "$@" --without-pip || exit
+for folder; do :; done
+cp -Rp {whole}/lib "$folder/" && cd "$folder/bin" || exit
+for name in pip pip3; do
+    cat >$name <<END # as pip writes it where a path has a blank
+#!/bin/sh
+'''exec' "$PWD/python3" "\\$0" "\\$@"
+' '''
+from pip._internal.cli.main import main
+main()
+END
+    chmod 755 $name
+done
+"""
+
+
+@functools.cache
+def whole_environment() -> Path:
+    """One that ensurepip has filled, without what nothing here takes."""
+    folder = Path(tempfile.mkdtemp(prefix="sqshforge-test-venv-"))
+    atexit.register(shutil.rmtree, folder)
+    folder.chmod(0o755)
+    subprocess.run(["/usr/bin/python3", "-m", "venv", folder], check=True)
+    subprocess.run([folder / "bin/pip", "uninstall", "--quiet", "--yes", "setuptools"], check=True)
+    return folder
 
 
 @dataclass(frozen=True)
@@ -153,7 +186,7 @@ def machine(as_root: None) -> Iterator[Machine]:
         (made.checkout / "backend.py").write_text(BACKEND)
         for name in SHELL.split():
             (made.tools / name).symlink_to(shutil.which(name) or "/none")
-        (made.tools / "python3").symlink_to("/usr/bin/python3")
+        made.has_program("python3", PYTHON.format(whole=whole_environment()))
         for path in (place, *place.rglob("*")):
             os.lchown(path, 65534, 65534)
         place.chmod(0o755)
