@@ -40,7 +40,7 @@ DOCKERFILE = """\
 FROM {image}
 RUN --mount=type=bind,source=packages,target=/run/packages \\
     cd /usr/local/lib/python{python}/dist-packages && cp -r /run/packages/. . \\
-    && {{ ls /run/packages | xargs python{python} -m compileall -qq -j 0 \\
+    && {{ ls /run/packages | xargs python{python} -m compileall -qq -j 0 -x /tests/ \\
         --invalidation-mode unchecked-hash || [ "$?" -eq 123 ]; }}
 """
 

@@ -156,44 +156,6 @@ def test_own_runtime_of_the_checkout(shell: Shell) -> None:
     assert str(own / "sqshforge") in shell.srun()
 
 
-def test_mounts_of_ones_own(shell: Shell) -> None:
-    """From the folder of sbatch; enroot refuses blanks, and has other words for read-only."""
-    for name in ("data", "a b\\c"):
-        (shell.folder / name).mkdir()
-    asked = {"MOUNTS": "data:/data,data,/tmp:/t:ro,a b\\c:/c d", "CHECKPOINTS": "mine"}
-    here = shell.folder
-    run = f"{here}/mine:{here}/mine"
-    shell.enroot()
-    assert mounts_of(shell, **asked) == [
-        f"{here}/data:/data:rbind,x-create=auto",
-        f"{here}/data:{here}/data:rbind,x-create=auto",
-        "/tmp:/t:bind,x-create=auto,ro",
-        rf"{here}/a\040b\134c:/c\040d:rbind,x-create=auto",
-        f"{run}:rbind,x-create=auto",
-    ]
-    shell.program("sqshforge")
-    plain = [f"{here}/data:/data", f"{here}/data:{here}/data", "/tmp:/t:ro", f"{here}/a b\\c:/c d"]
-    assert mounts_of(shell, RUNTIME="sqshforge", **asked) == [*plain, run]
-    words = shell.srun(RUNTIME="pyxis", **asked)
-    assert f"--container-mounts={','.join([*plain, run])}" in words
-
-
-def test_the_run_s_folder_in_a_mount(shell: Shell) -> None:
-    """It is not mounted twice, but below one that cannot be written to."""
-    shell.program("sqshforge")
-    around = f"{shell.folder}:{shell.folder}"
-    run = f"{shell.folder}/mine:{shell.folder}/mine"
-    assert mounts_of(shell, MOUNTS=around, CHECKPOINTS="mine") == [around]
-    asked = f",{around}:ro,"
-    assert mounts_of(shell, MOUNTS=asked, CHECKPOINTS="mine") == [f"{around}:ro", run]
-
-
-def mounts_of(shell: Shell, **env: str) -> list[str]:
-    """What a launcher asks its runtime to mount."""
-    words = shell.srun(**env)
-    return [word.removeprefix("--mount=") for word in words if word.startswith("--mount=")]
-
-
 def test_the_host_s_python_is_not_the_image_s(shell: Shell) -> None:
     """A module system's PYTHONHOME would keep the image's Python from starting."""
     shell.program("sqshforge")

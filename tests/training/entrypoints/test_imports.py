@@ -45,3 +45,12 @@ def test_what_some_runs_take_is_loaded_by_them_alone() -> None:
     assert "torch" in found
     # torch 2.2's checkpoints import torch._dynamo themselves.
     assert (found - loaded("import torch.distributed.checkpoint")) & OF_SOME == set()
+
+
+def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
+    code = "import sys; sys.modules['torch'] = None; import runpy; sys.argv = ['x', '--nope=1'];"
+    code += "runpy.run_module('training.llama_smp', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (2, "error: --nope: there is no such flag\n")

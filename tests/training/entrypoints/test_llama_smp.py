@@ -13,11 +13,9 @@ import torch
 
 from tests.training.support.runs import ROOT
 from training import models
-from training.config.config import ParallelConfig
 from training.errors import RequestError
 from training.llama_smp import configure
 from training.models import LlamaConfig, MistralConfig, MixtralConfig, NeoXConfig
-from training.parallel import float8
 from training.systems.smp.flags import FLAGS
 
 LEAST = ("--use_synthetic_data=1", "--checkpoint_dir=/x")
@@ -400,37 +398,3 @@ def test_a_pretrained_models_config_gives_the_sizes(tmp_path: Path) -> None:
             "--model_size: the pretrained model has sizes of its own",
         ):
             assert shown in str(error.value)
-
-
-def test_float8_is_reported_to_be_off_where_it_cannot_be() -> None:
-    wanted = ParallelConfig(fp8=True)
-    bf16, fp32 = torch.bfloat16, torch.float32
-    shared = ParallelConfig(fp8=True, tensor_parallel=2)
-    old = ParallelConfig(fp8=True, fsdp_engine="fsdp1")
-    cases: list[tuple[Any, str]] = [
-        ((wanted, bf16, None, True), "this is no GPU"),
-        ((wanted, bf16, (8, 0), True), "this GPU has compute capability 8.0, and it takes 8.9"),
-        ((wanted, fp32, (9, 0), True), "the blocks compute in float32"),
-        ((shared, bf16, (9, 0), True), "2 ranks share each layer"),
-        ((old, bf16, (9, 0), True), "this is FSDP1"),
-    ]
-    for arguments, shown in cases:
-        assert float8.obstacle(*arguments).startswith(shown)
-    assert float8.fits(torch.nn.Linear(32, 48), "") and not float8.fits(torch.nn.Linear(32, 50), "")
-
-
-@pytest.mark.fsdp2
-def test_float8_is_on_where_it_can_be() -> None:
-    wanted = ParallelConfig(fp8=True)
-    assert float8.obstacle(wanted, torch.bfloat16, (8, 9), True) == ""
-    assert float8.obstacle(wanted, torch.bfloat16, (9, 0), False).startswith("the library torchao")
-
-
-@pytest.mark.processes
-def test_a_bad_request_needs_no_torch_and_shows_no_traceback() -> None:
-    code = "import sys; sys.modules['torch'] = None; import runpy; sys.argv = ['x', '--nope=1'];"
-    code += "runpy.run_module('training.llama_smp', run_name='__main__')"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (2, "error: --nope: there is no such flag\n")
