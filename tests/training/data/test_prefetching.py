@@ -15,7 +15,7 @@ import torch
 
 from tests.support.processes import descendants
 from tests.training.data.test_stream import config, feed, write
-from tests.training.support.runs import TINY, run, started, steps, wait_for, write_text
+from tests.training.support.runs import COLD, TINY, run, started, steps, wait_for, write_text
 from training.config.config import DataConfig
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
@@ -124,7 +124,7 @@ def test_workers_end_with_a_run_that_is_asked_to_stop_or_killed(tmp_path: Path) 
     for number in (signal.SIGTERM, signal.SIGKILL):
         save = tmp_path / number.name
         flags = (*asked, f"--save_ckpt_path={save}", "--report_interval=1")
-        with started(0, *flags) as process:
+        with started(0, *flags, python=COLD) as process:
             assert wait_for((save / "metrics.jsonl").exists, process)
             wait_for(lambda save=save: steps(save), process)  # type: ignore[misc]
             below = descendants(process.pid)
