@@ -47,10 +47,9 @@ def wanted(found: Iterable[tuple[Recipe, Lock | None]]) -> list[Wanted]:
     for recipe, lock in found:
         locked = [one for one in (lock.base, lock.compiler) if one] if lock else []
         for image in recipe.images:
-            key = (
-                recipe.addresses(image),
-                next((one.digest for one in locked if one.image == image), None),
-            )
+            name = recipe.tagged(image)
+            digest = next((one.digest for one in locked if one.image == name), None)
+            key = (recipe.addresses(image), digest)
             made = image == recipe.base.image and recipe.base.bootstrap is not None
             known = whole.get(key)
             whole[key] = Wanted(

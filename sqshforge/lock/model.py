@@ -23,7 +23,10 @@ class Entry(BaseModel):
 
 
 class LockedImage(Entry):
-    """An image and the digest that its tag had; none where no registry answered."""
+    """An image, named as `Recipe.tagged` does, and the digest that its tag had.
+
+    There is none where no registry answered.
+    """
 
     image: str
     digest: str | None
@@ -246,9 +249,7 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
     another image, and nothing is known of it. For another Python the locked packages are taken as
     they are, and that is reported: what they need there was not resolved.
     """
-    images = [image for image in (lock.base, lock.compiler) if image]
-    if any(_tag(recipe, one.image) != _tag(wanted, one.image) for one in images):
-        lock = _with_other_tags(lock, recipe, wanted)
+    lock = _with_other_tags(lock, recipe, wanted)
     version = wanted.python.version
     if version == lock.python.version:
         return lock
@@ -259,23 +260,15 @@ def set_by_hand(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
 
 def _with_other_tags(lock: Lock, recipe: Recipe, wanted: Recipe) -> Lock:
     """The lock without the digests of images whose tags are others now."""
-
-    def same(image: LockedImage) -> LockedImage:
-        kept = _tag(recipe, image.image) == _tag(wanted, image.image)
-        return image if kept else image.model_copy(update={"digest": None})
-
-    entry = f"base image {wanted.address(lock.base.image)}: its tag was set by hand"
-    others = [one for one in lock.unlocked if not one.startswith(("base image", "compiler image"))]
-    changed = {
-        "base": same(lock.base),
-        "compiler": same(lock.compiler) if lock.compiler else None,
-        "unlocked": (entry, *others),
-    }
-    return lock.model_copy(update=changed)
-
-
-def _tag(recipe: Recipe, image: str) -> str:
-    return recipe.address(image).rpartition(":")[2]
+    images = {"base": wanted.base.image, "compiler": wanted.base.compiler}
+    for key, image in images.items():
+        if image is None or wanted.tagged(image) == recipe.tagged(image):
+            continue
+        entry = f"{key} image {wanted.address(image)}: its tag was set by hand"
+        others = (one for one in lock.unlocked if not one.startswith(f"{key} image "))
+        unknown = LockedImage(image=wanted.tagged(image), digest=None)
+        lock = lock.model_copy(update={key: unknown, "unlocked": (entry, *others)})
+    return lock
 
 
 def load(recipe: Recipe, recipes: Path) -> Lock:

@@ -155,25 +155,26 @@ def resolve(recipe: Recipe, asked: Asked) -> Lock:
 
 def _image(recipe: Recipe, image: str, what: str, asked: Asked, open_: list[str]) -> LockedImage:
     """The digest behind a tag: the parent's, else that of the first address which has one."""
-    digest = _digest(asked.parent, image)
+    name = recipe.tagged(image)
+    digest = _digest(asked.parent, name)
     answers: list[Answer] = []
     for address in recipe.addresses(image) if digest is None else ():
         answers.append(asked.registries.ask(asked.mirrors.image(address), asked.programs))
         digest = answers[-1].digest
         if digest is not None:
             break
-    digest = digest or _digest(asked.before, image)
+    digest = digest or _digest(asked.before, name)
     if digest is None:
         lacking = all(one.state is State.ABSENT for one in answers)
         said = "no registry has it" if lacking else "no registry answered"
         open_.append(f"{what} {recipe.address(image)}: {said}")
-    return LockedImage(image=image, digest=digest)
+    return LockedImage(image=name, digest=digest)
 
 
-def _digest(lock: Lock | None, image: str) -> str | None:
+def _digest(lock: Lock | None, name: str) -> str | None:
     """What a lock has for an image."""
     images = (lock.base, lock.compiler) if lock else ()
-    return next((one.digest for one in images if one and one.image == image), None)
+    return next((one.digest for one in images if one and one.image == name), None)
 
 
 def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:

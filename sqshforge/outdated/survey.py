@@ -133,7 +133,7 @@ def _image(recipe: Recipe, key: str, asked: Asked, hosts: Hosts, said: Comments)
             break
     else:
         return replace(pin, silent="its registry does not answer")
-    known = _locked_digest(asked.before, image)
+    known = _locked_digest(asked.before, recipe.tagged(image))
     moved = f"the tag has moved from {_short(known)} to {_short(digest)}"
     has_moved = bool(known and digest and known != digest)
     return replace(pin, newest=newest(tag, tags or ()), moved=moved if has_moved else "")

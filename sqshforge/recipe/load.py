@@ -23,7 +23,7 @@ from sqshforge.recipe import recipe_file
 from sqshforge.recipe.schema import Recipe
 from sqshforge.recipe.words import normalize, put_in
 
-# Where parameters stand beside images, whose own names stay in the lock: key by key, * for any.
+# Where parameters stand beside images, for which see `Recipe.tagged`: key by key, * for any.
 FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
 
 DEBIAN = re.compile(r"([a-z0-9][a-z0-9+.-]+)=[^=]")  # a pinned package

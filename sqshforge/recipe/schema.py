@@ -30,6 +30,7 @@ from sqshforge.recipe.words import (
     PlatformName,
     normalize,
     put_in,
+    split_image,
 )
 
 SAME_EVERYWHERE = ("target", "extends", "template", "platforms", "per_platform")
@@ -126,7 +127,7 @@ class Recipe(Part):
         if self.python.built and self.cuda is None:
             raise ValueError("python.built needs cuda.architectures to compile for")
         for image in self.images:
-            self.addresses(image)
+            self.addresses(self.tagged(image))
         return self
 
     def _lacking_for_triton(self) -> list[str]:
@@ -184,6 +185,16 @@ class Recipe(Part):
     def address(self, image: str) -> str:
         """An image's address with the parameters put in; `ValueError` for one that is none."""
         return put_in(image, self.parameters)
+
+    def tagged(self, image: str) -> str:
+        """An image as locks name it: with its tag, the repository's parameters not put in.
+
+        Another region or account serves the same image, another tag is another one.
+        """
+        name, tag = split_image(image)
+        address = self.address(image)
+        own = split_image(address)[1]
+        return f"{name}{own}" if put_in(tag, self.parameters) == own else address
 
     def addresses(self, image: str) -> tuple[str, ...]:
         """All addresses of an image likewise, in the order in which they are tried."""

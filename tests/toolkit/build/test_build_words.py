@@ -16,8 +16,11 @@ from sqshforge.engine.daemon import Daemon
 from sqshforge.errors import WorkError
 from sqshforge.host import resources
 from sqshforge.host.programs import Programs
+from sqshforge.lock import Lock, LockedImage
+from sqshforge.lock.model import LockedPython
 from tests.support import docker_api
 from tests.support.command_line import sqshforge
+from tests.support.web_servers import small_recipe
 
 PATCH = "triton-2.2.0/cache-private.patch"
 
@@ -72,6 +75,30 @@ def test_another_region_keeps_the_digest_and_another_tag_does_not(
     now = lock.set_by_hand(pinned, what, recipe.find("smp-llama", root / "recipes", settings))
     assert (now.base.digest == digest) == kept
     assert (now.unlocked == ()) == kept
+
+
+def test_only_the_image_whose_tag_was_set_by_hand_is_not_locked(tmp_path: Path) -> None:
+    facts = {
+        "base": {"image": "127.0.0.1:1/x:{tag}", "compiler": "127.0.0.1:1/x:{devel}"},
+        "parameters": {"tag": "1", "devel": "2"},
+    }
+    what = small_recipe(tmp_path, ["app==1.0"], **facts)
+    base, compiler = (
+        LockedImage(image=f"127.0.0.1:1/x:{tag}", digest=f"sha256:{tag * 64}") for tag in "12"
+    )
+    silent = "compiler image 127.0.0.1:1/x:2: no registry answered"
+    python = LockedPython.model_construct(version="3.10")
+    locked = Lock.model_construct(base=base, compiler=compiler, python=python)
+
+    def by_hand(locked: Lock, **settings: str) -> Lock:
+        return lock.set_by_hand(locked, what, recipe.find("small", tmp_path, settings))
+
+    now = by_hand(locked, devel="9")
+    assert (now.base, now.compiler) == (base, LockedImage(image="127.0.0.1:1/x:9", digest=None))
+    assert now.unlocked == ("compiler image 127.0.0.1:1/x:9: its tag was set by hand",)
+    now = by_hand(locked.model_copy(update={"unlocked": (silent,)}), tag="9")
+    assert (now.base, now.compiler) == (LockedImage(image="127.0.0.1:1/x:9", digest=None), compiler)
+    assert now.unlocked == ("base image 127.0.0.1:1/x:9: its tag was set by hand", silent)
 
 
 def test_another_python_takes_the_locked_packages_and_says_so(root: Path) -> None:

@@ -12,7 +12,7 @@ import yaml
 
 from sqshforge import lock, recipe
 from sqshforge.host.programs import Programs, Result
-from sqshforge.lock import Lock
+from sqshforge.lock import Lock, LockedImage, bases
 from tests.support import checkouts
 from tests.support.web_servers import Index, asking, small_recipe, wheel
 from tests.support.web_servers import direct_fixture as direct_fixture
@@ -165,3 +165,38 @@ def test_an_image_has_the_parent_s_digest(index: Index, tmp_path: Path) -> None:
     )
     child = lock.resolve(other, asking(tmp_path, index.pip, programs=now, parent=parent))
     assert child.base.digest == now.digest
+
+
+def test_an_image_with_another_tag_in_a_parameter_is_another_one(
+    index: Index, tmp_path: Path
+) -> None:
+    """Not the digest of the parent's tag, nor that of the tag which the lock was made for."""
+    then, now = (Small(letter) for letter in "ab")
+
+    def child(parameters: dict[str, str]) -> recipe.Recipe:
+        base = {"image": "127.0.0.1:1/{account}/base:{tag}", "compiler": "127.0.0.1:1/base:devel"}
+        return small_recipe(tmp_path, ["app==1.0"], base=base, parameters=parameters)
+
+    what = child({"account": "a", "tag": "1"})
+    parent = lock.resolve(what, asking(tmp_path, index.pip, programs=then))
+    assert parent.base == LockedImage(image="127.0.0.1:1/{account}/base:1", digest=then.digest)
+    other = child({"account": "a", "tag": "2"})
+    found = lock.resolve(other, asking(tmp_path, index.pip, programs=now, parent=parent))
+    assert (found.base.digest, found.compiler) == (now.digest, parent.compiler)
+    silent = lock.resolve(other, asking(tmp_path, index.pip, before=parent, parent=parent))
+    assert silent.base.digest is None
+    assert silent.unlocked == ("base image 127.0.0.1:1/a/base:2: no registry answered",)
+    (first, _) = bases.wanted([(other, parent)])
+    assert first.digest is None
+    elsewhere = child({"account": "b", "tag": "1"})
+    found = lock.resolve(elsewhere, asking(tmp_path, index.pip, programs=now, parent=parent))
+    assert found.base == parent.base
+
+
+def test_an_image_that_is_a_parameter_as_a_whole_has_its_address_in_the_lock(
+    index: Index, tmp_path: Path
+) -> None:
+    facts = {"base": {"image": "{image}"}, "parameters": {"image": "127.0.0.1:1/base:1"}}
+    what = small_recipe(tmp_path, ["app==1.0"], **facts)
+    found = lock.resolve(what, asking(tmp_path, index.pip, programs=Small("a")))
+    assert found.base.image == "127.0.0.1:1/base:1"
