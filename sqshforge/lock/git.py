@@ -27,11 +27,13 @@ PLAIN |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_ATTR_NOSYSTEM": "1"}
 
 
 def commit_of(url: str, ref: str, programs: Programs, ca: Path | None = None) -> str | None:
-    """The commit behind a tag or branch; None where the host does not say.
+    """The commit behind a tag or branch; empty for a name that is neither.
 
+    None where the host does not answer.
     `ca` are the certificates that this machine trusts: git does not look where others do.
     """
-    return _references(url, ref, programs, _environment(url, programs, ca)).get("commit")
+    seen = _references(url, ref, programs, _environment(url, programs, ca))
+    return None if seen is None else seen.get("commit", "")
 
 
 def references(url: str, programs: Programs, ca: Path | None = None) -> dict[str, str] | None:
@@ -99,12 +101,15 @@ def _environment(url: str, programs: Programs, ca: Path | None) -> Mapping[str, 
 
 def _references(
     url: str, ref: str, programs: Programs, environment: Mapping[str, str]
-) -> dict[str, str]:
-    """Whether a name is a tag or a branch of a repository, and its commit; empty for neither."""
+) -> dict[str, str] | None:
+    """Whether a name is a tag or a branch of a repository, and its commit; empty for neither.
+
+    None where the host does not answer.
+    """
     names = [f"refs/tags/{ref}", f"refs/tags/{ref}^{{}}", f"refs/heads/{ref}"]
     said = programs.attempt(["git", "ls-remote", url, *names], env=environment, timeout=TIMEOUT)
     if said.code != 0:
-        return {}
+        return None
     found = {name: commit for commit, name in re.findall(r"^(\w{40})\t(\S+)$", said.out, re.M)}
     for name in (names[1], names[0], names[2]):  # an annotated tag's commit before the tag's own
         if name in found:

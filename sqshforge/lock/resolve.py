@@ -28,7 +28,7 @@ from sqshforge.lock.model import (
 from sqshforge.lock.python import Resolver, uv_platform
 from sqshforge.network import access
 from sqshforge.network.access import Pip, apt_sources
-from sqshforge.network.download import download_from
+from sqshforge.network.download import RefusedError, download_from
 from sqshforge.network.mirrors import Mirrors
 from sqshforge.network.registries import Answer, Registries, State
 from sqshforge.platforms import Platform
@@ -222,13 +222,15 @@ def _packages(lock: Lock) -> tuple[LockedPackage, ...]:
 
 def _source(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> LockedSource:
     source = recipe.sources[name]
-    commit = source.commit or _commit(asked.parent, name, source)
-    if commit is None:
+    found = source.commit or _commit(asked.parent, name, source)
+    if found is None:
         url = asked.mirrors.source(source.git)
-        commit = commit_of(url, source.ref, asked.programs, access.ca_bundle(asked.pip))
-    commit = commit or _commit(asked.before, name, source)
+        found = commit_of(url, source.ref, asked.programs, access.ca_bundle(asked.pip))
+    commit = found or _commit(asked.before, name, source)
     if commit is None:
-        open_.append(f"source {name}, {source.git} at {source.ref}: its host did not answer")
+        silent = found is None
+        said = "its host did not answer" if silent else "its repository has no such tag or branch"
+        open_.append(f"source {name}, {source.git} at {source.ref}: {said}")
     return LockedSource(
         name=name, git=source.git, ref=source.ref, commit=commit, license=source.license
     )
@@ -257,8 +259,9 @@ def _archive(recipe: Recipe, name: str, asked: Asked, open_: list[str]) -> Locke
             ):
                 place = folder / archive.file
                 total = download_from(addresses, place, None, asked.pip, tracker)
-        except MissingError:
+        except MissingError as error:
             hosts = "their hosts" if archive.mirrors else "its host"
             tried = ", ".join(archive.addresses)
-            open_.append(f"archive {name}, {tried}: {hosts} did not answer")
+            said = "give it" if isinstance(error, RefusedError) else "answer"
+            open_.append(f"archive {name}, {tried}: {hosts} did not {said}")
     return LockedArchive(name=name, url=archive.url, sha256=total)

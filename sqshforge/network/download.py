@@ -29,6 +29,10 @@ FIX = "check the network and the proxy, or name a mirror (docs/images/offline.md
 RANGE_BEYOND_END = 416  # the part that is there was all of it
 
 
+class RefusedError(MissingError):
+    """Every host that was asked for a file answers, and none gives it."""
+
+
 def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Tracker) -> str:
     """Fetch a file to `place`, and return its sha256, which is `wanted` where one is given.
 
@@ -62,8 +66,8 @@ def download_from(
 ) -> str:
     """Fetch a file as `download` does, from the first of its addresses that gives it.
 
-    Raises `MissingError` that names every address where none does. A wrong sum is reported
-    at once, and no further address is tried.
+    Raises `MissingError` that names every address where none does, `RefusedError` where all of
+    them answer. A wrong sum is reported at once, and no further address is tried.
     """
     total, failed = first_given(
         urls, lambda url: download(url, place, wanted, pip, tracker), MissingError
@@ -72,10 +76,11 @@ def download_from(
         return total
     if len(failed) == 1:
         raise failed[0]
-    lines = (f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)
+    said = "\n".join(f"    {one.where}: {one.what.removeprefix(ABSENT)}" for one in failed)
+    if all(isinstance(one, RefusedError) for one in failed):
+        raise RefusedError(f"no address of {place.name} gives it:\n{said}", fix=FIX)
     raise MissingError(
-        f"{place.name} cannot be fetched from any of its {len(failed)} addresses:\n"
-        + "\n".join(lines),
+        f"{place.name} cannot be fetched from any of its {len(failed)} addresses:\n{said}",
         fix=FIX,
     )
 
@@ -104,7 +109,9 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
         except urllib.error.HTTPError as error:
             if error.code == RANGE_BEYOND_END:
                 return
-            raise _absent(url, f"the host answers {error.code} {error.reason}") from None
+            raise RefusedError(
+                f"{ABSENT}the host answers {error.code} {error.reason}", where=bare(url), fix=FIX
+            ) from None
         except (OSError, HTTPException) as error:
             if isinstance(error, OSError) and error.errno in FULL:
                 raise OSError(error.errno, error.strerror, str(part)) from None

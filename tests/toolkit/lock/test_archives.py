@@ -9,10 +9,11 @@ import pytest
 
 from sqshforge import lock
 from sqshforge.host.files import sha256
-from tests.support.web_servers import Index
+from tests.support.web_servers import Index, Web
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
-from tests.toolkit.lock.test_lock import ARCHIVE, resolved
+from tests.support.web_servers import web_fixture as web_fixture
+from tests.toolkit.lock.test_lock import ARCHIVE, GIT, repository, resolved
 from tests.toolkit.lock.test_lock import index as index
 
 pytestmark = pytest.mark.processes
@@ -76,3 +77,27 @@ def test_an_archive_is_locked_from_the_first_address_that_answers(
     silent = {"url": lost, "mirrors": [f"{lost}-2"]}
     unlocked = resolved(tmp_path, index, archives={"other": silent}).unlocked
     assert f"archive other, {lost}, {lost}-2: their hosts did not answer" in unlocked
+
+
+def test_a_host_that_answers_and_does_not_give_it_is_not_said_to_be_silent(
+    index: Index, web: Web, tmp_path: Path
+) -> None:
+    repository(tmp_path / "tool")
+    gone, mirror = f"{web.url}/gone.tar.gz", f"{web.url}/mirror.tar.gz"
+    silent = "http://127.0.0.1:1/gone.tar.gz"
+    found = resolved(
+        tmp_path,
+        index,
+        sources={"tool": {"git": GIT, "ref": "v2"}},
+        archives={
+            "one": {"url": gone},
+            "two": {"url": mirror, "mirrors": [gone]},
+            "three": {"url": f"{web.url}/three.tar.gz", "mirrors": [silent]},
+        },
+    )
+    assert sorted(found.unlocked[1:]) == [
+        f"archive one, {gone}: its host did not give it",
+        f"archive three, {web.url}/three.tar.gz, {silent}: their hosts did not answer",
+        f"archive two, {mirror}, {gone}: their hosts did not give it",
+        f"source tool, {GIT} at v2: its repository has no such tag or branch",
+    ]

@@ -112,7 +112,7 @@ def test_a_branch_is_at_its_last_commit(upstream: Upstream) -> None:
 
 def test_a_name_that_is_neither_is_no_commit(upstream: Upstream) -> None:
     upstream.git("tag", "v1.2")
-    assert git.commit_of(upstream.url, "v1", Programs()) is None
+    assert git.commit_of(upstream.url, "v1", Programs()) == ""
     assert git.commit_of(f"{upstream.url}-not", "main", Programs()) is None
 
 
