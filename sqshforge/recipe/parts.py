@@ -8,15 +8,16 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from sqshforge.recipe.words import (
-    BOUND,
     GIT_ADDRESS,
     IMAGE_REFERENCE,
     NEED,
     PINNED_PACKAGE,
     REPOSITORY,
-    VERSION,
     Address,
     Architecture,
+    Bound,
+    ExactVersion,
+    Installer,
     Name,
     Package,
     Requirement,
@@ -114,7 +115,7 @@ class Index(Part):
     """A package index that alone may give the packages that are bound to it."""
 
     url: Address = Field(description="address of the index")
-    packages: tuple[Annotated[str, Field(pattern=BOUND)], ...] = Field(
+    packages: tuple[Bound, ...] = Field(
         description="NAME==VERSION, or NAME for what others need in turn"
     )
     named_only: bool = Field(
@@ -134,7 +135,7 @@ class Python(Part):
         pattern=r"^(3\.[0-9]+|\{\w+\})$",
         description="minor version, such as '3.11', or {PARAMETER}",
     )
-    installer: str = Field(pattern=r"^pip==[0-9.]+$", description="runs in the build only")
+    installer: Installer = Field(description="runs in the build only")
     packages: tuple[Requirement, ...] = Field(
         description="NAME==VERSION; what they need in turn is in the lock"
     )
@@ -235,7 +236,7 @@ class Triton(Part):
     ARCHIVES: ClassVar[tuple[str, ...]] = ("cuobjdump", "llvm", "nvdisasm", "ptxas")
     BUILDER: ClassVar[str] = "pybind11"
 
-    version: str = Field(pattern=rf"^{VERSION}$", description="the one that torch asks for")
+    version: ExactVersion = Field(description="the one that torch asks for")
     origin: Literal["source", "wheel"] = Field(
         alias="from", description="source: compiled from sources.triton; wheel: the official one"
     )

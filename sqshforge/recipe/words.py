@@ -6,7 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import Field
+from packaging.version import Version
+from pydantic import AfterValidator, Field
 
 NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 VARIABLE = r"^[A-Za-z_][A-Za-z0-9_]*$"
@@ -23,8 +24,25 @@ REPOSITORY = r"^[a-z0-9{][a-zA-Z0-9{}._/-]*(:[0-9]+/[a-zA-Z0-9{}._/-]+)?$"
 GIT_ADDRESS = r"^(https?|ssh|file)://\S+$"
 PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
 
+
+def _with_version(requirement: str) -> str:
+    """The requirement as it is; `ValueError` where its version is none (PEP 440)."""
+    version = requirement.partition("==")[2]
+    if version:
+        Version(version)
+    return requirement
+
+
+def _version(version: str) -> str:
+    Version(version)
+    return version
+
+
 Package = Annotated[str, Field(pattern=DEBIAN_PACKAGE)]
-Requirement = Annotated[str, Field(pattern=REQUIREMENT)]
+Requirement = Annotated[str, Field(pattern=REQUIREMENT), AfterValidator(_with_version)]
+Bound = Annotated[str, Field(pattern=BOUND), AfterValidator(_with_version)]
+Installer = Annotated[str, Field(pattern=r"^pip==[0-9.]+$"), AfterValidator(_with_version)]
+ExactVersion = Annotated[str, Field(pattern=rf"^{VERSION}$"), AfterValidator(_version)]
 Name = Annotated[str, Field(pattern=NAME)]
 Address = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
 PlatformName = Literal["linux/amd64", "linux/arm64"]

@@ -75,6 +75,19 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
         (("disk_gb: 1", ""), "disk_gb: is missing"),
         (("title: a test", "title: a test\ntitle: again"), "title (line 3): stands twice"),
         (("[numpy==2.3.4]", "[Numpy==1, numpy==2]"), "named twice: numpy"),
+        (
+            ("numpy==2.3.4", "numpy==2.3.x"),
+            "python.packages[0] (line 9): Invalid version: '2.3.x'",
+        ),
+        (("pip==25.3", "pip==25..3"), "python.installer (line 8): Invalid version: '25..3'"),
+        (
+            ("[numpy==2.3.4]", "[]\n  indexes: {n: {url: 'https://n', packages: [a, b==1.x]}}"),
+            "python.indexes.n.packages[1] (line 10): Invalid version: '1.x'",
+        ),
+        (
+            ("disk_gb: 1", "disk_gb: 1\ntriton: {version: 2.2.x, from: wheel}"),
+            "triton.version (line 11): Invalid version: '2.2.x'",
+        ),
         (("target: {name}", "target: other"), "target: is 'other', and the file's name says"),
         (
             ("slim\n", "slim\n  bootstrap: {suite: sid, snapshot: 20250101T000000Z}\n"),
