@@ -17,7 +17,8 @@ NESTING = 50  # lists and mappings within each other
 def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
     """A file's YAML, as nodes that know their lines and as data.
 
-    Raises `RequestError` for what cannot be read, is no YAML or no mapping, or is nested too deep.
+    Raises `RequestError` for what cannot be read, is no YAML or no mapping, or is nested too deep
+    or in itself.
     """
     try:
         text = path.read_text()
@@ -43,16 +44,25 @@ def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
 
 
 def _refuse_deep(text: str, path: Path) -> None:
-    """Refuse what is nested so deep that making nodes of it would end Python."""
-    depth = 0
+    """Refuse what is nested in itself, or so deep that making nodes of it would end Python."""
+    around: list[str | None] = []  # the anchors of the lists and mappings that are open
     events: Any = yaml.parse(text, Loader=LOADER)
     for event in events:
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > NESTING:
+        where = f"{path}, line {event.start_mark.line + 1}"
+        if isinstance(event, yaml.CollectionStartEvent):
+            around.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            around.pop()
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in around:
+            raise RequestError(
+                f"an alias stands within what it names: {event.anchor}",
+                where=where,
+                fix="write out what is meant there",
+            )
+        if len(around) > NESTING:
             raise RequestError(
                 f"the recipe has more than {NESTING} lists and mappings within each other",
-                where=f"{path}, line {event.start_mark.line + 1}",
+                where=where,
             )
 
 

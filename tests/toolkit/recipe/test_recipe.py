@@ -71,6 +71,8 @@ def test_unknown_keys_deep_inside_are_faults_too(tmp_path: Path) -> None:
     [
         (("python:\n", "python: &a\n  b: [\n"), "not valid YAML"),
         (("title: a test", "title: " + "[" * 100_000), "more than 50 lists and mappings within"),
+        (("disk_gb: 1", "disk_gb: 1\nenv: &e {A: *e}"), "an alias stands within what it names: e"),
+        (("[numpy==2.3.4]", "&p [numpy==2.3.4, [*p]]"), "an alias stands within what it names: p"),
         (('version: "3.11"', "version: 3.11"), "python.version (line 7): is 3.11"),
         (("disk_gb: 1", ""), "disk_gb: is missing"),
         (("title: a test", "title: a test\ntitle: again"), "title (line 3): stands twice"),
@@ -113,6 +115,11 @@ def test_each_kind_of_fault(tmp_path: Path, change: tuple[str, str], shown: str)
 @pytest.mark.parametrize("text", ["", "- a\n- b\n", "just words\n"])
 def test_a_file_without_keys_is_an_error(tmp_path: Path, text: str) -> None:
     assert "a recipe is a mapping" in faults(write(tmp_path, text))
+
+
+def test_an_alias_of_another_part_is_what_that_is(tmp_path: Path) -> None:
+    text = GOOD.replace("title: a test", "title: &t a test") + "env: &e {A: *t}\nparameters: *e\n"
+    assert recipe.load(write(tmp_path, text)).env == {"A": "a test"}
 
 
 def test_a_binary_file_is_an_error(tmp_path: Path) -> None:
