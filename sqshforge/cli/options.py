@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +16,24 @@ from sqshforge.run.container import parse_pairs
 
 if TYPE_CHECKING:
     from sqshforge.cli.workflow import Steps
+
+DAY = 86400  # seconds
+
+
+class Seconds(click.FloatRange):
+    """Seconds from `least` to a day."""
+
+    def __init__(self, least: float) -> None:
+        super().__init__(min=least, max=DAY)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):  # which is outside of no range
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return number
+
 
 engine_option = click.option(
     "--engine",

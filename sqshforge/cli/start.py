@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import click
 
 from sqshforge.cli import completion
-from sqshforge.cli.options import engine_option, steps_of
+from sqshforge.cli.options import Seconds, engine_option, steps_of
 from sqshforge.errors import RequestError
 
 
@@ -39,7 +39,7 @@ from sqshforge.errors import RequestError
 @click.option(
     "--timeout",
     "seconds",
-    type=click.FloatRange(min=5),
+    type=Seconds(5),
     metavar="SECONDS",
     help="Seconds within which all nodes must answer [default: 120].",
 )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sqshforge.cli import completion
+from sqshforge.cli.options import Seconds
 from sqshforge.errors import RequestError
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ EVERY = 5.0  # seconds
 @click.option("--watch", "again", is_flag=True, help="Look again and again until the run ends.")
 @click.option(
     "--every",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(0.1),
     metavar="SECONDS",
     help="With --watch: seconds from one look to the next [default: 5].",
 )

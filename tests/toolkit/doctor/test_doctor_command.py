@@ -102,3 +102,13 @@ def test_what_is_about_nodes_takes_cluster_and_cluster_takes_slurm(tmp_path: Pat
     assert done.code == 3 and done.out == ""
     assert "srun and sinfo are not on this machine" in done.err and "login node" in done.err
     assert sqshforge("doctor", "--cluster", "--nodes=0").code == 2
+
+
+@pytest.mark.parametrize(
+    "words", [("doctor", "--cluster", "--timeout"), ("status", "--watch", "--every")]
+)
+def test_seconds_are_a_number_of_at_most_a_day(words: tuple[str, ...]) -> None:
+    for seconds in ("nan", "inf", "1e12", "0"):
+        done = sqshforge(*words, seconds)
+        assert done.code == 2, done.out + done.err
+        assert f"Invalid value for '{words[-1]}'" in done.err
