@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ssl
+import string
 import time
 import urllib.error
 import urllib.request
@@ -11,9 +12,9 @@ from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import IO
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
-from sqshforge.errors import MissingError, WorkError
+from sqshforge.errors import MissingError, RequestError, SqshforgeError, WorkError
 from sqshforge.host.files import sha256
 from sqshforge.host.resources import FULL
 from sqshforge.host.terminal import Tracker
@@ -39,7 +40,8 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
     A file that is there already with that sum is not fetched again; one with another, of an
     earlier lock or damaged, stays until the right one has come. What was cut off lies beside it
     and is gone on with where a sum can prove the whole. Raises `MissingError` where the host does
-    not give it, `WorkError` where the sum is another, `OSError` where it cannot be written.
+    not give it, `RequestError` where the address is wrong, `WorkError` where the sum is another,
+    `OSError` where it cannot be written.
     """
     if place.is_file():
         total = sha256(place)
@@ -89,7 +91,7 @@ def _fetched(url: str, part: Path, pip: Pip, tracker: Tracker) -> str:
     """The sum of the part at its whole length; no part without a byte stays."""
     try:
         _fetch(url, part, pip, tracker)
-    except MissingError:
+    except SqshforgeError:
         if not part.stat().st_size:
             part.unlink()
         raise
@@ -119,11 +121,19 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
             # What is not there at all will not be there in a moment either.
             if tried == TRIES or not part.stat().st_size:
                 raise _absent(url, str(reason)) from None
+        except ValueError as error:
+            raise RequestError(
+                f"this address cannot be used: {error}",
+                where=bare(url),
+                fix="correct it in the recipe or in the mirrors (docs/images/offline.md)",
+            ) from None
         time.sleep(PAUSE * tried)
 
 
 def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
-    request = urllib.request.Request(bare(url), headers={"User-Agent": "sqshforge"})
+    is_path = url.startswith("/")  # a mirror's
+    address = Path(url).as_uri() if is_path else quote(bare(url), safe=string.punctuation)
+    request = urllib.request.Request(address, headers={"User-Agent": "sqshforge"})
     parts = urlsplit(url)
     if parts.username:
         pair = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
@@ -131,7 +141,7 @@ def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
         request.add_unredirected_header("Authorization", f"Basic {secret}")
     if start:
         request.add_header("Range", f"bytes={start}-")
-    # The addresses are those of recipes, which may be http, https or file.
+    # The addresses are those of recipes and mirrors, which may be http, https or file.
     answer: IO[bytes] = urllib.request.urlopen(request, timeout=TIMEOUT, context=context)
     return answer
 

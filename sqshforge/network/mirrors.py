@@ -8,6 +8,7 @@ of several that fit, the longest counts.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -101,7 +102,10 @@ def first_given(
 
 def bare(address: str) -> str:
     """An address without the password that a mirror's may have: what can be shown."""
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # it is none, and is shown in an error
+        return re.sub("//[^/]*@", "//", address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sqshforge.errors import MissingError, WorkError
+from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.terminal import Tracker
 from sqshforge.network import download
 from sqshforge.network.access import Pip
@@ -199,6 +199,31 @@ def test_a_folder_is_as_good_as_a_host(tmp_path: Path) -> None:
     with pytest.raises(MissingError, match="No such file"):
         fetched(f"{url}-not", tmp_path / "other")
     assert left(tmp_path) == [NAME, "from"]
+
+
+def test_a_folder_s_plain_path_is_as_good_as_its_address(tmp_path: Path) -> None:
+    (tmp_path / "a b%20").write_bytes(DATA)
+    assert fetched(str(tmp_path / "a b%20"), tmp_path / NAME) == SUM
+
+
+def test_letters_that_an_address_may_not_have_are_escaped(host: Web, tmp_path: Path) -> None:
+    host.files["/%C3%A9%20%C3%A9"] = DATA
+    assert fetched(f"{host.url}/\u00e9%20\u00e9", tmp_path / NAME) == SUM
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("http://user:secret@[::1/x", "Invalid IPv6 URL"),
+        (f"http://{'x' * 64}.test/x", "label"),
+        ("mirror/x", "unknown url type"),
+    ],
+)
+def test_what_is_no_address_is_reported(url: str, says: str, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=says) as caught:
+        fetched(url, tmp_path / NAME)
+    assert caught.value.where == url.replace("user:secret@", "")
+    assert left(tmp_path) == []
 
 
 def test_a_file_that_is_there_is_not_asked_for(host: Web, tmp_path: Path) -> None:
