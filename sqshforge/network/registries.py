@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import threading
 from dataclasses import dataclass, field
@@ -84,7 +83,10 @@ def host_of(name: str) -> str:
 def reason(said: str) -> str:
     """What skopeo says is wrong, without the frame of its log."""
     found = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', said)
-    return json.loads(f'"{found[-1]}"', strict=False) if found else said.strip()
+    if not found:
+        return said.strip()
+    # Quoted as Go does it (%q), which has \a, \xFC and \U0001F600 where JSON has none.
+    return found[-1].encode("latin-1", "backslashreplace").decode("unicode_escape", "replace")
 
 
 def state_of(why: str) -> State:

@@ -177,6 +177,12 @@ def test_what_skopeo_says_is_read_from_its_last_word(said: str, state: State) ->
     assert state_of(reason(said)) == state
 
 
+def test_what_skopeo_quotes_as_go_does_is_read() -> None:
+    said = r'level=fatal msg="503 nicht verf\xfcgbar\a\n\t\"\u00e9\U0001f600\\ \u20ac"'
+    said = said.replace(r"\u20ac", "\u20ac")  # what can be printed is left as it is
+    assert reason(said) == '503 nicht verf\u00fcgbar\a\n\t"\u00e9\U0001f600\\ \u20ac'
+
+
 def test_the_lock_has_the_digest_of_the_first_address_that_has_one(
     index: Index, registry: str, digest: str, tmp_path: Path
 ) -> None:
