@@ -89,8 +89,15 @@ def folder(
 
 
 def abandoned_folders(above: Path, kind: str = "") -> list[Path]:
-    """Folders of this user's whose commands did not live to remove them."""
-    return [one for one in sorted(above.iterdir()) if _is_abandoned(one, kind)]
+    """Folders of this user's whose commands did not live to remove them.
+
+    There are none to be seen in a folder that this user may write to but not list.
+    """
+    try:
+        found = sorted(above.iterdir())
+    except PermissionError:
+        return []
+    return [one for one in found if _is_abandoned(one, kind)]
 
 
 def mounts(place: Path) -> list[Path]:

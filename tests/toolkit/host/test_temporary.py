@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +46,20 @@ def test_a_link_with_such_a_name_leads_nowhere(above: Path, tmp_path: Path) -> N
     (above / temporary.name("apt")).symlink_to(tmp_path / "kept")
     with temporary.folder("apt"):
         assert (tmp_path / "kept").is_dir()
+
+
+def test_a_folder_that_may_be_written_but_not_listed_will_do(
+    above: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of mode 1733, for an ordinary user: root may list any."""
+
+    def closed(path: Path) -> Iterator[Path]:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "iterdir", closed)
+    assert temporary.abandoned_folders(above) == []
+    with temporary.folder("apt") as made:
+        assert made.parent == above
 
 
 @pytest.mark.root
