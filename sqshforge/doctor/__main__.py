@@ -10,3 +10,6 @@ try:
 except SqshforgeError as error:
     print("\n".join(error.lines()), file=sys.stderr)
     sys.exit(error.exit_code)
+except OSError as error:
+    print(f"error: {error}", file=sys.stderr)
+    sys.exit(1)

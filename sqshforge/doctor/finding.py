@@ -10,6 +10,8 @@ from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 from sqshforge.project import Project, user_name
 
+OWN_HOME = "export HOME=DIR, a folder that this user may write to"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Host:

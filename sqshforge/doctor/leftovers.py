@@ -10,7 +10,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from sqshforge.doctor.finding import Finding
+from sqshforge.doctor.finding import OWN_HOME, Finding
+from sqshforge.errors import MissingError
 from sqshforge.host import rootless, suggest, temporary
 from sqshforge.host.programs import Programs
 from sqshforge.project import cache_home
@@ -21,7 +22,10 @@ TIMEOUT = 20.0  # seconds in which an engine is to answer
 
 def findings(programs: Programs) -> list[Finding]:
     """A finding for each thing that was left; one that is fine where there is nothing."""
-    found = [*_folders(), *_containers(programs)]
+    try:
+        found = [*_folders(), *_containers(programs)]
+    except (OSError, MissingError) as error:
+        return [Finding(WHAT, False, f"cannot be seen: {error}", OWN_HOME, needed=False)]
     return found or [Finding(WHAT, True, "nothing")]
 
 

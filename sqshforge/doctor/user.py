@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.doctor.finding import Finding, Host, tool
+from sqshforge.doctor.finding import OWN_HOME, Finding, Host, tool
 from sqshforge.engine.buildah import Buildah
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
@@ -150,8 +150,12 @@ def overlay_works(buildah: Path, folder: Path, programs: Programs) -> bool:
 
 def _storage(host: Host) -> Iterator[Finding]:
     what = "storage of buildah"
-    buildah = Buildah.find(host.programs).program  # set up as it is for a build
-    found = storage(buildah, host.programs)
+    try:
+        buildah = Buildah.find(host.programs).program  # set up as it is for a build
+        found = storage(buildah, host.programs)
+    except OSError as error:
+        yield Finding(what, False, str(error), OWN_HOME)
+        return
     if isinstance(found, str):
         yield Finding(what, False, found, "the findings above, or docker")
         return

@@ -17,6 +17,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlparse
 
+from sqshforge.errors import MissingError
 from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs
 from sqshforge.project import cache_home
@@ -215,7 +216,9 @@ def choose_login_file() -> None:
     try:
         Path(f"/run/containers/{os.geteuid()}/auth.json").stat()
     except PermissionError:
-        os.environ["REGISTRY_AUTH_FILE"] = str(_login_file())
+        # Where none can be made, the programs say themselves what they lack, if they need it.
+        with suppress(OSError, MissingError):
+            os.environ["REGISTRY_AUTH_FILE"] = str(_login_file())
     except OSError:
         pass
 

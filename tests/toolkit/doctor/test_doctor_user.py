@@ -20,12 +20,12 @@ def clone(user: User) -> Path:
     return user.take(checkouts.bare(user.home / "clone"))
 
 
-def examined(user: User, clone: Path, before: str = ":") -> tuple[int, list[str]]:
+def examined(user: User, clone: Path, before: str = ":", **variables: str) -> tuple[int, list[str]]:
     """The doctor's exit code and lines, after root did something to the machine that it sees."""
     words = [*user.enter(), "sh", "-c", f'{before}; exec "$@"', "sh", *AS_USER]
     done = subprocess.run(
         [*words, str(clone / "setup.sh"), "doctor"],
-        env=user.environment({"PYTHONPATH": ""}),
+        env=user.environment({"PYTHONPATH": "", **variables}),
         cwd=clone,
         capture_output=True,
         text=True,
@@ -65,6 +65,24 @@ def test_a_closed_fuse(user: User, clone: Path) -> None:
     assert code == 3 and line.startswith("MISSING")
     assert f"not open to {NAME}: its mode is 0600" in line
     assert fix == "fix: sudo modprobe fuse && sudo chmod 0666 /dev/fuse"
+
+
+@pytest.mark.parametrize("home", ["not-there", "closed"])
+def test_a_home_that_cannot_be_written(home: str, as_root: None, user: User, clone: Path) -> None:
+    """Where the usual place of logins is root's, as after root has used buildah."""
+    Path("/run/containers").mkdir(mode=0o700, exist_ok=True)
+    (user.place / "closed").mkdir(mode=0o700, exist_ok=True)
+    temporary = user.home / "buildahs"  # where it keeps what else goes to XDG_RUNTIME_DIR
+    temporary.mkdir(exist_ok=True)
+    places = {"HOME": str(user.place / home), "TMPDIR": str(user.take(temporary))}
+    code, lines = examined(user, clone, XDG_RUNTIME_DIR="", SQSHFORGE_CACHE="", **places)
+    line, fix = shown(lines, "storage of buildah")
+    assert code == 3 and line.startswith("MISSING")
+    if home == "closed":
+        assert str(user.place / home) in line
+        assert fix == "fix: export HOME=DIR, a folder that this user may write to"
+        line, _ = shown(lines, "left by a command")
+        assert "cannot be seen: " in line
 
 
 def test_no_range_of_ids(clone: Path) -> None:
