@@ -80,18 +80,18 @@ def _uv(words: Sequence[str], pip: access.Pip, programs: Programs) -> Result:
 
 
 def main() -> int:
-    match sys.argv[1:]:
-        case ["install", folder, requirement, *options]:
-            done = install(Path(folder), requirement, Programs(), options)
-            sys.stderr.write(done.err)
-            return done.code
-        case ["lock"]:
-            try:
+    try:
+        match sys.argv[1:]:
+            case ["install", folder, requirement, *options]:
+                done = install(Path(folder), requirement, Programs(), options)
+                sys.stderr.write(done.err)
+                return done.code
+            case ["lock"]:
                 lock(Path.cwd(), Programs())
-            except SqshforgeError as error:
-                sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
-                return error.exit_code
-            return 0
+                return 0
+    except SqshforgeError as error:
+        sys.stderr.write("".join(f"{line}\n" for line in error.lines()))
+        return error.exit_code
     sys.stderr.write(__doc__ or "")
     return 2
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sqshforge.doctor import bases, engines, leftovers, mksquashfs, user
 from sqshforge.doctor.finding import Finding, Host, tool
-from sqshforge.errors import MissingError
+from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import suggest
 from sqshforge.host.terminal import human
 from sqshforge.network import access
@@ -35,7 +35,7 @@ def examine(host: Host) -> list[Finding]:
         *bases.findings(host),
         _slurm(host),
         _room(host.project.build),
-        _certificates(host),
+        *_certificates(host),
         *_owners(host),
         *leftovers.findings(host.programs),
     ]
@@ -143,11 +143,16 @@ def _room(folder: Path) -> Finding:
     )
 
 
-def _certificates(host: Host) -> Finding:
+def _certificates(host: Host) -> Iterator[Finding]:
     has_pip = importlib.util.find_spec("pip") is not None
-    settings = access.pip(host.programs) if has_pip else access.Pip()
+    settings = access.Pip()
+    try:
+        settings = access.pip(host.programs) if has_pip else settings
+    except WorkError as error:
+        said = " ".join(line.strip() for line in error.what.splitlines()[1:])
+        yield Finding("pip's configuration", False, said, "correct the file that pip names")
     bundle = access.ca_bundle(settings)
-    return Finding(
+    yield Finding(
         "CA certificates",
         bundle is not None,
         str(bundle or "not found"),

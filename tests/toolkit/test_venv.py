@@ -81,6 +81,17 @@ def test_what_no_index_has_is_named(checkout: Path) -> None:
 
 
 @pytest.mark.processes
+def test_a_configuration_that_pip_cannot_read_is_reported(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (checkout / "pip.conf").write_text("no section\n")
+    monkeypatch.setenv("PIP_CONFIG_FILE", str(checkout / "pip.conf"))
+    done = filled(checkout, ".[torch22]")
+    assert done.code == 1 and done.err.startswith("error: "), done.err
+    assert "File contains no section headers" in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.processes
 def test_what_uv_cannot_install_pip_does(checkout: Path) -> None:
     """The small project does not bring sqshforge, and so no uv."""
     done = Programs().attempt([checkout / "setup.sh", "torch22"], cwd=checkout)

@@ -16,7 +16,9 @@ import pytest
 from sqshforge import doctor
 from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import MissingError
-from sqshforge.host.programs import Programs, Result
+from sqshforge.host.programs import Programs, Result, failed
+from sqshforge.network import access
+from sqshforge.network.access import Pip
 from sqshforge.project import Project
 
 pytestmark = pytest.mark.usefixtures("no_docker")
@@ -343,6 +345,19 @@ def test_too_little_room_tells_the_bytes(machine: Make, monkeypatch: pytest.Monk
     host = machine()
     room = next(found for found in doctor.examine(host) if "room" in found.what)
     assert not room.ok and room.fix.startswith("free ")
+
+
+def test_a_configuration_that_pip_cannot_read_is_one_gap_among_others(
+    machine: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreadable(programs: Programs) -> Pip:
+        raise failed(["python", "-m", "pip"], 2, ["File contains no section headers."])
+
+    monkeypatch.setattr(access, "pip", unreadable)
+    found = doctor.examine(machine())
+    gap = next(found for found in found if found.what == "pip's configuration")
+    assert gap.needed and not gap.ok and gap.detail == "File contains no section headers."
+    assert any(one.what == "CA certificates" for one in found)
 
 
 def test_what_is_needed_is_named_before_the_work_starts(machine: Make) -> None:
