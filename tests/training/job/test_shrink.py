@@ -61,7 +61,7 @@ def test_nodes_are_lost_one_after_the_other(data: str, tmp_path: Path, undisturb
         ("n2", "fewer nodes", f"{why} 2 of 3 nodes go on"),
         ("n3", "fewer nodes", f"{why} 1 of 2 nodes go on"),
     ]
-    said = nodes.said(0)
+    said = nodes.said()
     kept = "a step has 6 sequences, as at the start of the job:"
     assert f"{kept} 3 batches of 1 on each of 2 data-parallel ranks" in said
     assert f"{kept} 3 batches of 2 on each of 1 data-parallel ranks" in said
