@@ -74,9 +74,8 @@ def _locked(root: Path, target: str) -> str:
 
 
 def _uv(words: Sequence[str], pip: access.Pip, programs: Programs) -> Result:
-    ca = access.ca_bundle(pip)
     argv = [sys.executable, "-m", "uv", "pip", *words[:1], "--quiet", *pip.for_uv(), *words[1:]]
-    return programs.attempt(argv, env={"SSL_CERT_FILE": str(ca)} if ca else {})
+    return programs.attempt(argv, env=access.uv_environment(pip))
 
 
 def main() -> int:

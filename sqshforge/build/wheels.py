@@ -17,7 +17,7 @@ from sqshforge.host import temporary
 from sqshforge.host.programs import Programs
 from sqshforge.lock.model import LockedPackage
 from sqshforge.lock.python import NEWEST_GLIBC, uv_platform
-from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.access import Pip, uv_environment
 from sqshforge.network.mirrors import bare
 from sqshforge.platforms import Platform
 
@@ -124,9 +124,7 @@ def _listed(
             argv += ["--python", sys.executable, "--python-version", python]
             argv += ["--python-platform", uv_platform(platform)]
             argv += way.for_uv()
-            ca = ca_bundle(way)
-            environment = {"SSL_CERT_FILE": str(ca)} if ca else {}
-            asked = programs.attempt([*argv, str(wanted)], env=environment)
+            asked = programs.attempt([*argv, str(wanted)], env=uv_environment(way))
             if asked.code == 0:
                 return list(tomllib.loads(listing.read_text()).get("packages", ()))
             said = asked.err.strip()

@@ -13,7 +13,7 @@ from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import temporary
 from sqshforge.host.programs import Programs, Result
 from sqshforge.lock.model import LockedIndex, LockedPackage, requirements
-from sqshforge.network.access import Pip, ca_bundle
+from sqshforge.network.access import Pip, uv_environment
 from sqshforge.network.mirrors import Mirrors, bare
 from sqshforge.platforms import Platform
 from sqshforge.recipe import Recipe, normalize
@@ -270,12 +270,6 @@ def uv_indexes(pip: Pip, first: Sequence[VendorIndex] = ()) -> list[str]:
     whole = [index.url for index in first if not index.only]
     words = [word for url in whole for word in ("--index", url)]
     return words + pip.for_uv("first-index" if whole else "unsafe-best-match")
-
-
-def uv_environment(pip: Pip) -> dict[str, str]:
-    """What uv needs beside its words: the certificates that this machine trusts."""
-    ca = ca_bundle(pip)
-    return {"SSL_CERT_FILE": str(ca)} if ca else {}
 
 
 def metadata(recipe: Recipe) -> str:

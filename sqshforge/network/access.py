@@ -29,6 +29,7 @@ CA_BUNDLES = (  # Debian's and Fedora's
     Path("/etc/pki/tls/certs/ca-bundle.crt"),
 )
 
+TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its configuration
 LOGIN_VARIABLES = ("XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE")  # either names another place
 
 
@@ -43,6 +44,7 @@ class Pip:
     cert: Path | None = None
     proxy: str | None = None
     timeout: str | None = None
+    no_index: bool = False
 
     def without_local_indexes(self) -> Pip:
         """The same configuration less the indexes that are folders of this machine."""
@@ -59,11 +61,13 @@ class Pip:
         words += ["--default-index", self.index] if self.index else []
         words += [word for url in self.extra_indexes for word in ("--index", url)]
         words += [word for url in self.find_links for word in ("--find-links", url)]
+        words += [word for host in self.trusted_hosts for word in ("--allow-insecure-host", host)]
+        words += ["--no-index"] if self.no_index else []
         return words
 
     def remote(self) -> str:
         """A pip.conf for inside a build: this configuration less the folders of this machine."""
-        lines = ["[global]"]
+        lines = ["[global]", *(["no-index = true"] if self.no_index else [])]
         if self.index and not _is_local(self.index):
             lines.append(f"index-url = {self.index}")
         for key, values in (
@@ -91,14 +95,16 @@ def pip(programs: Programs) -> Pip:
             if separator and key.startswith(f"{section}."):
                 values[key.removeprefix(f"{section}.")] = str(ast.literal_eval(value))
     cert = values.get("cert")
+    no_index = values.get("no-index", "").lower() in TRUE
     return Pip(
-        index=values.get("index-url"),
-        extra_indexes=tuple(values.get("extra-index-url", "").split()),
+        index=None if no_index else values.get("index-url"),
+        extra_indexes=() if no_index else tuple(values.get("extra-index-url", "").split()),
         find_links=tuple(values.get("find-links", "").split()),
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         cert=Path(cert) if cert else None,
         proxy=values.get("proxy"),
         timeout=values.get("timeout") or values.get("default-timeout"),
+        no_index=no_index,
     )
 
 
@@ -106,6 +112,15 @@ def ca_bundle(settings: Pip, environment: Mapping[str, str] = os.environ) -> Pat
     """The certificates that this machine trusts, a company's own among them."""
     named = [settings.cert, *(Path(environment[v]) for v in CA_VARIABLES if environment.get(v))]
     return next((path for path in [*named, *CA_BUNDLES] if path and path.is_file()), None)
+
+
+def uv_environment(settings: Pip) -> dict[str, str]:
+    """What uv needs beside its words: the certificates that this machine trusts, and a proxy."""
+    ca = ca_bundle(settings)
+    certificates = {"SSL_CERT_FILE": str(ca)} if ca else {}
+    if settings.proxy is None:
+        return certificates
+    return certificates | proxies({"http_proxy": settings.proxy, "https_proxy": settings.proxy})
 
 
 def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:

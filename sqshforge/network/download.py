@@ -105,7 +105,7 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
     for tried in range(1, TRIES + 1):
         file = part.open("ab")  # what goes wrong here is no fault of the network
         try:
-            with file, _answer(url, file.tell(), context) as answer:
+            with file, _answer(url, file.tell(), context, pip) as answer:
                 _append(answer, file, tracker)
             return
         except urllib.error.HTTPError as error:
@@ -130,7 +130,7 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
         time.sleep(PAUSE * tried)
 
 
-def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
+def _answer(url: str, start: int, context: ssl.SSLContext, pip: Pip) -> IO[bytes]:
     is_path = url.startswith("/")  # a mirror's
     address = Path(url).as_uri() if is_path else quote(bare(url), safe=string.punctuation)
     request = urllib.request.Request(address, headers={"User-Agent": "sqshforge"})
@@ -142,7 +142,12 @@ def _answer(url: str, start: int, context: ssl.SSLContext) -> IO[bytes]:
     if start:
         request.add_header("Range", f"bytes={start}-")
     # The addresses are those of recipes and mirrors, which may be http, https or file.
-    answer: IO[bytes] = urllib.request.urlopen(request, timeout=TIMEOUT, context=context)
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
+    if pip.proxy:
+        through = dict.fromkeys(("http", "https"), pip.proxy)
+        handlers.append(urllib.request.ProxyHandler(through))
+    opener = urllib.request.build_opener(*handlers)
+    answer: IO[bytes] = opener.open(request, timeout=TIMEOUT)
     return answer
 
 

@@ -15,13 +15,12 @@ from sqshforge.lock.python import (
     metadata,
     parse_compiled,
     uv_compile,
-    uv_environment,
     uv_indexes,
     uv_platform,
     uv_question,
     vendor_indexes,
 )
-from sqshforge.network.access import Pip
+from sqshforge.network.access import Pip, uv_environment
 from sqshforge.network.mirrors import Mirrors
 from sqshforge.outdated.names import Comments, Offer, parse_offers, reason
 from sqshforge.outdated.pins import Pin, candidate, is_other_build, judged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,36 @@ def test_pip_is_asked_so_that_files_and_environment_count(
         "    https://two.test/links",
         "timeout = 7",
     ]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(("value", "is_off"), [("1", True), ("on", True), ("0", False)])
+def test_pip_without_an_index_asks_none(
+    value: str, is_off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "https://one.test/a")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://two.test/a")
+    monkeypatch.setenv("PIP_FIND_LINKS", "https://three.test/links")
+    monkeypatch.setenv("PIP_NO_INDEX", value)
+    found = access.pip(Programs())
+    assert found.no_index is is_off
+    for text in (found.remote(), " ".join(found.for_uv())):
+        assert "three.test" in text
+        assert ("one.test" in text, "two.test" in text) == (not is_off, not is_off)
+        assert ("no-index" in text) == is_off
+
+
+def test_uv_has_the_hosts_that_pip_trusts_its_certificates_and_its_proxy(tmp_path: Path) -> None:
+    own = tmp_path / "own.pem"
+    own.write_text("own")
+    settings = access.Pip(trusted_hosts=("a.test", "b.test:8443"), cert=own, proxy="p.test:3128")
+    words = " ".join(settings.for_uv())
+    assert "--allow-insecure-host a.test --allow-insecure-host b.test:8443" in words
+    given = access.uv_environment(settings)
+    assert given["SSL_CERT_FILE"] == str(own)
+    assert given["HTTPS_PROXY"] == given["http_proxy"] == "p.test:3128"
+    assert set(access.uv_environment(access.Pip(cert=own))) == {"SSL_CERT_FILE"}
 
 
 def test_local_wheels_are_found_by_their_sums_in_folders_and_local_indexes(tmp_path: Path) -> None:

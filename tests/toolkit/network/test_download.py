@@ -189,6 +189,13 @@ def test_a_mirror_may_take_a_password_which_is_never_shown(host: Web, tmp_path: 
     assert "cret" not in "\n".join(caught.value.lines())
 
 
+def test_a_proxy_of_pip_s_is_asked(host: Web, tmp_path: Path) -> None:
+    url = "http://host.test/file"
+    host.files[url] = DATA
+    pip = Pip(proxy=host.url.removeprefix("http://"))
+    assert download.download(url, tmp_path / NAME, SUM, pip, tracker()) == SUM
+
+
 def test_a_folder_is_as_good_as_a_host(tmp_path: Path) -> None:
     (tmp_path / "from").mkdir()
     (tmp_path / "from" / "the file").write_bytes(DATA)
