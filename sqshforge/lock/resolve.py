@@ -38,17 +38,21 @@ from sqshforge.recipe import Recipe, Source, normalize
 
 def debian_versions(
     suite: str, packages: Sequence[str], platform: Platform, programs: Programs
-) -> LockedApt | None:
-    """Packages and all that they need, as the suite has them; None where it is not at hand."""
+) -> LockedApt | str:
+    """Packages and all that they need, as the suite has them; why not, where it is not at hand."""
     sources = apt_sources(suite, programs)
-    if not sources or not packages:
-        return None
+    if not sources:
+        return f"this machine has no archive of {suite}"
+    if not packages:
+        return "none are named"
     with apt_of(sources, platform) as apt:
-        if programs.attempt([*apt("apt-get"), "update"]).code != 0:
-            return None
-        listing = programs.attempt([*apt("apt-get"), "--simulate", "install", *packages])
+        listing = programs.attempt([*apt("apt-get"), "update"])
+        if listing.code == 0:
+            listing = programs.attempt([*apt("apt-get"), "--simulate", "install", *packages])
     if listing.code != 0:
-        return None
+        why = re.search("^E: (.+)", listing.err, re.MULTILINE)
+        said = why[1] if why else f"exit code {listing.code}"
+        return f"apt has no versions from this machine's archive of {suite}: {said}"
     found = re.findall(r"^Inst (\S+) \((\S+) ", listing.out, re.MULTILINE)
     return LockedApt(suite=suite, packages=tuple(sorted(found)))
 
@@ -185,11 +189,13 @@ def _apt(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedApt | None:
         return None
     found = debian_versions(bootstrap.suite, recipe.apt, recipe.platform, asked.programs)
     before = asked.before.apt if asked.before else None
-    if found is None and before is not None and before.suite == bootstrap.suite:
-        found = before
-    if found is None and recipe.apt:
-        open_.append(f"apt packages: this machine has no archive of {bootstrap.suite}")
-    return found
+    if isinstance(found, LockedApt):
+        return found
+    if before is not None and before.suite == bootstrap.suite:
+        return before
+    if recipe.apt:
+        open_.append(f"apt packages: {found}")
+    return None
 
 
 def _python(recipe: Recipe, asked: Asked, open_: list[str]) -> LockedPython:

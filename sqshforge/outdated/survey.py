@@ -200,8 +200,8 @@ def _suite(recipe: Recipe, asked: Asked) -> list[Pin]:
         pinned=base.snapshot or f"{len(locked.packages)} packages",
     )
     now = debian_versions(base.suite, recipe.apt, recipe.platform, asked.programs)
-    if now is None:
-        return [replace(pin, silent=f"this machine has no archive of {base.suite}")]
+    if isinstance(now, str):
+        return [replace(pin, silent=now)]
     old = dict(locked.packages)
     other = [f"{name} {new}" for name, new in now.packages if old.get(name, new) != new]
     others = f"{len(other)} have other versions: {', '.join(other)}" if other else ""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sqshforge import lock
 from sqshforge.host.files import sha256
+from sqshforge.host.programs import Programs, Result
 from tests.support.web_servers import Index, Web
 from tests.support.web_servers import direct_fixture as direct_fixture
 from tests.support.web_servers import new_index_fixture as new_index_fixture
@@ -101,3 +104,31 @@ def test_a_host_that_answers_and_does_not_give_it_is_not_said_to_be_silent(
         f"archive two, {mirror}, {gone}: their hosts did not give it",
         f"source tool, {GIT} at v2: its repository has no such tag or branch",
     ]
+
+
+@pytest.mark.parametrize(
+    ("code", "said"), [(100, "is not signed"), (0, "Unable to locate package libfoo")]
+)
+def test_an_archive_of_debian_s_that_apt_cannot_use_is_reported_in_apt_s_words(
+    code: int, said: str, index: Index, tmp_path: Path
+) -> None:
+    """As one that a key or a setting in this machine's own sources alone makes trusted."""
+
+    class Unsigned(Programs):
+        def which(self, program: str) -> Path | None:
+            return Path("/usr/bin", program)
+
+        def attempt(self, argv: Sequence[str | Path], **given: Any) -> Result:
+            if "indextargets" in argv:
+                return Result((), 0, "http://deb.test/ bookworm main\n", "")
+            if "update" in argv or "install" in argv:
+                return Result((), code or "install" in argv, "", f"W: first\nE: {said}\nE: more\n")
+            return super().attempt(argv, **given)
+
+    bootstrap = {"image": "host.test/x:1", "bootstrap": {"suite": "bookworm"}}
+    locked = resolved(tmp_path, index, programs=Unsigned(), base=bootstrap, apt=["libfoo"])
+    assert locked.apt is None
+    assert (
+        f"apt packages: apt has no versions from this machine's archive of bookworm: {said}"
+        in locked.unlocked
+    )
