@@ -40,6 +40,8 @@ def neuron_faults(sizes: Sizes, degree: int) -> list[str]:
     """List why the Neuron backend cannot share a model out to so many ranks."""
     if not isinstance(sizes, Mamba2Config):
         return [f"backend: neuron has mamba2 only, not {sizes.family}"]
+    if degree < 1:
+        return []
     shared = (
         *_shared(sizes)[:1],
         ("n_groups", "groups", sizes.n_groups),

@@ -25,6 +25,8 @@ def accumulate(config: Config, readers: int) -> Config:
     at_once = data.batch_size * readers
     if not data.global_batch:
         return config
+    if not readers:  # fewer ranks than one group takes, which the backend's check reports
+        return config
     batches, rest = divmod(data.global_batch, at_once)
     if rest:
         below, above = batches * at_once, (batches + 1) * at_once

@@ -23,8 +23,10 @@ _KEPT = (
     "aten.mm.",
     "aten.addmm.",
     "aten._grouped_mm.",
+    "aten._scaled_mm.",
     "aten._scaled_dot_product_",
     "flash_attn._flash_attn_forward.",
+    "flash_attn._flash_attn_varlen_forward.",
 )
 """How the names of operations begin whose results are kept. Products of batches of matrices are
 not among them: in a block they are parts of a scan, a window's attention or the like."""

@@ -200,8 +200,10 @@ def trace_nonfinite(model: nn.Module, where: Callable[[], str]) -> None:
 def check_gradients(model: nn.Module, where: Callable[[], str]) -> None:
     """Raise TrainingError naming the first parameter, going back, whose gradient is not finite."""
     for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.grad is not None and not is_finite(parameter.grad):
-            raise _nonfinite(f"the gradient of {name} has", parameter.grad, where())
+        # The Neuron backend's optimizer has widened it to float32.
+        gradient = getattr(parameter, "main_grad", parameter.grad)
+        if gradient is not None and not is_finite(gradient):
+            raise _nonfinite(f"the gradient of {name} has", gradient, where())
 
 
 def is_finite(x: Tensor) -> bool:

@@ -85,6 +85,7 @@ def job(save: Path, data: str, *other: str, **env: str) -> Iterator[Nodes]:
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
     words = ("-m", "training.launch", "--nproc", "1", "--", *flags, *more, *WATCHED, *other)
     (save / ".job-4242.0").mkdir(exist_ok=True)
+    processes.leave_room_for_numbers()
     with ExitStack() as undo:
         agents = []
         for node in range(3):

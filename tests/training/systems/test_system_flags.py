@@ -13,6 +13,8 @@ import pytest
 
 from training import llama_fsdp, llama_smp, mamba2_neuron, mamba_fsdp
 from training.config.config import Config
+from training.errors import RequestError
+from training.systems.smp.flags import names_for
 
 Rows = tuple[tuple[str, str, Any], ...]
 
@@ -263,3 +265,10 @@ def test_llama_smp(words: str, where: str, value: Any) -> None:
 def test_mamba2_neuron(words: str, where: str, value: Any) -> None:
     least = "--data_dir text:x --seq_len 128 --max_steps 9"
     check(mamba2_neuron.configure, least, words, where, value)
+
+
+def test_no_flags_and_no_ranks_are_reported() -> None:
+    assert names_for(()) == names_for(("--use_synthetic_data=1",))
+    asked = ("--backend=gloo", "--data_dir=synthetic:", "--max_steps=1", "--seq_len=128", "--tp=0")
+    with pytest.raises(RequestError, match="must be at least 1, not 0"):
+        mamba2_neuron.configure(asked)

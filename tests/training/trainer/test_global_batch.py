@@ -27,6 +27,8 @@ def test_a_step_has_as_many_sequences_on_any_number_of_ranks(readers: int, batch
 def test_without_it_nothing_changes() -> None:
     given = config(gradient_accumulation=3)
     assert accumulate(given, 4) == given
+    asked = config(global_batch=1024)
+    assert accumulate(asked, 0) == asked, "fewer ranks than a group takes are reported elsewhere"
 
 
 @pytest.mark.parametrize(

@@ -319,7 +319,7 @@ _WEIGHTS = ("pretrained_checkpoint_file", "finetune_checkpoint_load_dir", *_MODE
 def names_for(arguments: Sequence[str]) -> dict[str, str]:
     """Give what errors call by our names -> the flag of this command line that was meant."""
     given: dict[str, str] = {}
-    for word, following in zip(arguments, (*arguments[1:], ""), strict=True):
+    for word, following in zip(arguments, (*arguments[1:], ""), strict=False):
         flag, is_whole, value = word.partition("=")
         given[flag.removeprefix("--")] = value if is_whole else following
     found = dict(_NAMES)
