@@ -15,7 +15,7 @@ from sqshforge.host.terminal import Reporter
 from sqshforge.squash.cache import Cache
 from tests.support import containers
 from tests.support.command_line import sqshforge
-from tests.toolkit.squash import test_base, test_pack_kill
+from tests.toolkit.squash import test_cache, test_pack_kill
 
 pytestmark = pytest.mark.processes
 
@@ -84,9 +84,9 @@ LEFT = {
 
 def test_prune_removes_what_belongs_to_no_base(tmp_path: Path) -> None:
     cache = Cache(tmp_path / "bases", limit=1 << 30)
-    test_base.add(cache, "whole", tmp_path)
+    test_cache.add(cache, "whole", tmp_path)
     whole = files(cache.folder)
-    test_base.add(cache, "shorter", tmp_path)
+    test_cache.add(cache, "shorter", tmp_path)
     record = json.loads((cache.folder / "shorter.sqsh.json").read_text())
     (cache.folder / "shorter.sqsh.json").write_text(json.dumps({**record, "size": 7}))
     for name in LEFT | {".whole.sqsh.tables.4.tmp", "notes.txt"}:
