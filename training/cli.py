@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from training.errors import RequestError, TrainingError
+from training.errors import INTERRUPTED, RequestError, TrainingError
 
 WIDEST = 100
 """Columns of help, where a terminal has more."""
@@ -133,6 +133,9 @@ def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str])
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr, flush=True)
+        return INTERRUPTED
     return 0
 
 
@@ -202,12 +205,15 @@ def outlive() -> None:
 
 
 def _text(raw: Lasting, like: Any) -> io.TextIOWrapper:
-    """Make a stream of text of it that is encoded and flushed as another one."""
+    """Make a stream of text of it that is encoded and flushed as another one.
+
+    A character that the encoding lacks is escaped: a name of a folder is to end no run.
+    """
     below: Any = raw if like.write_through else io.BufferedWriter(raw)  # as python -u has it
     return io.TextIOWrapper(
         below,
         encoding=like.encoding,
-        errors=like.errors,
+        errors="backslashreplace" if like.errors == "strict" else like.errors,
         line_buffering=like.line_buffering,
         write_through=like.write_through,
     )

@@ -104,7 +104,7 @@ class HybridConfig(Sizes):
     @property
     def score_multiplier(self) -> float:
         """What the products of queries and keys are multiplied with."""
-        return self.d_head**-0.5
+        return max(1, self.d_head) ** -0.5  # `faults` reports a head without channels
 
     @property
     def residual_scale(self) -> float:
@@ -190,7 +190,7 @@ class GraniteHybridConfig(HybridConfig):
 
     @property
     def score_multiplier(self) -> float:
-        return self.attention_multiplier or 1 / self.d_head
+        return self.attention_multiplier or 1 / max(1, self.d_head)
 
     @property
     def residual_scale(self) -> float:

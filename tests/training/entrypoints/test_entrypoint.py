@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from tests.training.support.runs import ROOT
 from training.entrypoint import exit_code
 
 SAID = (
@@ -45,3 +51,11 @@ def test_any_other_error_has_its_traceback(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.delenv("RANK")
     with pytest.raises(RuntimeError, match="closed by peer"):
         exit_code(lambda: fail(SAID))
+
+
+@pytest.mark.processes
+def test_a_character_that_standard_output_lacks_is_escaped(tmp_path: Path) -> None:
+    code = "from training import cli; cli.outlive(); print('saved donn\\xe9es')"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"saved donn\\xe9es\n"), done.stderr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,11 @@ def test_a_checkpoint_whose_save_did_not_end(run: Path, capsys: Any) -> None:
     assert run_command(write, [str(step), *WORDS]) == 2
     said = capsys.readouterr().err
     assert said == f"error: checkpoint {step} is broken: it has no manifest.json\n"
+
+
+def test_ctrl_c_is_no_traceback(capsys: Any) -> None:
+    def work(_: Sequence[str]) -> None:
+        raise KeyboardInterrupt
+
+    assert run_command(work, []) == 130
+    assert capsys.readouterr().err == "interrupted\n"

@@ -187,6 +187,8 @@ def test_dtype_of_the_stream_under_bfloat16_weights(config: HybridConfig, wide: 
         (BAMBA, {"n_layer": 4}, "pattern: has 3 letters, and n_layer is 4"),
         (BAMBA, {"n_groups": 3}, "n_groups: 3 does not divide the 4 heads"),
         (BAMBA, {"n_kv_head": 3}, "n_kv_head: 3 does not divide n_head 4"),
+        (BAMBA, {"n_head": 256}, "n_head: 256 does not divide d_model"),
+        (GRANITE, {"n_head": 256}, "n_head: 256 does not divide d_model"),
         (BAMBA, {"head_dim": 6}, "an even part of a head, not 3"),
         (GRANITE, {"top_k": 0}, "n_expert: 5, top_k: 0 and d_expert: 24 go together"),
         (GRANITE, {"top_k": 6}, "top_k: 6 of only 5 experts"),
