@@ -146,6 +146,15 @@ def test_no_loss_depends_on_when_weights_are_gathered(
     assert losses == pytest.approx(alone, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["flash_attn._flash_attn_varlen_forward.default", "aten._scaled_mm.default"],
+)
+def test_results_of_what_takes_a_gpu_are_kept_by_name(name: str) -> None:
+    """Attention over documents by the flash-attn library, and products in float8."""
+    assert memory._is_kept(name) and not memory._is_kept("aten.bmm.default")
+
+
 def test_auto_reduces_in_what_the_blocks_compute_in() -> None:
     assert fsdp1.reduce_dtype("auto", torch.bfloat16) == torch.bfloat16
     assert fsdp1.reduce_dtype("auto", torch.float32) == torch.float32

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.training.support.runs import ROOT, TINY, run, steps, write_text
+from training.errors import TrainingError
+from training.trainer.step import check_gradients
 
 pytestmark = pytest.mark.processes
 
@@ -126,3 +129,11 @@ def test_a_step_that_is_left_out_is_reported_and_the_run_goes_on(
     reports = records(tmp_path, "report")
     assert not any("skipped" in line for line in reports)
     assert reports[0]["loss"] == pytest.approx((lines[0]["loss"] + lines[1]["loss"]) / 2)
+
+
+def test_a_gradient_that_was_widened_is_looked_at() -> None:
+    """As the Neuron backend's optimizer does to those in bfloat16."""
+    layer = torch.nn.Linear(2, 2, bias=False)
+    layer.weight.main_grad = torch.full((2, 2), torch.nan)  # type: ignore[attr-defined]
+    with pytest.raises(TrainingError, match="the gradient of weight has 4 NaN"):
+        check_gradients(layer, lambda: "step 1")
