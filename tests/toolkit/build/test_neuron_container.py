@@ -58,7 +58,7 @@ def test_it_renders_for_both_sdks(
     locked = lock.resolve(what, asking(recipes.parent, index.pip, nowhere))
     assert [one.name for one in locked.python.packages] == ["pyyaml"]
     chosen = recipe.find("neuron-container", recipes, values)
-    text = dockerfile.dockerfile(chosen, locked, root / "images")
+    text = dockerfile.dockerfile(chosen, lock.set_by_hand(locked, what, chosen), root / "images")
     assert f"ARG BASE={REPOSITORY}:{tag}\n" in text
     assert f"&& python{python} /run/wheels/pip-25.3" in text
     assert "neuronx-cc" not in text  # the container's own stays
