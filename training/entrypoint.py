@@ -16,6 +16,7 @@ from typing import NoReturn
 from training.cli import outlive
 from training.config.config import Config
 from training.errors import INTERRUPTED, TrainingError
+from training.imports import loading
 
 NOTHING: Mapping[str, str] = {}
 LOST = re.compile(
@@ -37,7 +38,8 @@ def enter(
 
     def work() -> int:
         config = configure(arguments)
-        from training.trainer.run import run  # torch is not needed to refuse a bad request
+        with loading():  # torch is not needed to refuse a bad request
+            from training.trainer.run import run
 
         return run(config)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from training import cli
 from training.entrypoint import exit_code, leave
+from training.imports import loading
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -37,7 +38,8 @@ def main(arguments: Sequence[str]) -> int:
 
     def work() -> int:
         config = importlib.import_module(asked.module).configure(asked.flags)
-        from training.trainer.replay import replay, replayed  # torch is not needed for --help
+        with loading():  # torch is not needed for --help
+            from training.trainer.replay import replay, replayed
 
         return replay(replayed(config, asked.scratch), asked.steps, asked.output)
 

@@ -19,6 +19,7 @@ from pathlib import Path
 from training.cli import Parser, run_command
 from training.config.setting import boolean
 from training.convert import SOURCES, TARGETS
+from training.imports import loading
 
 DTYPES = ("float32", "bfloat16", "float16")
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
@@ -71,12 +72,12 @@ def convert(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(list(arguments))
 
-    # Torch is not needed to refuse a bad request, nor to help.
-    import torch
+    with loading():  # torch is not needed to refuse a bad request, nor to help
+        import torch
 
-    from training.convert.ranks import RankSettings
-    from training.convert.source import Source
-    from training.convert.target import write_model
+        from training.convert.ranks import RankSettings
+        from training.convert.source import Source
+        from training.convert.target import write_model
 
     source = Source.open(
         given.form, given.src, RankSettings(given.n_groups, given.norm_across_groups)

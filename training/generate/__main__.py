@@ -32,6 +32,7 @@ from training.generate.vocabulary import (
     encode,
     end_tokens,
 )
+from training.imports import loading
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -59,11 +60,11 @@ def write_text(arguments: Sequence[str]) -> None:
     _refuse_unheeded(given)
     texts = [given.prompt] if given.prompts is None else read_prompts(given.prompts)
 
-    # Torch is not needed to refuse a bad request, nor to help.
-    import torch
+    with loading():  # torch is not needed to refuse a bad request, nor to help
+        import torch
 
-    from training.convert.folders import detect
-    from training.convert.source import Source, load
+        from training.convert.folders import detect
+        from training.convert.source import Source, load
 
     has_cuda = torch.cuda.is_available()
     if given.device == "cuda" and not has_cuda:

@@ -19,6 +19,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from training.errors import HUNG, SAVED, RequestError, TrainingError
+from training.imports import loading
 from training.job import children, start_folder
 from training.job.restart.control import RestartControl, tell
 
@@ -57,15 +58,16 @@ def run(
     control: decides which failures are answered by a restart in place; none without it.
     Raises TrainingError if the nodes do not find each other, or lose the first.
     """
-    from torch import distributed
-    from torch.distributed import run as torchrun
-    from torch.distributed.elastic.multiprocessing import api
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-    from torch.distributed.launcher import api as launcher
+    with loading():
+        from torch import distributed
+        from torch.distributed import run as torchrun
+        from torch.distributed.elastic.multiprocessing import api
+        from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+        from torch.distributed.elastic.rendezvous import RendezvousError
+        from torch.distributed.launcher import api as launcher
 
-    from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
-    from training.job.restart.presence import NotNeeded, Presence
+        from training.job.restart.elastic import InPlaceAgent, Ranks, Stopped
+        from training.job.restart.presence import NotNeeded, Presence
 
     # The static rendezvous raises the store's own; older torch has no other name for them.
     store_error: type[Exception] = getattr(distributed, "DistError", RuntimeError)

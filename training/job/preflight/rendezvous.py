@@ -12,6 +12,7 @@ import sys
 from datetime import timedelta
 
 from training.cli import Parser
+from training.imports import loading
 from training.job.preflight.finding import call_with_timeout
 
 
@@ -45,7 +46,8 @@ class Rendezvous:
 
 def main() -> None:
     """Keep a store at any free port until standard input ends; it writes the port to its output."""
-    from torch.distributed import TCPStore
+    with loading():
+        from torch.distributed import TCPStore
 
     limit = timedelta(seconds=30)
     store = TCPStore("127.0.0.1", 0, None, True, limit, wait_for_workers=False)

@@ -20,10 +20,12 @@ from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
 from training.cli import Parser
+from training.imports import loading
+
+with loading():
+    import torch
+    import torch.distributed as dist
 
 SIZE = 1 << 20
 """Elements of the all-reduce, 4 MiB: enough for every channel of NCCL to have work."""

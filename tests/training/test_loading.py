@@ -1,0 +1,41 @@
+"""What is loaded for good is never searched for garbage."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+SEARCHES = """
+import gc
+searched = []
+gc.callbacks.append(lambda phase, found: searched.append(found["generation"]))
+from training.imports import loading
+del searched[:]
+"""
+
+
+def prints(root: Path, code: str) -> list[str]:
+    words = [sys.executable, "-c", SEARCHES + code]
+    done = subprocess.run(words, cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_torch_is_loaded_without_a_search_and_left_out_of_later_ones(root: Path) -> None:
+    loads = "with loading():\n import torch\n"
+    told = "print(len(searched), gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    assert prints(root, loads + told) == ["0", "True", "True"]
+
+
+def test_what_cannot_be_loaded_leaves_the_searches_on(root: Path) -> None:
+    fails = "try:\n with loading():\n  import no_such_module\nexcept ImportError: pass\n"
+    assert prints(root, fails + "print(gc.isenabled(), gc.get_freeze_count())") == ["True", "0"]
+
+
+def test_a_process_that_has_torch_keeps_its_own_ways(root: Path) -> None:
+    again = "import torch\nwith loading():\n import torch.distributed.run\n"
+    assert prints(root, again + "print(gc.isenabled(), gc.get_freeze_count())") == ["True", "0"]
