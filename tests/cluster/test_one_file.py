@@ -43,6 +43,7 @@ class Person:
                 "HOME": str(self.site.folder),
                 "PATH": PATH,
                 "SLURM_CONF": self.site.slurm.env["SLURM_CONF"],
+                "OMP_NUM_THREADS": "1",  # the nodes share this machine's processors
             },
             capture_output=True,
             text=True,
