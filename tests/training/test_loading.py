@@ -27,8 +27,8 @@ def prints(root: Path, code: str) -> list[str]:
 
 def test_torch_is_loaded_without_a_search_and_left_out_of_later_ones(root: Path) -> None:
     loads = "with loading():\n import torch\n"
-    told = "print(len(searched), gc.isenabled(), gc.get_freeze_count() > 100_000)"
-    assert prints(root, loads + told) == ["0", "True", "True"]
+    shown = "print(len(searched), gc.isenabled(), gc.get_freeze_count() > 100_000)"
+    assert prints(root, loads + shown) == ["0", "True", "True"]
 
 
 def test_what_cannot_be_loaded_leaves_the_searches_on(root: Path) -> None:
