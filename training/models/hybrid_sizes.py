@@ -222,8 +222,6 @@ class GraniteHybridConfig(HybridConfig):
             found.append("balance_coefficient: there are no experts to balance; leave it out")
         if self.mlp_bias:
             found.append("mlp_bias: this MLP has none; leave it out")
-        if self.logits_scaling <= 0:
-            found.append(f"logits_scaling: must be more than 0, not {self.logits_scaling}")
         return found
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from training.errors import RequestError
+from training.models import bounds
 from training.ops.rope_scaling import RopeScaling
 
 ACTIVATIONS = ("silu", "gelu", "gelu_new", "gelu_pytorch_tanh")
@@ -27,12 +28,8 @@ class Sizes:
     tie_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        # By the field's type: a file may have 0 for a fraction.
-        whole = {one.name: getattr(self, one.name) for one in fields(self) if one.type == "int"}
-        found = [f"{n}: must be at least 1, not {v}" for n, v in whole.items() if v < self.least(n)]
         # Relations between sizes are only asked of sizes that are some.
-        found = found or self.faults()
-        if found:
+        if found := bounds.faults(self, self.least) or self.faults():
             raise RequestError.of(found)
 
     def least(self, name: str) -> int:
@@ -61,6 +58,11 @@ class StateSpaceConfig(Sizes):
     @property
     def d_inner(self) -> int:
         return self.expand * self.d_model
+
+    def faults(self) -> list[str]:
+        if self.dt_min > self.dt_max:
+            return [f"dt_min: {self.dt_min} must not be above dt_max {self.dt_max}"]
+        return []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ class Mamba2Config(StateSpaceConfig):
         low, high = self.dt_limit
         if not 0 <= low < high:
             return [f"dt_limit_low: {low} must not be negative, and be below dt_limit_high {high}"]
-        return []
+        return super().faults()
 
 
 @dataclass(frozen=True, kw_only=True)

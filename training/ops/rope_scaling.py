@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -96,6 +97,12 @@ class RopeScaling:
             for field in fields(self)
             if field.name not in ("kind", *USES[self.kind])
             and getattr(self, field.name) != field.default
+        ]
+        found += [
+            f"rope_scaling: {name} must be finite, not {value}"
+            for name, values in asdict(self).items()
+            for value in (values if isinstance(values, tuple) else (values,))
+            if isinstance(value, float) and not math.isfinite(value)
         ]
         if not self.factor >= 1:
             found.append(f"rope_scaling: factor must be at least 1, is {self.factor}")

@@ -39,6 +39,8 @@ FLAGS = tuple(replace(flag, section="model") for flag in _FLAGS)
 NAMES = {
     **{"n_head": "num_heads", "n_kv_head": "num_key_value_heads", "d_ff": "intermediate_size"},
     **{"d_model": "hidden_width", "n_layer": "num_layers", "window": "sliding_window"},
+    **{"rope_theta": "rotary_emb_base", "hidden_dropout": "resid_pdrop"},
+    "attention_dropout": "attn_pdrop",
 }
 """What errors call by our names -> the flag that was meant."""
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.training.support.runs import run, write_text
+from training.config.yaml import load
 from training.convert import native
-from training.models import LlamaConfig, MambaConfig, RopeScaling
+from training.errors import RequestError
+from training.models import FAMILIES, LlamaConfig, MambaConfig, NeoXConfig, RopeScaling, preset
 from training.models.families import completed, identity
 
 HEADS: dict[str, Any] = {
@@ -33,6 +36,86 @@ def test_what_a_checkpoint_of_an_earlier_release_does_not_have_is_the_default() 
     del before["hidden_act"]
     assert completed(before) == identity(linear)
     assert completed({"family": "llama", "d_model": 32}).get("n_head") is None
+
+
+NEOX: dict[str, Any] = {"d_model": 32, "n_layer": 1, "n_head": 2, "d_ff": 48}
+NUMBERS = [
+    pytest.param(sizes, one.name, id=f"{family}-{one.name}")
+    for family in FAMILIES
+    for sizes in [
+        NeoXConfig(**NEOX)
+        if family == "gpt_neox"
+        else preset("mathstral-7b" if family == "mistral" else f"{family}-tiny")
+    ]
+    for one in fields(sizes)
+    if one.type == "float"
+]
+
+
+@pytest.mark.parametrize(("sizes", "name"), NUMBERS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_number_that_no_model_can_be_made_with_is_refused(
+    sizes: Any, name: str, value: float
+) -> None:
+    if (name, value) == ("dt_limit_high", float("inf")):
+        return  # no limit
+    with pytest.raises(RequestError, match=rf"^{name}|^dt_limit_low: .* dt_limit_high (-1|nan)"):
+        replace(sizes, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "shown"),
+    [
+        ("mamba-tiny", {"dt_min": 0}, "dt_min: must be more than 0 and finite, not 0.0"),
+        ("mamba-tiny", {"dt_min": 0.2}, "dt_min: 0.2 must not be above dt_max 0.1"),
+        ("mamba2-tiny", {"dt_max": 1e-4}, "dt_min: 0.001 must not be above dt_max 0.0001"),
+        ("mamba-tiny", {"dt_init_floor": -1}, "dt_init_floor: must be at least 0 and finite"),
+        ("llama-tiny", {"rope_theta": 0}, "rope_theta: must be more than 0 and finite, not 0.0"),
+        ("llama-tiny", {"norm_eps": 0}, "norm_eps: must be more than 0 and finite, not 0.0"),
+        ("llama-tiny", {"initializer_range": 0}, "initializer_range: must be more than 0"),
+        (
+            "gpt_neox",
+            {"hidden_dropout": 1},
+            "hidden_dropout: must be at least 0 and less than 1, not 1",
+        ),
+        ("gpt_neox", {"attention_dropout": -0.1}, "attention_dropout: must be at least 0 and less"),
+        ("granitemoehybrid-tiny", {"logits_scaling": 0}, "logits_scaling: must be more than 0"),
+        ("granitemoehybrid-tiny", {"residual_multiplier": 0}, "residual_multiplier: must be more"),
+    ],
+)
+def test_the_numbers_of_a_file(
+    tmp_path: Path, model: str, given: dict[str, float], shown: str
+) -> None:
+    file = tmp_path / "run.yaml"
+    start = {"family": model, **NEOX} if model == "gpt_neox" else {"name": model}
+    section = json.dumps({**start, **given})
+    file.write_text(
+        f"model: {section}\ndata: {{dataset_path: 'text:x'}}\nrun: {{save_ckpt_path: x}}\n"
+    )
+    with pytest.raises(RequestError) as error:
+        load(file, ())
+    assert str(error.value).startswith(shown)
+
+
+def test_the_least_and_the_greatest_numbers_make_a_model() -> None:
+    NeoXConfig(**NEOX, hidden_dropout=0, attention_dropout=0.999)
+    replace(preset("mamba-tiny"), dt_min=0.1, dt_max=0.1, dt_init_floor=0)  # type: ignore[call-arg]
+    replace(preset("granitemoehybrid-tiny"), attention_multiplier=0, balance_coefficient=0)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("factor", float("inf")),
+        ("beta_fast", float("inf")),
+        ("mscale", float("nan")),
+        ("attention_factor", float("inf")),
+    ],
+)
+def test_angles_are_stretched_by_finite_numbers(name: str, value: float) -> None:
+    given: dict[str, Any] = {"kind": "yarn", "factor": 4.0, name: value}
+    with pytest.raises(RequestError, match=f"rope_scaling: {name} must be finite, not {value}"):
+        RopeScaling(**given)
 
 
 LONGROPE = """

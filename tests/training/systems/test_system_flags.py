@@ -272,3 +272,31 @@ def test_no_flags_and_no_ranks_are_reported() -> None:
     asked = ("--backend=gloo", "--data_dir=synthetic:", "--max_steps=1", "--seq_len=128", "--tp=0")
     with pytest.raises(RequestError, match="must be at least 1, not 0"):
         mamba2_neuron.configure(asked)
+
+
+@pytest.mark.parametrize(
+    ("kind", "flag", "shown"),
+    [
+        (
+            "gpt_neox",
+            "--resid_pdrop=1.5",
+            "resid_pdrop: must be at least 0 and less than 1, not 1.5",
+        ),
+        (
+            "gpt_neox",
+            "--attn_pdrop=-.1",
+            "attn_pdrop: must be at least 0 and less than 1, not -0.1",
+        ),
+        ("gpt_neox", "--rotary_emb_base=0", "rotary_emb_base: must be more than 0 and finite, "),
+        ("llama_v2", "--rotary_emb_base=nan", "rotary_emb_base: must be more than 0 and finite, "),
+        ("llama_v2", "--initializer_range=0", "initializer_range: must be more than 0 and finite"),
+    ],
+)
+def test_numbers_of_a_model_are_called_as_the_flag_is(kind: str, flag: str, shown: str) -> None:
+    for configure, least in (
+        (llama_smp.configure, ("--use_synthetic_data=1", "--checkpoint_dir=/x")),
+        (llama_fsdp.configure, ("--checkpoint_dir=/x", "--dataset=text:x")),
+    ):
+        with pytest.raises(RequestError) as error:
+            configure((*least, f"--model_type={kind}", flag))
+        assert str(error.value).startswith(shown)

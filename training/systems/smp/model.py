@@ -59,9 +59,8 @@ _WIDE = ("mistral", "mixtral")
 
 _OURS = {
     **{flag: ours for ours, flag in llama.NAMES.items()},
-    **{"vocab_size": "vocab_size", "rotary_emb_base": "rope_theta", "rotary_pct": "rotary_pct"},
+    **{"vocab_size": "vocab_size", "rotary_pct": "rotary_pct"},
     **{"num_local_experts": "n_expert", "num_experts_per_tok": "top_k"},
-    **{"resid_pdrop": "hidden_dropout", "attn_pdrop": "attention_dropout"},
     "embd_pdrop": "hidden_dropout",
 }
 """Flags of sizes -> our names. (initializer_range says only how random values are drawn.)"""
