@@ -185,9 +185,22 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         ),
         ({"trainer__cp_interval": "5ba"}, "trainer.cp_interval: checkpoints are saved each"),
         ({"trainer__save_interval": "0tok"}, "trainer.save_interval: must be a whole number"),
+        ({"trainer__save_interval": "0dur"}, "trainer.save_interval: must be more than 0 of"),
+        ({"trainer__eval_interval": "0.0dur"}, "trainer.eval_interval: must be more than 0 of the"),
         ({"trainer__eval_subset_num_batches": 0}, "trainer.eval_subset_num_batches: must be at"),
         ({"trainer__save_num_checkpoints_to_keep": 0}, "trainer.save_num_checkpoints_to_keep: mu"),
         ({"trainer__save_folder": "s3://x/y"}, "trainer.save_folder: must be a folder"),
+        (
+            {"trainer__save_folder": "x/{run_name}/{rank}"},
+            "trainer.save_folder: all ranks save to one folder, and only {run_name} is filled in, "
+            "not {rank}; leave that out",
+        ),
+        ({"trainer__save_folder": "x/{{run_name}}"}, "trainer.save_folder: all ranks save to one"),
+        (
+            {"general__full_name": "a{local_rank}"},
+            "general.full_name: is part of the names of files, and nothing in braces is filled in; "
+            "leave {local_rank} out",
+        ),
         ({"general__full_name": "a/b"}, "general.full_name: is part of the names of files"),
         ({"data__code_percentage": 0.5}, "data.code_percentage: is 0.5, and the weights of code"),
         ({"data__text_paths": [{"weight": 1}]}, "data.text_paths: entry 1: must have path"),

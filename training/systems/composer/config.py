@@ -9,6 +9,7 @@ A token is counted as the system counts it: a sample of seq_len targets is seq_l
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -262,10 +263,26 @@ def _faults(config: ComposerConfig) -> list[str]:
     ]
     if "://" in trainer.save_folder:
         found.append("trainer.save_folder: must be a folder; of object stores there are none here")
+    # Composer fills names in braces in by itself, so that each rank may have its own folder.
+    if others := _in_braces(trainer.save_folder.replace("{run_name}", "")):
+        found.append(
+            f"trainer.save_folder: all ranks save to one folder, and only {{run_name}} is filled "
+            f"in, not {others}; leave that out"
+        )
+    if others := _in_braces(config.general.full_name):
+        found.append(
+            f"general.full_name: is part of the names of files, and nothing in braces is filled "
+            f"in; leave {others} out"
+        )
     if "/" in config.general.full_name:
         found.append("general.full_name: is part of the names of files, which have no / in them")
     # Relations between settings are only asked of settings that are some.
     return found or _schedule_faults(config)
+
+
+def _in_braces(text: str) -> str:
+    """Give what stands in braces, braces included; empty for nothing."""
+    return ", ".join(re.findall(r"\{[^{}]*\}|[{}]", text))
 
 
 def _data_faults(data: DataSection) -> list[str]:
@@ -296,13 +313,15 @@ def _data_faults(data: DataSection) -> list[str]:
 def _length_faults(
     name: str, text: str, units: Sequence[str] = ("tok", "ba", "dur"), *, least: int = 1
 ) -> list[str]:
-    """List what is wrong with a length of time; a share of the run has no least."""
+    """List what is wrong with a length of time; a share of the run is above 0 where `least` is."""
     try:
         value, unit = schedule.duration(text)
     except ValueError as error:
         return [f"{name}: must be {error}, not {text!r}"]
     if unit not in units:
         return [f"{name}: must be in {' or '.join(units)}, not {text!r}"]
+    if unit == "dur" and value == 0 < least:
+        return [f"{name}: must be more than 0 of the run, not {text!r}"]
     if unit != "dur" and (value < least or value != int(value)):
         return [f"{name}: must be a whole number of at least {least}, not {text!r}"]
     return []
