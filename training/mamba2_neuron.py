@@ -92,10 +92,10 @@ _OWN = {
         Flag("num_kept_checkpoint", integer, -1, "newest checkpoints to keep, -1 for all"),
         Flag("save_last_step", boolean, True, "a checkpoint is saved at the end, always"),
         Flag("checkpoint_load", boolean, False, "start from another run's newest checkpoint"),
-        Flag("checkpoint_load_dir", path, "./", "with that: folder of its tag"),
-        Flag("checkpoint_load_tag", str, "exp", "with that: its tag"),
+        Flag("checkpoint_load_dir", path, None, "with that: folder of its tag (default: ./)"),
+        Flag("checkpoint_load_tag", str, None, "with that: its tag (default: exp)"),
         Flag("debug", boolean, False, "is not there: see trace_nan", short="d"),
-        Flag("compile_cache", path, "", "folder of compiled graphs (default: in checkpoint_dir)"),
+        Flag("compile_cache", path, "", "xla: folder of graphs (default: in checkpoint_dir)"),
     ),
 }  # fmt: skip
 OWN = tuple(replace(flag, section=section) for section, some in _OWN.items() for flag in some)
@@ -165,6 +165,16 @@ def _refused(given: dict[str, Any]) -> list[str]:
         found.append("--debug: there is none; --trace_nan=True tells where a NaN comes from")
     if not given["save_last_step"]:
         found.append("--save_last_step: a checkpoint is saved at the end always; leave it out")
+    if not given["checkpoint_load"]:
+        found += [
+            f"--{name}: counts only with --checkpoint_load; give both, or neither"
+            for name in ("checkpoint_load_dir", "checkpoint_load_tag")
+            if given[name] is not None
+        ]
+    if given["compile_cache"] and given["backend"] != "xla":
+        found.append(
+            "--compile_cache: counts only with --backend=xla, which alone compiles; leave it out"
+        )
     if given["groups_as_tp"] and given["n_groups"]:
         found.append("--groups_as_tp: says how many groups there are, and so does --n_groups")
     return found
@@ -172,7 +182,7 @@ def _refused(given: dict[str, Any]) -> list[str]:
 
 def _settings(given: dict[str, Any]) -> dict[str, Any]:
     """Give our settings that flags of the system stand for."""
-    load = Path(given["checkpoint_load_dir"]) / given["checkpoint_load_tag"]
+    load = Path(given["checkpoint_load_dir"] or "./") / (given["checkpoint_load_tag"] or "exp")
     return {
         "backend": "neuron",
         "device": DEVICES[given["backend"]],

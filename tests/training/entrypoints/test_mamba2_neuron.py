@@ -159,6 +159,18 @@ def test_a_pass_that_only_compiles(
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
+        (
+            {"--checkpoint_load_dir": "./"},
+            "--checkpoint_load_dir: counts only with --checkpoint_load; give both, or neither",
+        ),
+        (
+            {"--checkpoint_load_tag": "t"},
+            "--checkpoint_load_tag: counts only with --checkpoint_load",
+        ),
+        (
+            {"--compile_cache": "/c", "--backend": "gloo"},
+            "--compile_cache: counts only with --backend=xla, which alone compiles; leave it out",
+        ),
         ({"--tp": "3"}, "tp: 3 ranks cannot share 8 heads"),
         ({"--tp": "8"}, "tp: 8 ranks cannot share 4 groups (n_groups) evenly"),
         ({"--vocab_size": "255", "--tp": "2"}, "tp: 2 ranks cannot share 255 words"),
