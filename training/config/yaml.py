@@ -68,16 +68,11 @@ def _parse(path: Path) -> Mapping[Any, Any]:
 
 def _change(found: _Found, change: str) -> None:
     """Take one key=value of the command line; the key may leave its section out."""
-    import yaml
-
     key, equals, text = change.partition("=")
     if not equals or key.startswith("-"):
         found.faults.append(f"{change!r} is no change of a setting; write section.name=value")
         return
-    try:
-        value = yaml.safe_load(text) if text else ""
-    except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
-        value = text
+    value = yaml_file.value(text) if text else ""
     if key == "schedule":  # as errors and the table of settings call it
         key = "schedule.name"
     section, dot, name = key.rpartition(".")

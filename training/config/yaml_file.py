@@ -1,11 +1,28 @@
-"""A YAML file, read. A key that stands twice is an error: YAML would take the last in silence."""
+"""A YAML file, read. A key that stands twice is an error: YAML would take the last in silence.
+
+What YAML 1.1 has beyond the numbers and booleans of flags stays a text, which is then read, or
+refused, as a flag's is: 0123 would be octal, 1:30 a number of base 60, `on` and `off` booleans.
+"""
 
 from __future__ import annotations
 
+import functools
+import re
 from pathlib import Path
 from typing import Any
 
 from training.errors import RequestError
+
+_WORDS = r"true|True|TRUE|false|False|FALSE|yes|Yes|YES|no|No|NO"
+_INTEGER = r"[-+]?(?:0|[1-9][0-9_]*|0b[01_]+|0x[0-9a-fA-F_]+)"
+_FRACTION = r"[-+]?[0-9][0-9_]*\.[0-9_]*(?:[eE][-+][0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+][0-9]+)?"
+_LIMITS = r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
+_PLAIN = {
+    "bool": (_WORDS, "tTfFyYnN"),
+    "int": (_INTEGER, "-+0123456789"),
+    "float": (f"{_FRACTION}|{_LIMITS}", "-+.0123456789"),
+}
+"""What is no text without quotes -> how it is written, and how it may begin."""
 
 
 def read(path: Path, name: str) -> Any:
@@ -18,14 +35,42 @@ def read(path: Path, name: str) -> Any:
 
     try:
         text = path.read_text()
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        content = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=_loader())
+        content = yaml.load(text, Loader=_loader())
     except (ValueError, yaml.YAMLError) as error:  # ValueError: no UTF-8, or no such day
         reason = " ".join(str(error).split())
         raise RequestError(f"{name} is not YAML: {reason}") from error
     if repeated := _repeated(node, name):
         raise RequestError.of(repeated)
     return content
+
+
+def value(text: str) -> Any:
+    """Read a value as it would stand in a file; what is not YAML is a text."""
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=_loader())
+    except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
+        return text
+
+
+@functools.cache
+def _loader() -> Any:
+    """Make a safe loader, by which only what is plain is no text."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    tags = {f"tag:yaml.org,2002:{name}": how for name, how in _PLAIN.items()}
+    Loader.yaml_implicit_resolvers = {
+        first: [one for one in those if one[0] not in tags]
+        for first, those in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    for tag, (pattern, firsts) in tags.items():
+        Loader.add_implicit_resolver(tag, re.compile(f"(?:{pattern})$"), list(firsts))
+    return Loader
 
 
 def _repeated(top: Any, name: str) -> list[str]:

@@ -105,6 +105,34 @@ def test_a_variable_in_a_path_is_refused_unless_a_folder_has_its_name(tmp_path: 
     assert read(tmp_path, text, "use_wandb=1", "wandb_project=$A").run.wandb_project == "$A"
 
 
+def test_numbers_and_booleans_are_those_of_flags(tmp_path: Path) -> None:
+    """YAML 1.1 would take 0123 for 83, 1:30 for 90, and on for true."""
+    inside = LEAST.replace("save_ckpt_path", "wandb_run_id: 0123, use_wandb: yes, save_ckpt_path")
+    given = read(tmp_path, inside.replace("/x", "on"), "seed=0123", "learning_rate=01.5")
+    assert (given.run.wandb_run_id, given.run.save_ckpt_path) == ("0123", "on")
+    assert (given.run.seed, given.optim.learning_rate) == (123, 1.5)
+    given = read(tmp_path, LEAST + "optim: {beta1: 00.5}", "num_steps=1_000", "seed=0x10")
+    assert (given.optim.beta1, given.run.num_steps, given.run.seed) == (0.5, 1000, 16)
+    for key, word, must in (
+        ("run.progress", "on", "True or False"),
+        ("run.progress", "Off", "True or False"),
+        ("run.seed", "1:30", "a whole number"),
+        ("run.seed", "0o17", "a whole number"),
+        ("optim.learning_rate", "1:30.5", "a number"),
+        ("model.n_layer", "1:30", "a whole number"),
+    ):
+        fault = f"{key}: must be {must}, not {word!r}"
+        with pytest.raises(RequestError) as error:
+            read(tmp_path, LEAST, f"{key}={word}")
+        assert str(error.value) == fault
+        section, _, name = key.partition(".")
+        text = LEAST.replace(f"{section}: {{", f"{section}: {{{name}: {word}, ")
+        text += f"{section}: {{{name}: {word}}}" if section == "optim" else ""
+        with pytest.raises(RequestError) as error:
+            read(tmp_path, text)
+        assert str(error.value).endswith(fault)
+
+
 def test_sizes_alone_make_a_model(tmp_path: Path) -> None:
     sizes = """
 model:
@@ -126,7 +154,7 @@ model:
     [
         ("dat: {x: 1}", (), "dat: there is no such section; did you mean data?"),
         ("1: {x: 1}", (), "run.yaml: 1: there is no such section"),
-        ("on: {x: 1}", (), "run.yaml: True: there is no such section"),
+        ("on: {x: 1}", (), "run.yaml: on: there is no such section"),
         ("", ("model.name=", "model.family=[a]"), "model.family: there is no family "),
         ("optim: [1]", (), "optim: must be a list of settings"),
         ("optim: {seed: 1}", (), "optim.seed: there is no such setting; it belongs to run"),

@@ -150,6 +150,9 @@ def test_a_change_means_what_it_would_in_the_file(tmp_path: Path) -> None:
     for empty in ("null", "~", ""):
         assert file.read(path, [f"fsdp.process_group={empty}"]).fsdp.process_group == ""
     assert file.read(path, ["fsdp.process_group=1e3"]).fsdp.process_group == "1e3"
+    assert file.read(path, ["general.window_size=017"]).general.window_size == 17
+    with pytest.raises(RequestError, match=r"fsdp.verbose: must be True or False, not 'on'"):
+        file.read(path, ["fsdp.verbose=on"])
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:

@@ -92,8 +92,6 @@ def _parsed(path: Path) -> Mapping[Any, Any]:
 
 def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any, Any]:
     """Put changes in the place of what a file says. Raises RequestError for what is none."""
-    import yaml
-
     found = {
         name: dict(given) if isinstance(given, Mapping) else given
         for name, given in content.items()
@@ -109,10 +107,7 @@ def _changed(content: Mapping[Any, Any], changes: Sequence[str]) -> Mapping[Any,
         if not isinstance(found.setdefault(section, {}) or {}, Mapping):
             continue  # the section itself is wrong, which is reported
         known = named(SECTIONS[section]) if section in SECTIONS else {}
-        try:
-            value = yaml.safe_load(text)
-        except (ValueError, yaml.YAMLError):  # ValueError: a day that is not in the calendar
-            value = text
+        value = yaml_file.value(text)
         # What is a text is meant as it stands: a folder may be called 1e3. But null is empty.
         if key in known and known[key].is_text and not (value is None and known[key].default == ""):
             value = text
