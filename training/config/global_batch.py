@@ -6,6 +6,7 @@ do not divide, rows of a step's last batch have no targets. Light: no torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from training.config import degrees
@@ -14,6 +15,21 @@ from training.errors import RequestError
 
 RANKS = "RANKS_AT_START"
 """Variable of the ranks of a job that may lose nodes: how many ranks it has begun with."""
+
+
+def ranks_at_start(now: int, environ: Mapping[str, str]) -> int:
+    """Give the ranks that a job has begun with, which are those of now where nothing says others.
+
+    Raises RequestError for a variable that says what cannot be: ranks only become fewer.
+    """
+    text = environ.get(RANKS, "")
+    ranks = int(text) if text.isdecimal() else 0
+    if text and ranks < max(1, now):
+        raise RequestError(
+            f"{RANKS}: must be the ranks that the job has begun with, at least the {now} of now, "
+            f"not {text!r}; launchers set it, so leave it out"
+        )
+    return ranks or now
 
 
 def accumulate(config: Config, readers: int) -> Config:

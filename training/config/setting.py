@@ -24,6 +24,7 @@ class About:
     text: str
     least: float | None = None  # at least this
     above: float | None = None  # more than this, and finite
+    most: int | None = None  # at most this
     choices: tuple[str, ...] = ()
     needed: bool = False  # must not be empty
     is_path: bool = False  # or a source with one in it
@@ -38,6 +39,8 @@ class About:
             return f"{name}: must be at least {self.least:g}, not {value}"
         if self.above is not None and not self.above < value < math.inf:
             return f"{name}: must be more than {self.above:g} and finite, is {value}"
+        if self.most is not None and value > self.most:
+            return f"{name}: must be at most {self.most}, not {value}"
         if self.choices and value not in self.choices:
             return f"{name}: must be one of {', '.join(self.choices)}, not {value!r}"
         if self.needed and not value:
@@ -51,12 +54,13 @@ def setting(
     *,
     least: float | None = None,
     above: float | None = None,
+    most: int | None = None,
     choices: Sequence[str] = (),
     needed: bool = False,
     is_path: bool = False,
 ) -> T:
     """Describe a field of a dataclass; a type checker sees its default."""
-    about = About(text, least, above, tuple(choices), needed, is_path)
+    about = About(text, least, above, most, tuple(choices), needed, is_path)
     field: Any = dataclasses.field(default=default, metadata={"about": about})
     return field  # type: ignore[no-any-return]
 

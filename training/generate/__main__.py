@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from training.cli import Parser, run_command
+from training.config.sections import GREATEST_SEED
 from training.errors import RequestError
 from training.generate.decode import generate, picker
 from training.generate.vocabulary import (
@@ -38,7 +39,6 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 BATCH = 8
 """Prompts that are gone on from at once, where nothing else is asked for."""
-GREATEST_SEED = 2**63 - 1
 
 
 def read_prompts(path: Path) -> list[str]:

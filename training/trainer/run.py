@@ -19,7 +19,7 @@ from training.checkpoint.memory_choice import open_copies
 from training.checkpoint.mirror import Mirror
 from training.config import degrees, lr_schedule
 from training.config.config import Config
-from training.config.global_batch import RANKS, accumulate, share_out
+from training.config.global_batch import accumulate, ranks_at_start, share_out
 from training.data.base import DataFeed
 from training.data.loader import Prefetcher
 from training.data.remote import fetch_data
@@ -148,7 +148,7 @@ def set_up(
 
 def _readers_at_start(group: Group) -> int:
     """Count the data-parallel ranks that the job has begun with, whose steps are taken."""
-    ranks = int(os.environ.get(RANKS) or group.world_size)
+    ranks = ranks_at_start(group.world_size, os.environ)
     return ranks // (group.tensor_parallel * group.context_parallel)
 
 

@@ -85,6 +85,8 @@ def test_booleans_read_as_booleans(text: str, value: bool) -> None:
         ("--batch=2", "--batch: there is no such flag"),
         ("stray", "'stray' is not a flag"),
         ("--num_steps=0", "num_steps: must be at least 1, not 0"),
+        (f"--seed={2**63}", f"seed: must be at most {2**63 - 1}, not {2**63}"),
+        (f"--seed={2**70}", f"seed: must be at most {2**63 - 1}, not {2**70}"),
         ("--learning_rate=nan", "learning_rate: must be more than 0 and finite"),
         ("--sharding_strategy=zero", "must be one of fsdp, hsdp, ddp, not 'zero'"),
         ("--shard_group_size=2", "only sharding_strategy=hsdp"),

@@ -6,7 +6,14 @@ import pytest
 
 from training.config.config import Config
 from training.config.flags import assemble
-from training.config.global_batch import accumulate, share_out, smaller_batches, why_not_on
+from training.config.global_batch import (
+    RANKS,
+    accumulate,
+    ranks_at_start,
+    share_out,
+    smaller_batches,
+    why_not_on,
+)
 from training.errors import RequestError
 from training.models import Mamba2Config
 
@@ -99,3 +106,19 @@ def test_which_degrees_go_on_with_fewer_ranks(
 ) -> None:
     said = why_not_on(config(**changes), ranks)
     assert said.startswith(shown) and bool(said) == bool(shown)
+
+
+def test_the_ranks_that_a_job_has_begun_with() -> None:
+    for environ in ({}, {RANKS: ""}, {RANKS: "4"}):
+        assert ranks_at_start(4, environ) == 4
+    assert ranks_at_start(4, {RANKS: "6"}) == 6
+
+
+@pytest.mark.parametrize("wrong", ["x", "0", "-8", "1.5", "3"])
+def test_ranks_that_no_job_has_begun_with(wrong: str) -> None:
+    with pytest.raises(RequestError) as error:
+        ranks_at_start(4, {RANKS: wrong})
+    assert str(error.value) == (
+        f"RANKS_AT_START: must be the ranks that the job has begun with, at least the 4 of now, "
+        f"not {wrong!r}; launchers set it, so leave it out"
+    )
