@@ -1,6 +1,6 @@
 """Which implementation of an operation runs: the first that can, or the one that is forced.
 
-TRAINING_OPS forces, as `selective_scan=torch,attention=math`. What runs is logged once for each
+TRAINING_OPS forces, as `selective_scan=torch,attention=sdpa`. What runs is logged once for each
 operation.
 """
 
