@@ -156,12 +156,13 @@ def smoke_test(
     if "/" in subject or subject.endswith(".sqsh"):
         image = Path(subject)
         refuse_settings(settings, platform, subject)
+        outcome = smoke.run(image, Programs(), Reporter())
     else:
         steps = steps_of(engine, settings, platform)
         place = steps.sqsh(subject)
         options = squash.Options.of("shared", keep=True, hot=steps.hot(subject))
-        image = steps.pack(steps.build(subject), place, options, Cache.of_user()).path
-    outcome = smoke.run(image, Programs(), Reporter())
+        packed = steps.pack(steps.build(subject), place, options, Cache.of_user())
+        image, outcome = packed.path, steps.test(packed)
     if as_json:
         click.echo(json.dumps(asdict(outcome), indent=2))
     else:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -170,10 +171,14 @@ def recall(image: Path, key: str) -> Outcome | None:
 
 
 def remember(image: Path, key: str, outcome: Outcome) -> None:
-    """Note that this file passed, beside it; the note is of no worth to another file."""
+    """Note that this file passed, beside it; the note is of no worth to another file.
+
+    Where nothing can be written, the file is tested again the next time.
+    """
     record = {"key": key, **asdict(outcome)}
     del record["remembered"]
-    _record(image).write_text(json.dumps(record, indent=2) + "\n")
+    with suppress(OSError):
+        _record(image).write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _record(image: Path) -> Path:

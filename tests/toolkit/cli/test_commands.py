@@ -231,8 +231,8 @@ def test_the_list_of_hot_files_still_names_those_of_the_image(packed_image: Path
     assert done.code == 0, done.out
 
 
-def test_smoke_test_as_json(packed_image: Path) -> None:
-    done = sqshforge("smoke-test", packed_image, "--json")
+def test_smoke_test_as_json_and_quickstart_does_nothing_that_is_done(packed_image: Path) -> None:
+    done = sqshforge("smoke-test", "cpu-mamba", "--json", env={"ENGINE": "buildah"})
     assert done.code == 0, done.err
     found = json.loads(done.out)
     assert found["ok"]
@@ -242,6 +242,12 @@ def test_smoke_test_as_json(packed_image: Path) -> None:
     losses = checks["train"]["figures"]["losses"]
     assert len(losses) >= 60
     assert losses[-1] < 0.6 * losses[0]
+    again = sqshforge("quickstart", env={"ENGINE": "buildah"})
+    assert again.code == 0, again.err
+    assert again.out.count("already done") == 3
+    assert "passed: 22 of 22 checks" in again.out
+    following = again.out.splitlines()[-1]
+    assert following.startswith("next: ") and following.endswith("run build/cpu-mamba.sqsh -- bash")
 
 
 def test_a_smoke_test_that_fails_says_which_check_and_ends_with_1(
@@ -267,17 +273,6 @@ def test_a_smoke_test_that_fails_says_which_check_and_ends_with_1(
     failed = [one for one in json.loads(done.out)["checks"] if not one["ok"]]
     assert [one["name"] for one in failed] == ["versions"]
     assert "torch 9.9.9 is locked, 2.13.0+cpu is installed" in failed[0]["detail"]
-
-
-def test_quickstart_the_second_time_does_nothing_twice(packed_image: Path) -> None:
-    first = sqshforge("quickstart", env={"ENGINE": "buildah"})
-    assert first.code == 0, first.err
-    again = sqshforge("quickstart", env={"ENGINE": "buildah"})
-    assert again.code == 0, again.err
-    assert again.out.count("already done") == 3
-    assert "passed: 22 of 22 checks" in again.out
-    following = again.out.splitlines()[-1]
-    assert following.startswith("next: ") and following.endswith("run build/cpu-mamba.sqsh -- bash")
 
 
 @pytest.mark.root
