@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,3 +66,16 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise TrainingError(f"{path} cannot be written: {error.strerror}", local=True) from error
+
+
+@contextmanager
+def reading(path: Path, asked: str = "") -> Iterator[None]:
+    """Tell a path that cannot be looked at, as in a closed folder, after the flag that gave it.
+
+    Path.exists() and its like raise then: they are False only for what is certainly not there.
+    """
+    try:
+        yield
+    except OSError as error:
+        place = os.fsdecode(error.filename or path)
+        raise RequestError(f"{asked}{place} cannot be read: {error.strerror}") from error

@@ -240,7 +240,10 @@ def read(path: Path) -> tuple[Manifest | None, str]:
         return None, f"its {NAME} cannot be read: {error}"
     for name, written in manifest.files.items():
         file = path / name
-        found = file.stat().st_size if file.is_file() else None
+        try:
+            found = file.stat().st_size if file.is_file() else None
+        except OSError as error:  # as where it is gone since, or its name is too long
+            return None, f"{name} cannot be read: {error.strerror}"
         if found != written.size:
             was = "is missing" if found is None else f"has {found} bytes"
             return None, f"{name} {was}, should have {written.size}"

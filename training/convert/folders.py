@@ -11,7 +11,7 @@ from training import manifest
 from training.convert import formats, hf, native, ranks, state_spaces
 from training.convert.ranks import RankSettings, open_ranks
 from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
-from training.errors import RequestError
+from training.errors import RequestError, reading
 from training.models import Sizes
 
 CONFIG = "config.json"
@@ -40,12 +40,17 @@ class Opened:
 
 def detect(folder: Path) -> str:
     """Tell the format of a folder, or of Composer's file. Raises RequestError if it is of none."""
-    return _formats(_run_of(folder))[0]
+    with reading(folder):
+        return _formats(_run_of(folder))[0]
 
 
 def open_folder(form: str, folder: Path, settings: RankSettings) -> Opened:
     """Open a folder of a format. Raises RequestError if it is of another, or broken."""
-    folder = _run_of(folder)
+    with reading(folder):
+        return _open(form, _run_of(folder), settings)
+
+
+def _open(form: str, folder: Path, settings: RankSettings) -> Opened:
     found = _formats(folder)
     if form not in found:
         raise RequestError(f"{folder} is of format {found[0]}, not {form}")

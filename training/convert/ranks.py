@@ -17,6 +17,7 @@ which holds the flags of the program, or are given on the command line.
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import re
 import zipfile
@@ -52,8 +53,9 @@ def find_ranks(folder: Path) -> Path | None:
 
 
 def rank_checkpoints(folder: Path) -> list[str]:
-    """List the checkpoints that a folder holds."""
-    return sorted(one.name for one in folder.iterdir() if find_ranks(one) is not None)
+    """List the checkpoints that a folder holds; what is closed in it is none."""
+    inside = (one for one in folder.iterdir() if os.access(one, os.R_OK | os.X_OK))
+    return sorted(one.name for one in inside if find_ranks(one) is not None)
 
 
 def rank_files(place: Path, expected: int | None) -> list[Path]:

@@ -234,11 +234,14 @@ def _shards(sizes: list[int], most: int) -> list[int]:
 
 def _refuse(folder: Path, needed: int) -> None:
     """Find what is wrong with a destination before anything is read."""
-    if folder.exists() or folder.is_symlink():
-        raise RequestError(f"{folder} exists; give a folder that does not")
-    if not folder.absolute().parent.is_dir():
-        raise RequestError(f"{folder} cannot be made: {folder.absolute().parent} is no folder")
-    free = shutil.disk_usage(folder.absolute().parent).free
+    try:
+        if folder.exists() or folder.is_symlink():
+            raise RequestError(f"{folder} exists; give a folder that does not")
+        if not folder.absolute().parent.is_dir():
+            raise RequestError(f"{folder} cannot be made: {folder.absolute().parent} is no folder")
+        free = shutil.disk_usage(folder.absolute().parent).free
+    except OSError as error:
+        raise RequestError(f"{folder} cannot be made: {error.strerror}") from error
     if needed > free:
         raise TrainingError(f"{folder} needs {needed:,} bytes, and {free:,} are free there")
 

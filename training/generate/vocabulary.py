@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from training.convert.config import read_json
 from training.data.tokenize.tokenizer import frame, open_tokenizer, read_definition
-from training.errors import RequestError
+from training.errors import RequestError, reading
 
 if TYPE_CHECKING:  # it takes torch
     from training.convert.source import Source
@@ -109,9 +109,10 @@ class Tokens:
 def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
     """Find what text is written in. Raises RequestError if that is not known."""
     if given is not None:
-        path = given / TOKENIZER if given.is_dir() else given
-        if not path.is_file():
-            raise RequestError(f"--tokenizer: {path} is not there")
+        with reading(given, "--tokenizer: "):
+            path = given / TOKENIZER if given.is_dir() else given
+            if not path.is_file():
+                raise RequestError(f"--tokenizer: {path} is not there")
         return Tokens(path)
     if found := source.find(TOKENIZER):
         return Tokens(found)

@@ -41,8 +41,9 @@ def report(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(list(arguments))
     folder: Path = given.output
-    if folder.exists() and not folder.is_dir():
-        raise RequestError(f"--output: {folder} is not a folder")
+    with writing(folder):
+        if folder.exists() and not folder.is_dir():
+            raise RequestError(f"--output: {folder} is not a folder")
     runs = read_runs(given.runs)
     pictures = draw_pictures(runs, given.over)
     with writing(folder):

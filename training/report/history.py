@@ -112,18 +112,17 @@ def read_runs(folders: list[Path]) -> list[Run]:
     the runs has reached a step.
     """
     found = []
-    for place, folder in enumerate(folders):
-        if not folder.is_dir():
-            found.append(
-                f"{folder}: is not a folder" if folder.exists() else f"{folder}: not there"
-            )
-        elif not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
-            found.append(f"{folder}: has no {METRICS}; a run's folder is the one it saves to")
-        elif folder.resolve() in [other.resolve() for other in folders[:place]]:
+    places: list[Path] = []  # of those that are runs
+    for folder in folders:
+        if fault := _fault(folder):
+            found.append(f"{folder}: {fault}")
+        elif folder.resolve() in places:
             found.append(f"{folder}: was given twice")
+        else:
+            places.append(folder.resolve())
     if found:
         raise RequestError.of(found)
-    names = _names([folder.resolve() for folder in folders])
+    names = _names(places)
     names = [os.fsencode(name).decode("utf-8", "replace") for name in names]
     runs = [read(folder, name) for folder, name in zip(folders, names, strict=True)]
     if not any(len(run.steps) for run in runs):
@@ -132,6 +131,18 @@ def read_runs(folders: list[Path]) -> list[Run]:
             f"{'has' if len(folders) == 1 else 'have'} no whole line about a step"
         )
     return runs
+
+
+def _fault(folder: Path) -> str:
+    """Tell why a path is no run's folder; nothing if it is one."""
+    try:
+        if not folder.is_dir():
+            return "is not a folder" if folder.exists() else "not there"
+        if not (folder / METRICS).is_file() and not (folder / CONFIG).is_file():
+            return f"has no {METRICS}; a run's folder is the one it saves to"
+    except OSError as error:  # as in a closed folder
+        return f"cannot be read: {error.strerror}"
+    return ""
 
 
 def read(folder: Path, name: str) -> Run:

@@ -24,6 +24,10 @@ def make(save: Path, step: int) -> Path:
     return manifest.publish(folder, shown)
 
 
+def rename_in(path: Path, name: str) -> None:
+    path.write_text(path.read_text().replace("__0_0.distcp", name))
+
+
 @pytest.fixture
 def shown() -> list[str]:
     return []
@@ -49,6 +53,7 @@ def test_the_newest_is_found_by_number(tmp_path: Path, shown: list[str]) -> None
         (lambda path: (path / "manifest.json").write_text("{}"), "manifest.json cannot be read"),
         (lambda path: (path / "__0_0.distcp").unlink(), "__0_0.distcp is missing, should have 7"),
         (lambda path: (path / ".metadata").write_bytes(b"in"), ".metadata has 2 bytes, should"),
+        (lambda path: rename_in(path / "manifest.json", "x" * 300), "cannot be read: File name"),
     ],
 )
 def test_a_broken_one_is_passed_over_loudly(

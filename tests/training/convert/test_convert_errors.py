@@ -106,6 +106,8 @@ def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
         ("--from ours NONE --to hf DST", "nowhere is no folder"),
         ("--from ours SRC --to hf SRC", "ours exists; give a folder that does not"),
         ("--from ours SRC --to hf NONE/x", "cannot be made: "),
+        ("--from ours LONG --to hf DST", "cannot be read: File name too long"),
+        ("--from ours SRC --to hf LONG", "cannot be made: File name too long"),
         ("--from ours SRC --to hf DST --max-shard-size 5XB", "must be a size as 5GB or 512MiB"),
         ("--from ours SRC --to hf DST --max-shard-size 0.5", "must be a size as 5GB or 512MiB"),
         ("--from ours SRC --to state-spaces DST --max-shard-size 1GB", "has one file always"),
@@ -113,6 +115,7 @@ def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
 )
 def test_the_command_line(words: str, message: str, ours: Path, tmp_path: Path) -> None:
     places = {"SRC": str(ours), "DST": str(tmp_path / "out"), "NONE": str(tmp_path / "nowhere")}
+    places["LONG"] = str(tmp_path / ("x" * 300))
     for word, place in places.items():
         words = words.replace(word, place)
     shown = refused(*words.split())

@@ -24,6 +24,7 @@ from training.generate.__main__ import write_text as write
 from training.generate.vocabulary import LONGEST, Bytes, Tokens
 from training.models.language import LanguageModel
 
+LONG = "x" * 300
 HEADS: dict[str, Any] = {"d_model": 32, "n_layer": 2, "vocab_size": 256, "n_head": 4, "d_ff": 48}
 HYBRID: dict[str, Any] = {
     **{name: HEADS[name] for name in ("d_model", "vocab_size", "n_head", "d_ff")},
@@ -293,6 +294,8 @@ def test_a_tokenizer_that_lies_there_or_is_given(tmp_path: Path, capsys: Any) ->
         ("SRC --prompt=x --dtype=int8", "argument --dtype: invalid choice: 'int8'"),
         ("SRC --prompt=x --tokenizer=/nowhere", "--tokenizer: /nowhere is not there"),
         ("/nowhere --prompt=x", "/nowhere is no folder"),
+        (f"/{LONG} --prompt=x", f"/{LONG}/manifest.json cannot be read: File name too long"),
+        (f"SRC --prompt=x --tokenizer={LONG}", f"--tokenizer: {LONG} cannot be read: File name"),
     ],
 )
 def test_bad_requests(words: str, message: str, mamba: Path, capsys: Any) -> None:

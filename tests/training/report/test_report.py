@@ -190,13 +190,18 @@ def test_a_report_is_made_again_over_the_old_one(tmp_path: Path) -> None:
 def test_folders_that_hold_no_run(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(3))
     (tmp_path / "bare").mkdir()
+    (tmp_path / "loop").symlink_to("loop")
+    long, loop = tmp_path / ("x" * 300), tmp_path / "loop"
     done = report(
-        tmp_path / "none", run, tmp_path / "bare", run / "config.json", f"{run}/.", "-o", tmp_path
+        *(tmp_path / "none", long, loop, run, tmp_path / "bare", run / "config.json"),
+        *(f"{run}/.", "-o", tmp_path),
     )
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.splitlines() == [
-        "error: 4 faults",
+        "error: 6 faults",
         f"  - {tmp_path}/none: not there",
+        f"  - {long}: cannot be read: File name too long",
+        f"  - {loop}: not there",
         f"  - {tmp_path}/bare: has no metrics.jsonl; a run's folder is the one it saves to",
         f"  - {run}/config.json: is not a folder",
         f"  - {run}: was given twice",
@@ -213,9 +218,10 @@ def test_requests_that_are_wrong(tmp_path: Path) -> None:
     ):
         done = report(*arguments)
         assert done.returncode == 2 and done.stderr.startswith(f"error: {said}"), done.stderr
-    done = report(run, "-o", run / "config.json" / "below")
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f"{run}/config.json/below cannot be written: " in done.stderr
+    for place in (run / "config.json" / "below", run / ("x" * 300)):
+        done = report(run, "-o", place)
+        assert done.returncode == 1 and "Traceback" not in done.stderr
+        assert f"{place} cannot be written: " in done.stderr
 
 
 def test_without_matplotlib(tmp_path: Path) -> None:
