@@ -28,7 +28,7 @@ _READ: dict[str, Callable[[dict[str, Any], Path], Sizes]] = {
 class Opened:
     """A folder's content; layout: the format that its tensors are called and cut as.
 
-    run: that of the checkpoint in `folder`, where its own folder was asked for.
+    run: that of the checkpoint in `folder`, where it lies in one.
     """
 
     layout: str
@@ -62,7 +62,7 @@ def _open(form: str, folder: Path, settings: RankSettings) -> Opened:
         return _open_codestral(folder)
     if _is_trained(folder):
         if _is_checkpoint(folder):
-            return Opened("ours", folder, *native.read_checkpoint(folder))
+            return Opened("ours", folder, *native.read_checkpoint(folder), run=_run_around(folder))
         newest = native.newest_checkpoint(folder)
         return Opened("ours", newest, *native.read_checkpoint(newest), run=folder)
     if file := native.find_composer(folder):
@@ -143,6 +143,12 @@ def _is_checkpoint(folder: Path) -> bool:
         return True
     is_called_so = manifest.step_of(folder.name) is not None
     return is_called_so and folder.is_dir() and not (folder / CONFIG).exists()
+
+
+def _run_around(checkpoint: Path) -> Path | None:
+    """Give the folder of the run that a checkpoint lies in; None where it lies elsewhere."""
+    place = checkpoint.absolute().parent
+    return place.parent if place.name == manifest.checkpoints("").name else None
 
 
 def _run_of(folder: Path) -> Path:

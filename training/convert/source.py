@@ -20,15 +20,15 @@ class Source:
     """A model whose tensors have been compared with those that its sizes ask for.
 
     form: the format that the tensors are called and cut as. run: that of the checkpoint in
-    `folder`, where its own folder was asked for. Raises RequestError listing all that are missing,
-    too many, or of another shape.
+    `folder`, where it lies in one. Raises RequestError listing all that are missing, too many, or
+    of another shape.
     """
 
     def __init__(
         self, form: str, folder: Path, sizes: Sizes, weights: Weights, run: Path | None = None
     ) -> None:
         self.form, self.folder, self.sizes = form, folder, sizes
-        self.asked = run or folder
+        self.home = run or folder
         self.parameters = Parameters.of(sizes)
         self._weights = weights
         stored = layout(form, sizes, self.parameters)
@@ -51,8 +51,8 @@ class Source:
         return cls(opened.layout, opened.folder, opened.sizes, opened.weights, opened.run)
 
     def find(self, name: str) -> Path | None:
-        """Find a file beside the weights, or else in the folder that was asked for."""
-        places = (self.folder / name, self.asked / name)
+        """Find a file beside the weights, or else in the folder of their run."""
+        places = (self.folder / name, self.home / name)
         return next((path for path in places if path.is_file()), None)
 
     def initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:

@@ -119,7 +119,7 @@ def choose_vocabulary(source: Source, given: Path | None) -> Vocabulary:
     if source.sizes.vocab_size == Bytes.size:
         return Bytes()
     raise RequestError(
-        f"--tokenizer: must be given: {source.asked} has no {TOKENIZER}, and a vocabulary of "
+        f"--tokenizer: must be given: {source.home} has no {TOKENIZER}, and a vocabulary of "
         f"{source.sizes.vocab_size:,} is not bytes"
     )
 

@@ -110,11 +110,13 @@ def test_files_of_a_tokenizer_in_a_run_go_along(tmp_path: Path) -> None:
         (tmp_path / "run" / name).write_text('{"of": "the run"}')
     (tmp_path / "run" / "config.json").write_text('{"eos_token_id": 3}')  # it has its settings
     (step / "tokenizer.json").write_text('{"of": "the checkpoint"}')
-    run("--from", "ours", tmp_path / "run", "--to", "hf", tmp_path / "hf")
-    found = {path.name: json.loads(path.read_text()) for path in (tmp_path / "hf").glob("*.json")}
-    assert found["tokenizer.json"] == {"of": "the checkpoint"}
-    assert found["generation_config.json"] == {"of": "the run"}
-    assert found["config.json"]["eos_token_id"] is None
+    for number, given in enumerate((tmp_path / "run", step)):
+        out = tmp_path / f"hf-{number}"
+        run("--from", "ours", given, "--to", "hf", out)
+        found = {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
+        assert found["tokenizer.json"] == {"of": "the checkpoint"}
+        assert found["generation_config.json"] == {"of": "the run"}
+        assert found["config.json"]["eos_token_id"] is None
 
 
 MEASURE = """

@@ -33,14 +33,19 @@ def text_of(folder: Path, capsys: Any, *more: str) -> str:
     return text
 
 
-def test_a_tokenizer_in_the_folder_of_a_run(run: Path, tmp_path: Path, capsys: Any) -> None:
+def test_a_tokenizer_in_the_folder_of_a_run(
+    run: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert run_command(write, [str(run), *WORDS]) == 2
     assert f"must be given: {run} has no tokenizer.json" in capsys.readouterr().err
     path = tokenizer(tmp_path, "byte level")
     expected = text_of(run, capsys, f"--tokenizer={path}")
     (run / "config.json").write_text('{"eos_token_id": "of the run\'s settings, which are none"}')
     shutil.copy(path, run)
-    assert text_of(run, capsys) == expected
+    step = run / "checkpoints" / "step_3_ckp"
+    assert text_of(run, capsys) == text_of(step, capsys) == expected
+    monkeypatch.chdir(step)
+    assert text_of(Path(), capsys) == expected
     own = run / "checkpoints" / "step_3_ckp" / "tokenizer.json"
     own.write_text("that of a checkpoint comes first")
     assert run_command(write, [str(run), *WORDS]) == 2
