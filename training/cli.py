@@ -127,9 +127,18 @@ def _path(text: str) -> Path:
 
 
 def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
-    """Do the work that the arguments ask for; the exit code. What went wrong is reported once."""
+    """Do the work that the arguments ask for; the exit code. What went wrong is reported once.
+
+    That includes standard output: unlike a run's, a command's lines are what was asked for.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
+        sys.stdout = _text(Whole(sys.stdout.fileno(), "standard output", -1), sys.stdout)
     try:
-        work(arguments)
+        try:
+            work(arguments)
+        finally:  # also after --help, which leaves by SystemExit
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except TrainingError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
@@ -189,6 +198,33 @@ class Lasting(io.RawIOBase):
         with suppress(OSError):
             warning = f"WARNING: {self._name} cannot be written: {self._why}; lines are dropped"
             os.write(self._other, f"{warning}, the run goes on\n".encode())
+
+
+class OutputError(TrainingError):
+    """Standard output cannot be written; `unread`: its reader, as `| head`, has seen enough."""
+
+    def __init__(self, why: str, unread: bool = False) -> None:
+        super().__init__(f"standard output {why}")
+        self.unread = unread
+
+
+class Whole(Lasting):
+    """Writes to a file of which nothing may be lost.
+
+    The first write that fails raises OutputError; what follows, as when Python ends, is dropped.
+    """
+
+    def write(self, data: Any) -> int:
+        """Write all of it; its size in bytes. Raises OutputError."""
+        text = bytes(data)
+        try:
+            if not self._why:
+                self._put(text)
+        except OSError as error:
+            self._why = error.strerror or type(error).__name__
+            unread = isinstance(error, BrokenPipeError)
+            raise OutputError(f"cannot be written: {self._why}", unread) from error
+        return len(text)
 
 
 def outlive() -> None:

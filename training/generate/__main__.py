@@ -15,14 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from training.cli import Parser, run_command
+from training.cli import OutputError, Parser, run_command
 from training.config.sections import GREATEST_SEED
 from training.errors import RequestError
 from training.generate.decode import generate, picker
@@ -58,6 +57,8 @@ def write_text(arguments: Sequence[str]) -> None:
     """Do what the command line asks for. Raises RequestError and TrainingError."""
     given = _parser().parse_args(list(arguments))
     _refuse_unheeded(given)
+    if sys.stdout is None:  # as by `>&-`
+        raise OutputError("is closed, and the text goes there")
     texts = [given.prompt] if given.prompts is None else read_prompts(given.prompts)
 
     with loading():  # torch is not needed to refuse a bad request, nor to help
@@ -106,9 +107,9 @@ def write_text(arguments: Sequence[str]) -> None:
             _write_one(vocabulary, texts[0], made(prompts))
         else:
             _write_all(vocabulary, texts, prompts, given.batch_size or BATCH, made)
-    except BrokenPipeError:
-        # The reader has seen enough; python must not try to write the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OutputError as error:
+        if not error.unread:
+            raise
 
 
 def _write_one(vocabulary: Vocabulary, text: str, made: Iterator[list[int | None]]) -> None:

@@ -243,6 +243,25 @@ def test_a_disk_that_fills_up_meanwhile(form: str, ours: Path, tmp_path: Path) -
     assert files(tmp_path) == ["ours"]
 
 
+@pytest.mark.processes
+def test_lines_that_cannot_be_written(ours: Path, tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [
+                *(sys.executable, "-m", "training.convert"),
+                *("--from", "ours", str(ours), "--to", "hf", str(tmp_path / "out")),
+            ],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    said = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert files(tmp_path) == ["ours"]
+
+
 def test_a_run_without_a_complete_checkpoint(tmp_path: Path) -> None:
     step = tmp_path / "run" / "checkpoints" / "step_3_ckp"
     step.mkdir(parents=True)

@@ -364,3 +364,25 @@ def test_a_reader_that_has_seen_enough(mamba: Path) -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait() == 0
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("words", "to", "why"),
+    [
+        ("SRC --prompt=x", ">/dev/full", "cannot be written: No space left on device"),
+        ("SRC --prompts=FILE", ">/dev/full", "cannot be written: No space left on device"),
+        ("--help", ">/dev/full", "cannot be written: No space left on device"),
+        ("SRC --prompt=x", ">&-", "is closed, and the text goes there"),
+    ],
+)
+def test_text_that_cannot_be_written(
+    words: str, to: str, why: str, mamba: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prompts").write_text("x\ny\n")
+    words = words.replace("SRC", str(mamba)).replace("FILE", str(tmp_path / "prompts"))
+    command = f"exec {sys.executable} -m training.generate {words} {to}"
+    done = subprocess.run(
+        ["sh", "-c", command], cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (1, f"error: standard output {why}\n")

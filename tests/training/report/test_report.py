@@ -224,6 +224,16 @@ def test_requests_that_are_wrong(tmp_path: Path) -> None:
         assert f"{place} cannot be written: " in done.stderr
 
 
+def test_a_line_that_cannot_be_written(tmp_path: Path) -> None:
+    """The page is there then, and the exit code says that not all is as it should be."""
+    run = write(tmp_path / "run", history(3))
+    with Path("/dev/full").open("w") as full:
+        done = report(run, "-o", tmp_path / "out", to=full)
+    said = "error: standard output cannot be written: No space left on device\n"
+    assert (done.returncode, done.stderr) == (1, said)
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
 def test_without_matplotlib(tmp_path: Path) -> None:
     run = write(tmp_path / "run", history(3))
     (tmp_path / "hide").mkdir()

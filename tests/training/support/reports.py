@@ -9,15 +9,19 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tests.training.support.runs import ROOT
 
 
-def report(*arguments: object, **env: str) -> subprocess.CompletedProcess[str]:
+def report(
+    *arguments: object, to: IO[str] | int = subprocess.PIPE, **env: str
+) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "training.report", *map(str, arguments)]
     whole = {**os.environ, "PYTHONPATH": str(ROOT), **env}
-    return subprocess.run(command, env=whole, text=True, capture_output=True, timeout=120)
+    return subprocess.run(
+        command, env=whole, text=True, stdout=to, stderr=subprocess.PIPE, timeout=120
+    )
 
 
 def step(number: int, **other: Any) -> dict[str, Any]:
