@@ -80,15 +80,16 @@ def convert(arguments: Sequence[str]) -> None:
 def _open(model_type: str, folder: Path) -> Source:
     """Open a folder of a model type. Raises RequestError if it is of another, or broken."""
     from training.convert import state_spaces
+    from training.convert.config import read_json, read_table
     from training.convert.folders import CONFIG
     from training.convert.source import Source
-    from training.convert.weights import open_files, read_json
+    from training.convert.weights import open_files
 
     if model_type == "codestral":
         return Source.open(model_type, folder)
     where = folder / CONFIG
     settings = read_json(where)
-    layers = state_spaces.layer_settings(settings, where)
+    layers = read_table(settings, "ssm_cfg", where)
     if layers.get("layer", "Mamba2") != "Mamba2":
         raise RequestError(f"{where}: ssm_cfg.layer {layers['layer']!r}: must be Mamba2 here")
     # This program's own reading: all that it is given is Mamba-2, and groups may be a setting

@@ -11,6 +11,7 @@ Exit codes: 0 done, 1 it failed, 2 the request was wrong.
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -30,9 +31,10 @@ def size(text: str) -> int:
     """Read a number of bytes, as 5GB or 512MiB."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     unit = _UNITS.get(match[2].upper()) if match else None
-    if match is None or unit is None or float(match[1]) * unit < 1:
+    amount = float(match[1]) * unit if match and unit else 0.0
+    if not 1 <= amount < math.inf:
         raise argparse.ArgumentTypeError(f"must be a size as 5GB or 512MiB, not {text!r}")
-    return int(float(match[1]) * unit)
+    return int(amount)
 
 
 def _count(text: str) -> int:

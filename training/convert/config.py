@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,27 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(held, dict):
         raise RequestError(f"{path} does not hold a JSON object")
     return held
+
+
+def read_table(settings: Mapping[str, Any], name: str, where: Path) -> dict[str, Any]:
+    """Find a table in a file's settings, empty where it is null or not there.
+
+    Raises RequestError if something else stands there.
+    """
+    table = settings.get(name) or {}
+    if not isinstance(table, dict):
+        raise RequestError(f"{where}: {name} must be a table, not {table!r}")
+    return table
+
+
+def is_one_of(word: Any, known: Container[str]) -> bool:
+    """Tell whether a value is one of these words: in a file it may be a list or a table too."""
+    return isinstance(word, str) and word in known
+
+
+def are_numbers(*values: Any) -> bool:
+    """Tell whether values can be computed with; `make` tells what is none."""
+    return all(type(value) in (int, float) for value in values)
 
 
 def make(
@@ -92,14 +113,10 @@ def read_limit(limit: Any, faults: list[str], called: str) -> dict[str, Any]:
         return {}
     # Transformers writes infinity as {"__float__": "Infinity"}.
     numbers = [
-        float(one.get("__float__", "nan")) if isinstance(one, dict) else one
+        math.inf if one == {"__float__": "Infinity"} else one
         for one in (limit if isinstance(limit, list | tuple) else [limit])
     ]
-    if (
-        len(numbers) != 2
-        or any(type(one) not in (int, float) for one in numbers)
-        or not 0 <= numbers[0] < numbers[1]
-    ):
+    if len(numbers) != 2 or not are_numbers(*numbers) or not 0 <= numbers[0] < numbers[1]:
         faults.append(f"{called} must be two numbers from 0 on, the less one first, not {limit}")
         return {}
     low, high = (float(one) for one in numbers)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from training.convert import hf_hybrids
-from training.convert.config import make, read_limit, read_rank
+from training.convert.config import are_numbers, is_one_of, make, read_limit, read_rank
 from training.errors import RequestError
 from training.models import (
     ACTIVATIONS,
@@ -172,7 +172,7 @@ _CONTEXT = "original_max_position_embeddings"
 def read(settings: Settings, where: Path) -> Sizes:
     """Read the sizes. Raises RequestError naming each setting that our models do not have."""
     family = settings["model_type"]
-    if family not in NAMES:
+    if not is_one_of(family, NAMES):
         raise RequestError(
             f"{where}: model_type {family!r} is not one that we have ({', '.join(NAMES)})"
         )
@@ -277,7 +277,7 @@ def _read_llama(family: str, given: Settings, values: Settings, faults: list[str
     if values["n_kv_head"] is None and heads is not None:
         values["n_kv_head"] = heads
     size = values["head_dim"]
-    if size is None or (heads and width and size * heads == width):
+    if size is None or (are_numbers(size, heads, width) and size * heads == width):
         values["head_dim"] = 0  # that is what follows from the two
     rope = _rope(given, faults)
     absent = 1e6 if family == "mixtral" else 1e4
@@ -313,7 +313,7 @@ def _read_rope(
     kind, positions = _rope_type(rope), given["max_position_embeddings"]
     if kind not in _ROPE_TYPES:
         faults.append(f"rope type {kind!r}: not one that we have ({', '.join(_ROPE_TYPES)})")
-    if kind not in USES or type(positions) is not int:  # `make` tells what is no number
+    if not is_one_of(kind, USES) or type(positions) is not int:  # `make` tells what is no number
         return None
     found = {name: rope[name] for name in USES[kind] if rope.get(name) is not None}
     if kind == "dynamic":

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from training.convert.config import read_limit
+from training.convert.config import are_numbers, is_one_of, read_limit
 from training.errors import RequestError
 from training.models import BambaConfig, GraniteHybridConfig, HybridConfig, NemotronHConfig
 from training.models.hybrid_sizes import ATTENTION, MAMBA, MLP
@@ -174,10 +174,11 @@ def _read_granite(given: Settings, rope: Settings, values: Settings, faults: lis
         if given.get("output_router_logits"):
             values["balance_coefficient"] = given.get("router_aux_loss_coef", 1e-3)
     multiplier, heads = given["attention_multiplier"], given["num_attention_heads"]
-    if not _are_numbers(multiplier, heads, given.get("hidden_size")) or not heads:
+    size, width = values["head_dim"], given.get("hidden_size")
+    if not are_numbers(multiplier, heads, size, width) or not heads:
         values["attention_multiplier"] = multiplier
     else:
-        size = values["head_dim"] or given["hidden_size"] // heads
+        size = size or width // heads
         values["attention_multiplier"] = 0.0 if multiplier * size == 1 else multiplier
 
 
@@ -209,7 +210,7 @@ def _read_common(given: Settings, rope: Settings, values: Settings, faults: list
     values |= read_limit(given.get("time_step_limit"), faults, "time_step_limit")
     heads, size = given["mamba_n_heads"], given["mamba_d_head"]
     expand, width = given["mamba_expand"], given.get("hidden_size")
-    if not _are_numbers(heads, expand, width) or not heads:
+    if not are_numbers(heads, expand, width) or not heads:
         return  # `make` tells what is no number
     if size == "auto":
         size = values["mamba_head_dim"] = expand * width // heads
@@ -225,19 +226,15 @@ def _read_head_dim(given: Settings, values: Settings) -> None:
     size, heads, width = (
         given.get(name) for name in ("head_dim", "num_attention_heads", "hidden_size")
     )
-    if size is None or (_are_numbers(size, heads, width) and size * heads == width):
+    if size is None or (are_numbers(size, heads, width) and size * heads == width):
         values["head_dim"] = 0  # that is what follows from the two
 
 
 def _read_kinds(kinds: Any, name: str, values: Settings, faults: list[str]) -> None:
-    if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
+    if not isinstance(kinds, list) or not all(is_one_of(kind, _KINDS) for kind in kinds):
         faults.append(f"{name} must be a list of {', '.join(_KINDS)}, not {kinds!r}")
     else:
         values["pattern"] = "".join(_KINDS[kind] for kind in kinds)
-
-
-def _are_numbers(*values: Any) -> bool:
-    return all(type(value) in (int, float) for value in values)
 
 
 READ: dict[str, Callable[[Settings, Settings, Settings, list[str]], None]] = {

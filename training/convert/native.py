@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from training import manifest
-from training.convert.config import make
+from training.convert.config import is_one_of, make, read_table
 from training.convert.weights import Found, Weights
 from training.errors import RequestError
 from training.models import FAMILIES, RopeScaling, Sizes
@@ -45,7 +45,7 @@ _MADE_OF_PICKLES = {
 def read_sizes(settings: dict[str, Any], where: Path) -> Sizes:
     """Read the sizes of a folder of weights. Raises RequestError listing what is wrong."""
     family, values = settings.get("family"), settings.get("sizes")
-    if family not in FAMILIES:
+    if not is_one_of(family, FAMILIES):
         raise RequestError(
             f"{where}: family {family!r} is not one that we have ({', '.join(FAMILIES)})"
         )
@@ -81,7 +81,7 @@ def read_checkpoint(folder: Path) -> tuple[Sizes, Weights]:
     if found is None or fault:
         raise RequestError(f"checkpoint {folder} is broken: {fault}")
     where = folder / manifest.NAME
-    values = dict(found.model)
+    values = dict(read_table(vars(found), "model", where))
     family = values.pop("family", None)
     return read_sizes({"family": family, "sizes": values}, where), _CheckpointFiles(folder)
 
@@ -153,11 +153,11 @@ def read_composer(path: Path) -> tuple[Sizes, Weights]:
             for name, value in state["model"].items()
             if name.startswith(_COMPOSER_PREFIX)
         }
+        described = state.get("callbacks", {}).get("Described")
     except Exception as error:  # pickle, zip and torch fail in many ways
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise RequestError(f"{path} cannot be read as Composer's checkpoint: {reason}") from error
-    described = state.get("callbacks", {}).get("Described")
-    if not described or not tensors:
+    if not isinstance(described, dict) or not described or not tensors:
         raise RequestError(f"{path} tells no sizes: training.mamba_composer has not written it")
     return read_sizes(described, path), _ComposerState(tensors)
 

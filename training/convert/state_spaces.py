@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from training.convert.config import make, read_limit, read_rank
+from training.convert.config import is_one_of, make, read_limit, read_rank, read_table
 from training.errors import RequestError
 from training.models import BambaConfig, Mamba2Config, MambaConfig, Sizes
 from training.models.hybrid_sizes import ATTENTION, MAMBA
@@ -55,15 +55,15 @@ _ONLY_OF_LAYERS: dict[str, tuple[Any, ...]] = {
 
 def read(settings: Settings, where: Path) -> Sizes:
     """Read the sizes. Raises RequestError naming each setting that our models do not have."""
-    layers = layer_settings(settings, where)
+    layers = read_table(settings, "ssm_cfg", where)
     if settings.get("attn_layer_idx") and settings.get("d_intermediate"):
         return _read_hybrid(settings, layers, where)
-    family = _LAYERS.get(layers.get("layer", "Mamba1"))
-    if family is None:
+    layer = layers.get("layer", "Mamba1")
+    if not is_one_of(layer, _LAYERS):
         raise RequestError(
-            f"{where}: ssm_cfg.layer {layers['layer']!r} is not one that we have "
-            f"({', '.join(_LAYERS)})"
+            f"{where}: ssm_cfg.layer {layer!r} is not one that we have ({', '.join(_LAYERS)})"
         )
+    family = _LAYERS[layer]
     faults = _others("", settings, _ONLY_OF_MODEL) + _others("ssm_cfg.", layers, _ONLY_OF_LAYERS)
     values: Settings = {n: settings[n] for n in ("d_model", "n_layer") if n in settings}
     values |= {
@@ -81,14 +81,6 @@ def read(settings: Settings, where: Path) -> Sizes:
     values |= {ours: layers[theirs] for ours, theirs in names.items() if theirs in layers}
     called = {ours: f"ssm_cfg.{theirs}" for ours, theirs in names.items()}
     return make(family, values, where, called, faults)
-
-
-def layer_settings(settings: Settings, where: Path) -> Settings:
-    """Find the settings of the layers. Raises RequestError if they are no table."""
-    layers = settings.get("ssm_cfg") or {}
-    if not isinstance(layers, dict):
-        raise RequestError(f"{where}: ssm_cfg must be a table, not {layers!r}")
-    return layers
 
 
 def write(sizes: Sizes) -> Settings:
@@ -139,6 +131,11 @@ _ABSENT_HYBRID = {
     **{"d_state": 128, "d_conv": 4, "expand": 2, "bias": False, "conv_bias": True},
     **{"headdim": 64, "ngroups": 1, "chunk_size": 256},
 }
+_OF_HEADS = {
+    "n_kv_head": "num_heads_kv",
+    "rope_theta": "rotary_emb_base",
+    "attention_bias": "qkv_proj_bias",
+}
 _ONLY_OF_HYBRID: dict[str, tuple[Any, ...]] = {"rms_norm": (True,)}
 _ONLY_OF_HEADS: dict[str, tuple[Any, ...]] = {
     "causal": (True,),
@@ -153,9 +150,7 @@ _MULTIPLE_OF_MLP = 128
 
 def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
     """Read Mamba-2 with attention at some layers and MLPs: fms-fsdp's layout, which is Bamba's."""
-    heads, layers = settings.get("attn_cfg") or {}, {**_ABSENT_HYBRID, **layers}
-    if not isinstance(heads, dict):
-        raise RequestError(f"{where}: attn_cfg must be a table, not {heads!r}")
+    heads, layers = read_table(settings, "attn_cfg", where), {**_ABSENT_HYBRID, **layers}
     faults = _others("", settings, _ONLY_OF_HYBRID) + _others("ssm_cfg.", layers, _ONLY_OF_LAYERS)
     faults += _others("attn_cfg.", {"causal": False, **heads}, _ONLY_OF_HEADS)
     if layers.get("layer") != "Mamba2":
@@ -165,6 +160,8 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
         **{f"ssm_cfg.{name}": layers[name] for name in ("expand", "headdim")},
         "attn_cfg.num_heads": heads.get("num_heads"),
     }
+    if heads.get("head_dim"):  # else it follows from the width
+        numbers["attn_cfg.head_dim"] = heads["head_dim"]
     wrong = {name: value for name, value in numbers.items() if type(value) is not int or value < 1}
     faults += [f"{name} must be a whole number from 1 on, not {v!r}" for name, v in wrong.items()]
     where_attention = settings["attn_layer_idx"]
@@ -176,8 +173,8 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
     size = heads.get("head_dim") or width // n_head
     if heads.get("rotary_emb_dim", 0) != size // 2:
         faults.append(f"attn_cfg.rotary_emb_dim: ours is half of head_dim, {size // 2}, always")
-    biases = {heads.get(name, True) for name in ("qkv_proj_bias", "out_proj_bias")}
-    if len(biases) > 1:
+    bias = heads.get("qkv_proj_bias", True)
+    if bias != heads.get("out_proj_bias", True):
         faults.append("attn_cfg.qkv_proj_bias: ours has it and out_proj_bias, or neither")
     inner = layers["expand"] * width
     if inner % layers["headdim"]:
@@ -195,13 +192,14 @@ def _read_hybrid(settings: Settings, layers: Settings, where: Path) -> Sizes:
         "n_kv_head": heads.get("num_heads_kv") or n_head,
         "head_dim": 0 if size * n_head == width else size,
         "rope_theta": heads.get("rotary_emb_base", 1e4),
-        "attention_bias": True in biases,
+        "attention_bias": bias,
         "d_ff": -(-settings["d_intermediate"] // _MULTIPLE_OF_MLP) * _MULTIPLE_OF_MLP,
         "n_mamba_head": inner // layers["headdim"],
         **{ours: layers[theirs] for ours, theirs in _OF_HYBRID.items()},
         **read_limit(layers.get("dt_limit"), faults, "ssm_cfg.dt_limit"),
     }
     called = {ours: f"ssm_cfg.{theirs}" for ours, theirs in _OF_HYBRID.items()}
+    called |= {ours: f"attn_cfg.{theirs}" for ours, theirs in _OF_HEADS.items()}
     return make("bamba", values, where, called, faults)
 
 

@@ -110,6 +110,7 @@ def test_weights_of_another_dtype(ours: Path, tmp_path: Path) -> None:
         ("--from ours SRC --to hf LONG", "cannot be made: File name too long"),
         ("--from ours SRC --to hf DST --max-shard-size 5XB", "must be a size as 5GB or 512MiB"),
         ("--from ours SRC --to hf DST --max-shard-size 0.5", "must be a size as 5GB or 512MiB"),
+        (f"--from ours SRC --to hf DST --max-shard-size {10**400}", "must be a size as 5GB"),
         ("--from ours SRC --to state-spaces DST --max-shard-size 1GB", "has one file always"),
     ],
 )
@@ -144,6 +145,7 @@ def files(folder: Path) -> list[str]:
         (lambda f: (f / "config.json").write_text("[]"), "does not hold a JSON object"),
         (lambda f: (f / "config.json").write_text('{"a": 1}'), "of no format that is known"),
         (lambda f: (f / "config.json").write_text('{"family": "rwkv"}'), "family 'rwkv' is not"),
+        (lambda f: (f / "config.json").write_text('{"family": ["mamba"]}'), "['mamba'] is not"),
         (lambda f: (f / "config.json").write_text('{"family": "mamba"}'), "has no sizes"),
         (lambda f: (f / "model.safetensors").unlink(), "has no weights: neither model.safetensors"),
         (lambda f: (f / "model.safetensors").write_bytes(b"junk"), "safetensors cannot be read: "),
@@ -271,3 +273,6 @@ def test_a_run_without_a_complete_checkpoint(tmp_path: Path) -> None:
     assert "step_3_ckp is broken (it has no manifest.json)" in shown[1]
     (step / "manifest.json").write_text("{}")
     assert "is broken: its manifest.json cannot be" in refused("--from", "ours", step, *words)
+    record = {**dict.fromkeys(("step", "tokens_seen", "world_size"), 1), "torch": "", "data": {}}
+    (step / "manifest.json").write_text(json.dumps({**record, "files": {}, "model": ["mamba"]}))
+    assert "model must be a table, not ['mamba']" in refused("--from", "ours", step, *words)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +13,9 @@ import pytest
 
 from tests.training.support.converted import reference, run, saved
 from training import models
-from training.convert import hf, state_spaces
+from training.convert import hf, native, state_spaces
 from training.errors import RequestError
+from training.ops.rope_scaling import USES
 
 WHERE = Path("config.json")
 
@@ -63,6 +67,17 @@ HF_LLAMA = {
             "layer_types: all layers of ours are of one type",
         ),
         ({**HF_LLAMA, "model_type": "gpt_neox", "hidden_act": "gelu_fast"}, "made with gelu"),
+        ({**HF_MAMBA, "model_type": ["mamba"]}, "model_type ['mamba'] is not one that we have"),
+        ({**HF_LLAMA, "head_dim": [1] * 10}, "head_dim must be a whole number, not [1, 1, 1"),
+        ({**HF_LLAMA, "rope_scaling": {"type": ["linear"]}}, "rope type ['linear']: not one that"),
+        (
+            {**HF_LLAMA, "rope_scaling": {"type": "dynamic", "factor": math.inf}},
+            "rope_scaling: factor must be at least 1 and finite, is inf",
+        ),
+        (
+            {**HF_MAMBA2, "time_step_limit": [0, {"__float__": "x"}]},
+            "time_step_limit must be two numbers from 0 on",
+        ),
     ],
 )
 def test_settings_of_hugging_face_that_we_do_not_have(
@@ -140,6 +155,8 @@ SS_HYBRID: dict[str, Any] = {
         ({**SS_HYBRID, "attn_cfg": {"num_heads": 2}}, "attn_cfg.causal False: ours has True only"),
         ({**SS_HYBRID, "attn_cfg": {}}, "attn_cfg.num_heads must be a whole number from 1 on"),
         ({**SS_HYBRID, "ssm_cfg": {}}, "with attention ours has Mamba2 only"),
+        ({**SS_MAMBA, "ssm_cfg": [1] * 10}, "ssm_cfg must be a table, not [1, 1, 1"),
+        ({**SS_MAMBA, "ssm_cfg": {"layer": {}}}, "ssm_cfg.layer {} is not one"),
     ],
 )
 def test_settings_of_state_spaces_that_we_do_not_have(
@@ -148,6 +165,44 @@ def test_settings_of_state_spaces_that_we_do_not_have(
     with pytest.raises(RequestError) as error:
         state_spaces.read(settings, WHERE)
     assert str(error.value) == f"config.json: {message}" or message in str(error.value)
+
+
+ODD: tuple[Any, ...] = (None, True, "16", [1] * 10, {"a": 1}, [[1]], -1, 1.5, math.inf)
+
+
+def settings_of_all_formats() -> Iterator[tuple[Callable[..., Any], dict[str, Any]]]:
+    yield from ((hf.read, settings) for settings in (HF_MAMBA, HF_MAMBA2))
+    for family in ("llama", "mistral", "mixtral", "gpt_neox"):
+        yield hf.read, {**HF_LLAMA, "model_type": family}
+    for kind in USES:
+        table = {"rope_type": kind, "factor": 2.0, "original_max_position_embeddings": 16}
+        yield hf.read, {**HF_LLAMA, "rope_scaling": table}
+    for family in ("bamba", "granitemoehybrid"):
+        yield hf.read, {**HYBRID, "model_type": family, "layer_types": ["mamba"] * 3}
+    for name, kinds in (("layers_block_type", ["mlp"]), ("hybrid_override_pattern", "M*")):
+        yield hf.read, {**HYBRID, "model_type": "nemotron_h", name: kinds}
+    heads = {"head_dim": 8, "num_heads_kv": 1, "qkv_proj_bias": True, "out_proj_bias": True}
+    hybrid = {**SS_HYBRID, "attn_cfg": {**SS_HYBRID["attn_cfg"], **heads}}
+    yield from ((state_spaces.read, settings) for settings in (SS_MAMBA, hybrid))
+    sizes = models.LlamaConfig(d_model=16, n_layer=1, n_head=2, n_kv_head=1, d_ff=8)
+    yield native.read_sizes, native.write_sizes(sizes)
+
+
+def test_values_of_other_types_are_refused_by_name_or_taken() -> None:
+    """Whatever stands in whatever place, as a list for a table, or a table for a number."""
+    for read, settings in settings_of_all_formats():
+        absent = {*hf.NAMES.get(settings.get("model_type", ""), {}).values(), "ssm_cfg"}
+        tables = {name: value for name, value in settings.items() if isinstance(value, dict)}
+        for value in ODD:
+            changed = [{**settings, name: value} for name in absent | settings.keys()]
+            changed += [
+                {**settings, table: {**held, name: value}}
+                for table, held in tables.items()
+                for name in held
+            ]
+            for one in changed:
+                with contextlib.suppress(RequestError):
+                    read(one, WHERE)
 
 
 def test_all_faults_of_a_config_are_reported_at_once() -> None:
