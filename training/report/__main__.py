@@ -20,7 +20,7 @@ from pathlib import Path
 from training.cli import Parser, run_command
 from training.errors import RequestError, writing
 from training.report.curves import OVER, draw_pictures
-from training.report.history import read_runs
+from training.report.history import read_runs, shown
 from training.report.page import render_page
 
 PAGE = "report.html"
@@ -50,7 +50,7 @@ def report(arguments: Sequence[str]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     for name, image in pictures.items():
         _write(folder / name, image)
-    _write(folder / PAGE, render_page(runs, pictures, given.over).encode())
+    _write(folder / PAGE, shown(render_page(runs, pictures, given.over)).encode())
     print(folder / PAGE)
 
 

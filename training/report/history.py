@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-import os
+import re
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
@@ -123,14 +123,18 @@ def read_runs(folders: list[Path]) -> list[Run]:
     if found:
         raise RequestError.of(found)
     names = _names(places)
-    names = [os.fsencode(name).decode("utf-8", "replace") for name in names]
-    runs = [read(folder, name) for folder, name in zip(folders, names, strict=True)]
+    runs = [read(folder, shown(name)) for folder, name in zip(folders, names, strict=True)]
     if not any(len(run.steps) for run in runs):
         raise RequestError(
             f"there is nothing to draw yet: {', '.join(map(str, folders))} "
             f"{'has' if len(folders) == 1 else 'have'} no whole line about a step"
         )
     return runs
+
+
+def shown(text: str) -> str:
+    """Write U+FFFD for what is no character: a byte of a name that is not UTF-8."""
+    return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)
 
 
 def _fault(folder: Path) -> str:
@@ -160,7 +164,9 @@ def read(folder: Path, name: str) -> Run:
             record = json.loads(line)
             table = tables.get(record["kind"])
             if record["kind"] == "evaluation":
-                table = evaluations.setdefault(str(record.get("label", "")), Table.of(*EVALUATION))
+                table = evaluations.setdefault(
+                    shown(str(record.get("label", ""))), Table.of(*EVALUATION)
+                )
             replaced = table.add(record) if table is not None else 0
         except (ValueError, TypeError, KeyError, OverflowError):
             odd += 1
@@ -231,7 +237,7 @@ def _clock(taken: Table, reports: Table, ranks: Any) -> Callable[[array[float]],
     those that it does not tell of, as after a restart, the next report counts. Reports of older
     runs tell it by their speed, on so many ranks. NaN where no report tells.
     """
-    ranks = ranks if isinstance(ranks, int) else math.nan
+    ranks = ranks if isinstance(ranks, int) and ranks > 0 else math.nan
     begin, tokens = _begin(taken)
     steps, seconds, each = [begin], [0.0], math.nan
     columns = ("step", "tokens_seen", "seconds_per_step", "tokens_per_second_per_device")

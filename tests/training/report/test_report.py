@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.training.support.reports import evaluation, history, made, report, shown, step, write
+from tests.training.support.reports import (
+    Page,
+    evaluation,
+    history,
+    made,
+    report,
+    shown,
+    step,
+    write,
+)
 from tests.training.support.runs import ROOT, train, write_text
 from training.report.curves import blocks
 
@@ -163,6 +172,27 @@ def test_names_are_shown_as_they_are(tmp_path: Path) -> None:
     names = ["_a", "<b>&", "$x^$", "x" * 200, "\u00fc"]
     page = made(tmp_path, *(write(tmp_path / name, history(12)) for name in names))
     assert [page.row(i)["run"] for i in range(5)] == names
+
+
+def test_names_that_are_not_utf8(tmp_path: Path) -> None:
+    """As of a folder from another system; the record of a run has such names too."""
+    lines = [*history(12), {**evaluation(12, 1.5), "label": "\udcff"}]
+    facts = {"image": {"file": "/caf\udce9.sqsh"}}
+    run = write(tmp_path / "caf\udce9", lines, facts=facts)
+    out = tmp_path / "out\udcff"
+    done = report(run, "-o", out, PYTHONIOENCODING="utf-8")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{tmp_path}/out\\udcff/report.html\n"
+    page = Page(out)
+    assert page.row()["run"] == "caf\ufffd"
+    assert page.row()["last evaluation"] == "\ufffd 1.5000"
+    assert page.row()["image"] == "/caf\ufffd.sqsh"
+
+
+def test_a_number_of_ranks_that_is_none(tmp_path: Path) -> None:
+    """It is asked for where reports tell how fast steps were and not how long they took."""
+    page = made(tmp_path, write(tmp_path / "run", history(12), world_size=0))
+    assert page.row()["steps"] == "12 of 40"
 
 
 def test_many_runs_and_long_ones(tmp_path: Path) -> None:
