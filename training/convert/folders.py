@@ -10,7 +10,7 @@ from typing import Any
 from training import manifest
 from training.convert import formats, hf, native, ranks, state_spaces
 from training.convert.ranks import RankSettings, open_ranks
-from training.convert.weights import SafetensorsFiles, Weights, open_files, read_json
+from training.convert.weights import SafetensorsFiles, Weights, has_files, open_files, read_json
 from training.errors import RequestError, reading
 from training.models import Sizes
 
@@ -134,7 +134,14 @@ def _by_settings(folder: Path) -> list[str]:
 
 def _is_trained(folder: Path) -> bool:
     """Tell a checkpoint, or a run's folder with checkpoints, from a folder of weights."""
-    return _is_checkpoint(folder) or manifest.checkpoints(str(folder)).is_dir()
+    if _is_checkpoint(folder):
+        return True
+    return manifest.checkpoints(str(folder)).is_dir() and not _holds_weights(folder)
+
+
+def _holds_weights(folder: Path) -> bool:
+    """Tell a folder of weights by its files: a run's config.json is of no format."""
+    return has_files(folder) and (folder / CONFIG).is_file() and bool(_by_settings(folder))
 
 
 def _is_checkpoint(folder: Path) -> bool:

@@ -137,6 +137,12 @@ def open_files(folder: Path) -> Weights:
     )
 
 
+def has_files(folder: Path) -> bool:
+    """Tell whether a folder has weights that `open_files` opens, or an index of them."""
+    names = (f"{name}{end}" for name in (SAFETENSORS, TORCH) for end in ("", INDEX))
+    return any((folder / name).is_file() for name in names)
+
+
 def open_file(path: Path) -> Weights:
     """Open one file of weights, by its ending. Raises RequestError if it cannot be read."""
     return (SafetensorsFiles if path.suffix == ".safetensors" else TorchFiles)([path])

@@ -25,6 +25,8 @@ from tests.training.support.converted import (
 )
 from tests.training.support.runs import ROOT
 from training import models
+from training.convert.folders import detect
+from training.convert.source import Source
 
 
 @pytest.mark.parametrize("name", ["mamba", "mixtral"])
@@ -93,6 +95,19 @@ def test_who_may_read_a_plain_file_may_read_what_is_written(tmp_path: Path) -> N
     assert {path.stat().st_mode for path in (tmp_path / "out").iterdir()} == {plain}
 
 
+def test_a_folder_of_weights_may_have_one_that_is_called_checkpoints(tmp_path: Path) -> None:
+    sizes = models.MambaConfig(d_model=16, n_layer=1, vocab_size=12)
+    write_checkpoint(models.build(sizes), tmp_path / "run")
+    (tmp_path / "run" / "config.json").write_text('{"config": {}, "world_size": 1}')
+    first, before = tmp_path / "run", "ours"
+    for form in ("hf", "state-spaces", "ours"):
+        assert detect(first) == before
+        run("--from", before, first, "--to", form, tmp_path / form)
+        first, before = tmp_path / form, form
+        (first / "checkpoints" / "step_500_ckp").mkdir(parents=True)
+    assert detect(first) == "ours" and Source.open("ours", first).folder == first
+
+
 def test_files_of_a_tokenizer_go_along(tmp_path: Path) -> None:
     first = saved(reference("mamba"), tmp_path / "first")
     (first / "tokenizer.json").write_text("{}")
@@ -124,6 +139,8 @@ import sys, threading, time
 from pathlib import Path
 import torch
 from training import models
+from training.convert.folders import detect
+from training.convert.source import Source
 from training.convert.source import Source
 from training.convert.target import write_model
 
