@@ -93,8 +93,14 @@ class Mamba2ForCausalLM(nn.Module):
     ) -> Tensor:
         """Go on from prompts, (b, l) -> (b, l + max_new_tokens).
 
-        Temperature 0 takes the likeliest token; the other settings are training.generate's.
+        Temperature 0 takes the likeliest token; the other settings are training.generate's. Raises
+        RequestError for prompts without a token.
         """
+        if input_ids.ndim != 2 or not input_ids.numel():
+            raise RequestError(
+                f"input_ids: must be of shape (prompts, tokens), with a token at least, not "
+                f"{tuple(input_ids.shape)}"
+            )
         random = torch.Generator().manual_seed(seed)
         pick = picker(self.config.vocab_size, temperature, top_k, top_p, random)
         made = [

@@ -93,6 +93,14 @@ def test_drawing_follows_the_seed(tmp_path: Path) -> None:
     assert not torch.equal(first, model.generate(ids(), 20, temperature=5.0, seed=2))
 
 
+@pytest.mark.parametrize("shape", [(2, 0), (0, 3), (3,)])
+def test_prompts_without_a_token_are_refused(shape: tuple[int, ...], tmp_path: Path) -> None:
+    save(tmp_path / "exp_step_8", SIZES, 4)
+    model = Mamba2ForCausalLM.from_pretrained(tmp_path / "exp_step_8")
+    with pytest.raises(RequestError, match=r"input_ids: must be of shape \(prompts, tokens\)"):
+        model.generate(torch.ones(shape, dtype=torch.int64))
+
+
 def test_other_models_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="nowhere is no folder"):
         Mamba2ForCausalLM.from_pretrained(tmp_path / "nowhere")
