@@ -17,10 +17,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlparse
 
-from sqshforge.errors import MissingError
 from sqshforge.host.files import sha256
 from sqshforge.host.programs import Programs
-from sqshforge.project import cache_home
 
 PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy")
 CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "PIP_CERT")
@@ -231,21 +229,16 @@ def choose_login_file() -> None:
     try:
         Path(f"/run/containers/{os.geteuid()}/auth.json").stat()
     except PermissionError:
-        # Where none can be made, the programs say themselves what they lack, if they need it.
-        with suppress(OSError, MissingError):
-            os.environ["REGISTRY_AUTH_FILE"] = str(_login_file())
+        os.environ["REGISTRY_AUTH_FILE"] = str(_login_file())
     except OSError:
         pass
 
 
 def _login_file() -> Path:
-    """The user's own logins, else a file that has none."""
+    """The user's own logins, else a file of this package that has none: nothing is written."""
     with suppress(RuntimeError):  # without HOME there are none
         above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
             if os.access(file, os.R_OK):
                 return file
-    none = cache_home() / "no-logins.json"
-    none.parent.mkdir(parents=True, exist_ok=True)
-    none.write_text("{}\n")
-    return none
+    return Path(__file__).with_name("no-logins.json")

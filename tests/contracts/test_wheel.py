@@ -50,7 +50,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     ours = {
         str(path.relative_to(ROOT))
         for name in ("sqshforge", "training")
-        for pattern in ("*.py", "*.conf")
+        for pattern in ("*.py", "*.conf", "*.json")
         for path in (ROOT / name).rglob(pattern)
     }
     assert held == ours

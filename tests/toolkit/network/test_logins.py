@@ -29,3 +29,5 @@ def test_logins_are_read_where_they_can_be(as_root: None) -> None:
         assert "auth.json: permission denied" in closed.stdout, closed
         asked = user.run(sys.executable, "-c", ASK, "chosen", XDG_RUNTIME_DIR="")
         assert "connection refused" in asked.stdout, asked
+        # The doctor chooses so too, and changes nothing.
+        assert not list(user.cache.rglob("*login*"))
