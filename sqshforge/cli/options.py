@@ -21,16 +21,16 @@ DAY = 86400  # seconds
 
 
 class Seconds(click.FloatRange):
-    """Seconds from `least` to a day."""
+    """A number of seconds from `least` to `most`, and not endless: by default to a day."""
 
-    def __init__(self, least: float) -> None:
-        super().__init__(min=least, max=DAY)
+    def __init__(self, least: float, most: float | None = DAY) -> None:
+        super().__init__(min=least, max=most)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
         number = float(super().convert(value, param, ctx))
-        if math.isnan(number):  # which is outside of no range
+        if not math.isfinite(number):  # nan is outside of no range
             self.fail(f"{value} is not a number of seconds.", param, ctx)
         return number
 

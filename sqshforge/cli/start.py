@@ -72,7 +72,7 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
 @click.argument("target", default="cpu-mamba", shell_complete=completion.targets)
 @click.option(
     "--since",
-    type=float,
+    type=Seconds(0, most=None),
     help="When set-up began, in seconds of the epoch: its time is a row, too.",
 )
 @engine_option

@@ -145,7 +145,7 @@ def quickstart(steps: Steps, target: str, since: float | None) -> Report:
     """
     rows = []
     if since is not None:
-        rows.append(Row("set up", "packages and .venv", duration(time.time() - since)))
+        rows.append(Row("set up", "packages and .venv", duration(max(0.0, time.time() - since))))
     built = steps.build(target)
     rows.append(
         Row("image", built.source, _took(built.seconds, built.up_to_date), human(built.image.size))

@@ -87,6 +87,10 @@ def test_show_tells_what_is_in_an_image_and_what_is_not_locked() -> None:
         (["stage", "x", "y", "--limit", "lots"], "where: --limit or STAGE_LIMIT", "50G"),
         (["cache", "prune", "--keep", "some"], "where: --keep", "50G"),
         *(
+            (["quickstart", "--since", when], "Invalid value for '--since'", "")
+            for when in ("inf", "nan", "-inf", "-1")
+        ),
+        *(
             (
                 ["stage", "x", "y", "--all-nodes", *words],
                 f"{words[0]} cannot be combined with --all-nodes",
