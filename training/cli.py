@@ -126,10 +126,15 @@ def _path(text: str) -> Path:
         raise argparse.ArgumentTypeError(f"must be {error}, not {text!r}") from error
 
 
-def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str]) -> int:
+def run_command(
+    work: Callable[[Sequence[str]], None],
+    arguments: Sequence[str],
+    interrupted: str = "interrupted",
+) -> int:
     """Do the work that the arguments ask for; the exit code. What went wrong is reported once.
 
     That includes standard output: unlike a run's, a command's lines are what was asked for.
+    interrupted: what Ctrl-C is answered with.
     """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is sys.__stdout__:
         sys.stdout = _text(Whole(sys.stdout.fileno(), "standard output", -1), sys.stdout)
@@ -143,7 +148,7 @@ def run_command(work: Callable[[Sequence[str]], None], arguments: Sequence[str])
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
+        print(interrupted, file=sys.stderr, flush=True)
         return INTERRUPTED
     return 0
 

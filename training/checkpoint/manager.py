@@ -27,7 +27,7 @@ from training.checkpoint.memory_choice import is_restarted
 from training.checkpoint.mirror import Mirror
 from training.config.config import Config, RunConfig
 from training.data.loader import Prefetcher
-from training.errors import RequestError, TrainingError
+from training.errors import RequestError, TrainingError, reading
 from training.manifest import Manifest
 from training.models.families import WITHOUT_EFFECT, completed, identity
 from training.parallel.backend import Backend
@@ -202,7 +202,9 @@ def require_start(run: RunConfig) -> None:
     load, own = run.load_ckpt_path, run.save_ckpt_path
     if not load or Path(load).resolve() == Path(own).resolve():
         return
-    if not any(manifest.candidates(folder) for folder in run.checkpoint_folders):
+    with reading(Path(load), "load_ckpt_path: "):
+        found = any(manifest.candidates(folder) for folder in run.checkpoint_folders)
+    if not found:
         raise RequestError(
             f"load_ckpt_path: {load} has no checkpoint; fix: name a run's folder or one of its "
             "step_N_ckp folders, or leave it out to begin at step 0"

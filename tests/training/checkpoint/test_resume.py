@@ -190,16 +190,25 @@ def test_load_path_is_the_start_of_a_new_folder(
     assert f"resumed from {tmp_path}/checkpoints/step_31_ckp" in gone.stdout
 
 
-@pytest.mark.parametrize("load", ["nowhere", "empty", "run/checkpoints/step_7_ckp"])
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        ("nowhere", " has no checkpoint; fix: name"),
+        ("empty", " has no checkpoint; fix: name"),
+        ("run/checkpoints/step_7_ckp", " has no checkpoint; fix: name"),
+        ("x" * 300, "/checkpoints cannot be read: File name too long"),
+    ],
+    ids=["nowhere", "empty", "no-such-step", "long"],
+)
 def test_a_load_path_without_a_checkpoint_is_refused(
-    tmp_path: Path, data: str, undisturbed: Any, load: str
+    tmp_path: Path, data: str, undisturbed: Any, load: str, said: str
 ) -> None:
     """Rather than to train from random weights."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "run").symlink_to(undisturbed)
     done = run(0, *flags(tmp_path / "save", data, f"--load_ckpt_path={tmp_path}/{load}"))
     assert done.returncode == 2 and "Traceback" not in done.stderr
-    assert f"load_ckpt_path: {tmp_path}/{load} has no checkpoint; fix: name" in done.stderr
+    assert f"load_ckpt_path: {tmp_path}/{load}{said}" in done.stderr
     assert not (tmp_path / "save" / "metrics.jsonl").exists()
 
 

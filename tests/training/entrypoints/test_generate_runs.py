@@ -14,6 +14,7 @@ from tests.training.entrypoints.test_generate import HEADS, made, tokenizer
 from tests.training.support.checkpoints import write_checkpoint
 from training import models
 from training.cli import run_command
+from training.data.tokenize.__main__ import main as tokenize
 from training.generate.__main__ import write_text as write
 from training.generate.vocabulary import Tokens
 
@@ -87,3 +88,5 @@ def test_ctrl_c_is_no_traceback(capsys: Any) -> None:
 
     assert run_command(work, []) == 130
     assert capsys.readouterr().err == "interrupted\n"
+    assert tokenize(work) == 130
+    assert capsys.readouterr().err == "stopped; the same command goes on from here\n"

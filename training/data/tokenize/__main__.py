@@ -171,11 +171,7 @@ def _quiet() -> None:
 
 def main(work: Callable[[Sequence[str]], None] = tokenize) -> int:
     """Do what the command line asks for; the exit code."""
-    try:
-        return run_command(work, sys.argv[1:])
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on from here", file=sys.stderr)
-        return 130
+    return run_command(work, sys.argv[1:], "stopped; the same command goes on from here")
 
 
 if __name__ == "__main__":
