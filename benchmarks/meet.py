@@ -36,7 +36,7 @@ from typing import Any
 
 from benchmarks import options
 from benchmarks.models import machine
-from tests.support.slurm_config import free_ports
+from tests.support.ports import free_ports
 
 NODES = (256, 512, 1024, 2000)
 RANKS = 8  # of a node

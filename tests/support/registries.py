@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 import time
 import urllib.error
@@ -12,15 +11,14 @@ from collections.abc import Iterator
 import pytest
 
 from sqshforge.host.programs import Programs, stop
+from tests.support.ports import free_ports
 
 
 @pytest.fixture(name="registry", scope="module")
 def registry_fixture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """HOST:PORT of an empty registry, which skopeo is set to talk to without TLS."""
     place = tmp_path_factory.mktemp("registry")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_ports(1)[0]}"
     (place / "config.yml").write_text(
         f"version: 0.1\nlog: {{level: error}}\nhttp: {{addr: '{address}'}}\n"
         f"storage: {{filesystem: {{rootdirectory: {place}/data}}, delete: {{enabled: true}}}}\n"

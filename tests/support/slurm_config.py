@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import random
 import secrets
 import socket
@@ -11,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.support.network_namespaces import Bridge
+from tests.support.ports import free_ports
 
 NODES = ("n1", "n2")
 CORES = 2  # of each node, whatever the machine has
-# Below the ports that the kernel hands out to connections, so that none is taken by chance.
-PORTS = range(20000, 32000)
 
 CONFIG = """\
 ClusterName=test
@@ -107,15 +105,3 @@ def munged(folder: Path) -> list[str]:
         f"--log-file={folder}/munged.log",
         f"--seed-file={folder}/munge.seed",
     ]
-
-
-def free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    with contextlib.ExitStack() as held:
-        while len(ports) < count:
-            port = random.choice(PORTS)
-            sock = held.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                sock.bind(("127.0.0.1", port))
-                ports.append(port)
-    return ports

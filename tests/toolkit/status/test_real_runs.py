@@ -18,6 +18,7 @@ import pytest
 from sqshforge.host import suggest
 from sqshforge.status import checkpoints, jobs, metrics
 from tests.support.command_line import sqshforge
+from tests.support.ports import free_ports
 from tests.support.run_folders import HOUR, age, facts
 from tests.training.support.runs import ROOT, kill_tree, wait_for, write_text
 from training import errors, manifest
@@ -54,7 +55,7 @@ def start(save: Path, data: str, restart: int) -> Iterator[subprocess.Popen[str]
         "NODES": "node-1",
         "IMAGE": "/fsx/cpu-mamba.sqsh",
         "CHECKPOINTS": str(save),
-        "MASTER_PORT": str(40000 + os.getpid() % 20000),
+        "MASTER_PORT": str(free_ports(1)[0]),
         "NPROC_PER_NODE": "1",
         "OMP_NUM_THREADS": "1",
     }

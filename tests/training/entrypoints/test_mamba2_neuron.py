@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.ports import free_ports
 from tests.training.support.runs import ROOT, kill_tree, losses, run, write_text
 from training.errors import RequestError
 from training.mamba2_neuron import configure
@@ -120,8 +120,7 @@ def test_it_trains_goes_on_and_is_converted(tokenized: Path, tmp_path: Path) -> 
 @pytest.mark.boxes
 def test_two_instances(tokenized: Path, tmp_path: Path) -> None:
     """The launch of several instances: torchrun on each, which meet at the first one's address."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     one = {"--tp": "2", "--dtype": "float32", "--max_steps": "2"}
     meet = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=7"]
     argv = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc_per_node=2"]

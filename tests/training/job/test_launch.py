@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import json_lines, processes
 from tests.support.node_program import SLURM, Launch
-from tests.support.slurm_config import free_ports
+from tests.support.ports import free_ports
 from training.job.agent import outcome
 
 pytestmark = pytest.mark.processes

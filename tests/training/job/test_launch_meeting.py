@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.node_program import SLURM, Launch
-from tests.support.slurm_config import free_ports
+from tests.support.ports import free_ports
 
 pytestmark = pytest.mark.processes
 
@@ -105,10 +105,7 @@ def test_a_port_that_somebody_has(launch: Launch) -> None:
 
 def test_first_node_that_ends_early(launch: Launch) -> None:
     """Not reported as if the nodes had never met."""
-    here = SLURM | {"MASTER_ADDR": "127.0.0.1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        here["MASTER_PORT"] = str(free.getsockname()[1])
+    here = SLURM | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0])}
     words = ("--module", "entry", "--nproc", "1", "--")
     with launch.start(*words, "sleep", "sleep", **here) as second:
         code, _, err = launch.run(*words, "1", "1", **(here | {"SLURM_NODEID": "0"}))
@@ -122,9 +119,7 @@ def test_first_node_that_ends_is_reported_though_the_own_process_fails_too(
     launch: Launch, tmp_path: Path
 ) -> None:
     """Whatever torchrun looks at first: here at its processes, as it looks seldom."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        place = f"127.0.0.1:{free.getsockname()[1]}"
+    place = f"127.0.0.1:{free_ports(1)[0]}"
 
     def start(first: str, seconds: float, what: str) -> subprocess.Popen[str]:
         code = "import sys; from training.job import agent; sys.exit(agent.run(sys.argv[1:]))"

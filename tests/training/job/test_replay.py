@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import warm
-from tests.support.slurm_config import free_ports
+from tests.support.ports import free_ports
 from tests.training.support.runs import ROOT, TINY, train, write_text
 from training.errors import RequestError
 from training.job.replay.node import is_due

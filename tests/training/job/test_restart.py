@@ -15,8 +15,8 @@ import pytest
 
 from tests.support import processes, warm
 from tests.support.node_program import SLURM, Launch
+from tests.support.ports import free_ports
 from tests.support.run_folders import facts
-from tests.support.slurm_config import free_ports
 from tests.training.support.jobs import last_step, records
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 
@@ -163,7 +163,7 @@ def job(
     outside = {name: value for name, value in os.environ.items() if "SLURM" not in name}
     slurm = {"SLURM_JOB_ID": "4242", "SLURM_JOB_NUM_NODES": "1", "NODES": "n1", "REQUEUES": "1"}
     here = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CHECKPOINTS": str(save)}
-    port = {"MASTER_PORT": str(40000 + os.getpid() % 20000), "PREFLIGHT": "0"}
+    port = {"MASTER_PORT": str(free_ports(1)[0]), "PREFLIGHT": "0"}
     flags = (*TINY, f"--save_ckpt_path={save}", f"--dataset_path={data}", "--batch_size=2")
     more = (f"--num_steps={STEPS}", "--report_interval=1", "--checkpoint_interval=4")
     watched = ("--hang_seconds=2", "--hang_abort_seconds=4")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes
-from tests.support.slurm_config import free_ports
+from tests.support.ports import free_ports
 from tests.training.job.test_restart import job, last_step, ranks, records
 from tests.training.support.runs import losses, train, wait_for, write_text
 from training.checkpoint.free_memory import is_tmpfs

@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from tests.support import processes, warm
+from tests.support.ports import free_ports
 from tests.support.run_folders import facts
-from tests.support.slurm_config import free_ports
 from tests.training.support.jobs import last_step, records
 from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wait_for, write_text
 
