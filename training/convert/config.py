@@ -54,7 +54,7 @@ def is_one_of(word: Any, known: Container[str]) -> bool:
 
 
 def are_numbers(*values: Any) -> bool:
-    """Tell whether values can be computed with; `make` tells what is none."""
+    """Tell whether values can be computed with; `make` reports what is not one."""
     return all(type(value) in (int, float) for value in values)
 
 

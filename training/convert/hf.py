@@ -252,7 +252,7 @@ def _read_mamba2(given: Settings, values: Settings, faults: list[str]) -> None:
     heads, size = given["num_heads"], given["head_dim"]
     expand, width = given["expand"], given.get("hidden_size", 0)
     numbers = all(type(number) is int for number in (heads, size, expand, width))
-    if numbers and heads * size != expand * width:  # `make` tells what is no number
+    if numbers and heads * size != expand * width:  # `make` reports what is no number
         faults.append(f"num_heads {heads}: times head_dim {size} must be expand x hidden_size")
     # With one group both norms are the same; what is left is the default, as training has it.
     within = given.get("rmsnorm_within_groups", False)  # a setting of the Neuron system
@@ -313,7 +313,7 @@ def _read_rope(
     kind, positions = _rope_type(rope), given["max_position_embeddings"]
     if kind not in _ROPE_TYPES:
         faults.append(f"rope type {kind!r}: not one that we have ({', '.join(_ROPE_TYPES)})")
-    if not is_one_of(kind, USES) or type(positions) is not int:  # `make` tells what is no number
+    if not is_one_of(kind, USES) or type(positions) is not int:  # `make` reports what is no number
         return None
     found = {name: rope[name] for name in USES[kind] if rope.get(name) is not None}
     if kind == "dynamic":

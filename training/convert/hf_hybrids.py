@@ -149,7 +149,7 @@ def _read_bamba(given: Settings, rope: Settings, values: Settings, faults: list[
     where, layers = given.get("attn_layer_indices") or [], given.get("num_hidden_layers")
     if not isinstance(where, list) or any(type(one) is not int for one in where):
         faults.append(f"attn_layer_indices must be a list of whole numbers, not {where!r}")
-    elif type(layers) is int:  # `make` tells what is no number
+    elif type(layers) is int:  # `make` reports what is no number
         values["pattern"] = "".join(ATTENTION if n in where else MAMBA for n in range(layers))
     _read_common(given, rope, values, faults)
     factor = rope.get("partial_rotary_factor", 0.5)
@@ -211,7 +211,7 @@ def _read_common(given: Settings, rope: Settings, values: Settings, faults: list
     heads, size = given["mamba_n_heads"], given["mamba_d_head"]
     expand, width = given["mamba_expand"], given.get("hidden_size")
     if not are_numbers(heads, expand, width) or not heads:
-        return  # `make` tells what is no number
+        return  # `make` reports what is no number
     if size == "auto":
         size = values["mamba_head_dim"] = expand * width // heads
     if type(size) is int and heads * size != expand * width:
