@@ -44,7 +44,7 @@ test-toolkit: setup-test  ## its first half: the tests of sqshforge, the launche
 	.venv/bin/pytest -n 2 --dist loadfile --no-loadscope-reorder --ignore=tests/training
 
 test-training: setup-test  ## its second half: the tests of training
-	.venv/bin/pytest -n 2 --dist worksteal tests/training
+	.venv/bin/pytest -n 3 --dist worksteal tests/training
 
 test-root:  ## as root: run the tests that make test leaves out for an ordinary user
 	@[ -x .venv/bin/pytest ] || { echo "error: .venv is missing; make test makes it" >&2; exit 3; }
@@ -64,7 +64,7 @@ test-distros: setup-test  ## try the first commands on fresh Debians and Ubuntus
 
 test-torch22:  ## run the tests of training/ on torch 2.2.2, in .venv22; tells what is left out
 	@./setup.sh torch22
-	.venv22/bin/python -m pytest -p tests.support.without_library --without=transformers -n 2 --dist worksteal tests/training
+	.venv22/bin/python -m pytest -p tests.support.without_library --without=transformers -n 3 --dist worksteal tests/training
 
 test-composer:  ## run the tests of training.mamba_composer on Composer and its torch, in .venvcomposer
 	@./setup.sh composer

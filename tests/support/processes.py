@@ -104,7 +104,7 @@ def _parent(stat: bytes) -> int:
 
 
 def _stands_for(stat: bytes) -> int:
-    """Read the name that tests/support/warm/python gives itself; 0 of any other process."""
+    """Read the name that tests/support/warm/client.py gives itself; 0 of any other process."""
     name = stat.partition(b"(")[2].rpartition(b")")[0]
     return int(name.removeprefix(b"warm ")) if name.startswith(b"warm ") and _parent(stat) else 0
 

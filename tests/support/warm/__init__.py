@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import functools
 import os
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,8 @@ def python() -> dict[str, str]:
 
     PYTHON_EXEC is the program, which torchrun takes for its processes too.
     """
-    return {"PYTHON_EXEC": str(HERE / "python"), "WARM_PYTHON": _server()[1]}
+    folder = _server()[1]
+    return {"PYTHON_EXEC": str(folder / "python"), "WARM_PYTHON": str(folder / "socket")}
 
 
 def forked() -> list[int]:
@@ -34,10 +36,15 @@ def forked() -> list[int]:
 
 
 @functools.cache
-def _server() -> tuple[subprocess.Popen[bytes], str]:
-    """Start the server, for as long as this process lives; where it listens."""
+def _server() -> tuple[subprocess.Popen[bytes], Path]:
+    """Start the server, for as long as this process lives; the folder of its socket and its program."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     path = folder / "socket"
+    # By its real path: a python3 of pyenv's is a script, which takes ten times as long to start.
+    words = (os.path.realpath(sys.executable), "-IS", str(HERE / "client.py"))
+    program = folder / "python"
+    program.write_text(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+    program.chmod(0o755)
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.support.warm.server", str(path)],
         stdin=subprocess.PIPE,
@@ -51,7 +58,8 @@ def _server() -> tuple[subprocess.Popen[bytes], str]:
     def end() -> None:
         server.communicate()  # it ends with its standard input
         path.unlink()
+        program.unlink()
         folder.rmdir()
 
     atexit.register(end)
-    return server, str(path)
+    return server, folder

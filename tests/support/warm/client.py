@@ -1,4 +1,3 @@
-#!/usr/bin/env -S python3 -IS
 """Stands for a process that the server forks: gives it its files, hands on signals, ends as it does."""
 
 import json
