@@ -92,6 +92,25 @@ def test_it_ends_as_the_program_does(tmp_path: Path, code: str, ending: int) -> 
     assert ("ValueError: shown" in err) == (ending == 1)
 
 
+LEAVES = """
+import atexit, sys, threading, time
+atexit.register(print, "done")
+threading.Thread(target=lambda: (time.sleep(0.5), print("waited for", flush=True))).start()
+sys.exit({code!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "ending", "said"), [(None, 0, ""), (300, 44, ""), ("why", 1, "why\n")]
+)
+def test_what_is_left_for_the_end_is_done(
+    tmp_path: Path, code: object, ending: int, said: str
+) -> None:
+    process = start(tmp_path, LEAVES.format(code=code))
+    assert process.communicate(timeout=300) == ("waited for\ndone\n", said)
+    assert process.returncode == ending
+
+
 WAITS = """
 import os, signal, sys, time
 from pathlib import Path

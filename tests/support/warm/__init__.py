@@ -37,7 +37,7 @@ def forked() -> list[int]:
 
 @functools.cache
 def _server() -> tuple[subprocess.Popen[bytes], Path]:
-    """Start the server, for as long as this process lives; the folder of its socket and its program."""
+    """Start the server, which lives as long as this process; the folder of socket and program."""
     folder = Path(tempfile.mkdtemp(prefix="warm-"))
     path = folder / "socket"
     # By its real path: a python3 of pyenv's is a script, which takes ten times as long to start.
