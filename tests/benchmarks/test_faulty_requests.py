@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import delta, first_step, pages, rebuild, start
+from benchmarks import changes, delta, first_step, pages, rebuild, start
 from benchmarks.options import RESULTS
 from tests.conftest import ROOT
 from tests.support import processes
@@ -160,7 +160,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def test_a_package_is_found_by_the_name_that_indexes_have_for_it(site: Path) -> None:
-    assert delta.removed(site, delta.name_of("HuggingFace-Hub==2.0")) == "1.0"
+    assert changes.removed(site, changes.name_of("HuggingFace-Hub==2.0")) == "1.0"
     assert not (site / "huggingface_hub.py").exists()
 
 
