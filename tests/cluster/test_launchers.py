@@ -255,6 +255,23 @@ def test_scancel_is_the_end(desk: Desk) -> None:
     assert not list(desk.folder.glob("checkpoints/*/.job-*"))
 
 
+def test_a_cancelled_job_stays_so_if_slurm_does_not_answer(desk: Desk) -> None:
+    """The launcher asks for the job's state, and a busy slurmctld answers nothing in time."""
+    program = desk.folder / "bin" / "scontrol"
+    program.write_text(f"""\
+#!/bin/bash
+if [[ $1 == show && $2 == job ]]; then echo timed out >&2; exit 1; fi
+exec {shutil.which("scontrol")} "$@"
+""")
+    program.chmod(0o755)
+    job = desk.submit("sleep")
+    desk.slurm.until(lambda: "at 1 of 2" in desk.slurm.output(job), 300, "not started")
+    desk.slurm.cancel(job)
+    assert desk.slurm.wait(job) == "CANCELLED"
+    desk.slurm.until(lambda: "timed out" in desk.slurm.output(job), 60, "it did not ask")
+    assert (desk.slurm.state(job), desk.slurm.restarts(job)) == ("CANCELLED", 0)
+
+
 def test_what_cannot_work_is_reported_once_and_is_final(desk: Desk) -> None:
     job = desk.submit("sleep", MOUNTS="/nonexistent:/data")
     assert desk.slurm.wait(job) == "FAILED"

@@ -204,7 +204,7 @@ def test_a_node_that_is_bad_is_left_out_if_asked(shell: Shell) -> None:
     assert code == 87 and "(on node-2)" in said and "exit code 87: requeued" in said
     assert not shell.called.exists()
     shown = Path(f"{shell.called}.scontrol")
-    assert shown.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-2\n"
+    assert shown.read_text() == "requeue incomplete 7\nupdate JobId=7 ExcNodeList=node-2\n"
     shown.unlink()
     refused(shell, "(on node-1 node-2)", MOUNTS="/nonexistent:/data", **asked)
     assert not shown.exists()
@@ -268,7 +268,7 @@ def test_containers_that_do_not_start(shell: Shell, code: str) -> None:
 def test_a_root_that_was_lost_is_reported(shell: Shell) -> None:
     code, said = shell.run(SRUN_CODE="135")
     assert code == 135 and "SIGBUS: the files of the container were lost" in said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 def test_nodes_that_cannot_be_looked_at(shell: Shell) -> None:

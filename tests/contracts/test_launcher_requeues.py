@@ -28,7 +28,7 @@ def test_a_request_to_stop_at_every_start(shell: Shell, asked: str) -> None:
         assert code == 85 and "asked to stop before anything has started;" in said, said
         assert ("exit code 85: requeued" in said) == (starts < 2), said
     assert "exit code 85: given up after 2 restarts" in said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n" * 2
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n" * 2
 
 
 # A request to stop is written down for the nodes; nothing is signalled.
@@ -47,7 +47,7 @@ def test_a_request_to_stop(shell: Shell, code: str) -> None:
     )
     assert got == int(code) and said.count("asked to stop: the ranks save a checkpoint") == 1
     assert f"exit code {code}: requeued" in said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
@@ -57,7 +57,7 @@ def test_a_request_to_stop_on_a_full_disk(shell: Shell) -> None:
     code, said = shell.run(SRUN_CODE="137", MEANWHILE=f"rm {full}; kill -TERM $PPID; sleep 0.5")
     assert code == 137 and "exit code 137: requeued" in said, said
     assert "warning: the request does not reach the ranks: the disk of" in said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 def test_a_job_that_is_cancelled_is_not_requeued(shell: Shell) -> None:
@@ -88,7 +88,7 @@ def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
     shell.program("sqshforge")
     with Path("/dev/full").open("w") as shell.log:
         assert shell.run(SRUN_CODE="85")[0] == 85
-    assert shell.called.with_name("called.scontrol").read_text() == "requeue 7\n"
+    assert shell.called.with_name("called.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_requeues(shell: Shell, code: str, env: dict[str, str], requeued: bool) 
     asked = Path(f"{shell.called}.scontrol")
     assert got == int(code), said
     assert asked.exists() == requeued
-    assert not requeued or asked.read_text() == "requeue 7\n"
+    assert not requeued or asked.read_text() == "requeue incomplete 7\n"
 
 
 def test_failures_alone_count(shell: Shell) -> None:
@@ -134,7 +134,7 @@ def test_a_failure_that_cannot_be_noted_is_requeued(shell: Shell) -> None:
     noted.touch()
     code, said = shell.run(SRUN_CODE="1", MEANWHILE=f"rm {noted} && /bin/ln -s /dev/full {noted}")
     assert code == 1 and "exit code 1: requeued" in said, said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 def test_an_image_that_cannot_be_staged(shell: Shell) -> None:
@@ -143,7 +143,7 @@ def test_an_image_that_cannot_be_staged(shell: Shell) -> None:
         shell.program("sqshforge", f"#!/bin/bash\nexit {code}\n")
         got, said = shell.run(STAGE="/tmp")
         assert got == int(code) and f"exit code {code}: {end}" in said, said
-    assert Path(f"{shell.called}.scontrol").read_text() == "requeue 7\n"
+    assert Path(f"{shell.called}.scontrol").read_text() == "requeue incomplete 7\n"
 
 
 @pytest.mark.parametrize(("what", "env"), [("show node", {}), ("show config", {"SHRINK": "1"})])
@@ -183,10 +183,10 @@ def test_bad_nodes_are_left_out_if_asked(shell: Shell, monkeypatch: pytest.Monke
     bad.with_name("bad-nodes.7.0").write_text("node-2\n")  # of the start before
     asked = Path(f"{shell.called}.scontrol")
     shell.run(SRUN_CODE="87")
-    assert asked.read_text() == "requeue 7\n"
+    assert asked.read_text() == "requeue incomplete 7\n"
     asked.unlink()
     shell.run(SRUN_CODE="87", EXCLUDE="1")
-    assert asked.read_text() == "requeue 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
+    assert asked.read_text() == "requeue incomplete 7\nupdate JobId=7 ExcNodeList=node-1,node-2\n"
     asked.unlink()
     own = SCONTROL.replace(" Reason=None", " ReqNodeList=(null) ExcNodeList=n[7-8] Features=x")
     shell.program("scontrol", own)

@@ -119,4 +119,4 @@ def test_nodes_that_failed_twice_are_left_out_if_asked(shell: Shell) -> None:
     failing["MEANWHILE"] = "echo node-2 > $CHECKPOINTS/bad-nodes.7.0"
     code, _ = shell.run(**failing)
     calls = Path(f"{shell.called}.scontrol").read_text().splitlines()
-    assert code == 1 and calls == ["requeue 7", "update JobId=7 ExcNodeList=node-2"]
+    assert code == 1 and calls == ["requeue incomplete 7", "update JobId=7 ExcNodeList=node-2"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
@@ -25,10 +25,23 @@ def free_memory(root: Path = HERE) -> int:
 
 def free_in(folder: Path, root: Path = HERE) -> int:
     """Bytes that files in a tmpfs can still take: what it has free, and what memory has free."""
+    return _bounded(folder, free_memory(root))
+
+
+def roomiest(folders: Sequence[Path], root: Path = HERE) -> Path:
+    """Give the folder whose tmpfs can take the most bytes, of several the first.
+
+    Memory is read once: most tmpfs can take all of it, and what other processes take and give
+    back between two readings would decide.
+    """
+    memory = free_memory(root)
+    return max(folders, key=lambda folder: _bounded(folder, memory))
+
+
+def _bounded(folder: Path, memory: int) -> int:
     found = os.statvfs(folder)
     is_bounded = found.f_blocks > 0
-    free = free_memory(root)
-    return min(free, found.f_bavail * found.f_frsize) if is_bounded else free
+    return min(memory, found.f_bavail * found.f_frsize) if is_bounded else memory
 
 
 def is_tmpfs(folder: Path) -> bool:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from training.checkpoint.free_memory import free_in, is_tmpfs
+from training.checkpoint.free_memory import is_tmpfs, roomiest
 
 VARIABLE = "CHECKPOINT_MEMORY"
 """Names the folder to the ranks; empty: there is no tmpfs that can be written to."""
@@ -56,7 +56,7 @@ class MemoryFolder:
                 shutil.rmtree(left, ignore_errors=True)
         if self._wanted:
             with suppress(OSError):
-                self.path = self._made(max(usable, key=free_in)) if usable else None
+                self.path = self._made(roomiest(usable)) if usable else None
             self._environment[VARIABLE] = str(self.path or "")
 
     def remove(self) -> None:

@@ -17,7 +17,7 @@ import torch
 
 from tests.training.support.disks import small_disk
 from training import manifest
-from training.checkpoint.free_memory import free_in, free_memory, is_tmpfs
+from training.checkpoint.free_memory import free_in, free_memory, is_tmpfs, roomiest
 from training.checkpoint.in_memory import NOTE, Copies, Sources
 from training.checkpoint.memory_choice import NO_AGENT, NO_TMPFS, Room, choose
 from training.checkpoint.memory_folder import PREFIX, VARIABLE, MemoryFolder, leftovers
@@ -268,6 +268,21 @@ def test_free_memory_is_what_the_nearest_limit_leaves(tmp_path: Path) -> None:
     (tmp_path / "sys/fs/cgroup/job/memory.max").write_text("max\n")
     assert free_memory(tmp_path) == 8_192_000_000
     assert free_memory(tmp_path / "nothing") == 0
+
+
+def test_memory_that_others_give_back_meanwhile_does_not_decide(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = iter(range(1, 9))
+    monkeypatch.setattr("training.checkpoint.free_memory.free_memory", lambda _: next(free))
+    assert roomiest([tmp_path, MEMORY]) == tmp_path
+    assert roomiest([MEMORY, tmp_path]) == MEMORY
+
+
+@pytest.mark.processes
+def test_of_two_tmpfs_the_one_with_more_room(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "a", "1m") as small, small_disk(tmp_path / "b", "2m") as large:
+        assert roomiest([small.seen, large.seen]) == large.seen
 
 
 @pytest.fixture
