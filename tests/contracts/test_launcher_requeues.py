@@ -77,11 +77,19 @@ def test_done_before_it_could_stop(shell: Shell) -> None:
 # How a job ends, by the exit code of its nodes.
 
 
-def test_a_cluster_that_does_not_requeue(shell: Shell) -> None:
+@pytest.mark.parametrize("failures", [1, 3, 9])
+def test_a_controller_that_does_not_requeue(shell: Shell, failures: int) -> None:
+    """One that is busy, or is started again, is asked for a minute."""
     shell.program("sqshforge")
-    shell.program("scontrol", SCONTROL.replace('echo "$*"', "exit 1; :"))
+    shell.program("sleep", '#!/bin/bash\necho "sleep $1" >> "$CALLED.scontrol"\n')
+    fails = f'mapfile -t asked < "$CALLED.scontrol"; ((${{#asked[@]}} > {2 * failures})) ;;'
+    shell.program("scontrol", SCONTROL.replace('.scontrol" ;;', f'.scontrol"; {fails}'))
     code, said = shell.run(SRUN_CODE="137")
-    assert code == 137 and said.endswith("Slurm does not requeue it: submit it again\n")
+    asked = Path(f"{shell.called}.scontrol").read_text().splitlines()
+    tries = ["requeue incomplete 7", "sleep 5", "requeue incomplete 7", "sleep 15"]
+    tries += ["requeue incomplete 7", "sleep 40", "requeue incomplete 7"]
+    assert code == 137 and asked == tries[: 2 * failures + 1]
+    assert said.endswith("Slurm does not requeue it: submit it again\n") == (failures == 9)
 
 
 def test_a_full_disk_of_logs_ends_nothing(shell: Shell) -> None:
