@@ -31,7 +31,7 @@ def test_a_link_between_two_that_are_well_with_the_third(
     root: Path, tmp_path: Path, links: Bridge
 ) -> None:
     links.part(1, 2)
-    nodes, ends = run(root, tmp_path, links, "30")
+    nodes, ends = run(root, tmp_path, links, "60")
     assert [end.code for end in ends] == [87, 87, 87]
     assert "\n  across: host-1 and host-2 fail to compute together (" in ends[0].err
     assert "though each does with others: the link between them" in ends[0].err
