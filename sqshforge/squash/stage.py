@@ -180,8 +180,17 @@ def stage_everywhere(
     if not number:
         raise RequestError("this is not a Slurm job", fix="leave --all-nodes out, or use sbatch")
     identity = Identity.of(file)
-    # -K0: a node that lacks the copy must not end the looks of others (KillOnBadExit=1).
-    each = ("srun", "-K0", "--ntasks-per-node=1", sys.executable, "-m", "sqshforge", "stage")
+    # A node that is done, or lacks the copy, must not end the others' (WaitTime, KillOnBadExit=1).
+    each = (
+        "srun",
+        "-K0",
+        "--wait=0",
+        "--ntasks-per-node=1",
+        sys.executable,
+        "-m",
+        "sqshforge",
+        "stage",
+    )
     words: tuple[str, ...] = (str(file), str(folder), f"--limit={limit}")
     words += (f"--digest={identity.digest}",)
     if tree:

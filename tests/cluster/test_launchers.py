@@ -26,7 +26,8 @@ from tests.support.slurm import Cluster, ClusterError, cluster
 
 @pytest.fixture(scope="module")
 def slurm(as_root: None) -> Iterator[Cluster]:
-    with cluster(kill_wait=5) as started:
+    # On many clusters a step's other tasks are ended some time after the first one.
+    with cluster(kill_wait=5, settings=("WaitTime=1",)) as started:
         yield started
 
 
@@ -190,6 +191,31 @@ def test_a_crash_is_tried_again(desk: Desk) -> None:
     assert "exit code 137: requeued" in said
     assert "0: at 0 of 2, restart 1: python3 -m training.launch --" in said
     assert said.splitlines()[-1] == "mamba_fsdp: done"
+
+
+def test_what_is_submitted_from_a_job_that_has_restarted(desk: Desk) -> None:
+    """A task of an array, whose variables sbatch hands on: the array is let alone."""
+    array = {"SLURM_ARRAY_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "1"}
+    job = desk.submit("crash-once", SLURM_RESTART_COUNT="3", **array)
+    assert desk.slurm.wait(job) == "COMPLETED"
+    assert desk.slurm.restarts(job) == 1
+    said = desk.slurm.output(job)
+    assert f"job {job}, restart 0: " in said and f"job {job}, restart 1: " in said
+    assert "0: at 0 of 2, restart 1: " in said
+
+
+def test_slurm_s_own_requeue_forgets_no_failure(desk: Desk) -> None:
+    job = desk.submit("stopped")
+    noted = desk.folder / "checkpoints" / "mamba_fsdp-trial" / f"failures.{job}"
+    ready = [desk.folder / "ready-0", desk.folder / "ready-1"]
+    desk.slurm.until(lambda: all(path.exists() for path in ready), 300, "not started")
+    noted.write_text("137\n")
+    desk.slurm.ask("scontrol", "requeue", str(job))
+    shown = "Slurm has requeued it"
+    desk.slurm.until(lambda: shown in desk.slurm.output(job), 300, lambda: desk.slurm.output(job))
+    assert desk.slurm.wait(job) == "COMPLETED"
+    assert desk.slurm.restarts(job) == 1
+    assert "not requeued" not in desk.slurm.output(job)
 
 
 def test_but_not_for_ever(desk: Desk) -> None:

@@ -86,8 +86,9 @@ def test_a_controller_that_does_not_requeue(shell: Shell, failures: int) -> None
     shell.program("scontrol", SCONTROL.replace('.scontrol" ;;', f'.scontrol"; {fails}'))
     code, said = shell.run(SRUN_CODE="137")
     asked = Path(f"{shell.called}.scontrol").read_text().splitlines()
-    tries = ["requeue incomplete 7", "sleep 5", "requeue incomplete 7", "sleep 15"]
-    tries += ["requeue incomplete 7", "sleep 40", "requeue incomplete 7"]
+    tries = ["requeue incomplete 7", "sleep 1", "requeue incomplete 7", "sleep 4"]
+    tries += ["requeue incomplete 7", "sleep 15", "requeue incomplete 7", "sleep 40"]
+    tries += ["requeue incomplete 7"]
     assert code == 137 and asked == tries[: 2 * failures + 1]
     assert said.endswith("Slurm does not requeue it: submit it again\n") == (failures == 9)
 

@@ -63,7 +63,8 @@ case "$1 $2" in
 "show hostnames") printf '%s\\n' node-1 node-2 ;;
 "show node") echo "NodeName=node-1 Arch=x86_64 NodeAddr=10.0.0.5 NodeHostName=node-1" ;;
 "show config") echo "PlugStackConfig         = ${PLUGSTACK:-/none}" ;;
-"show job") echo "JobId=7 JobName=x JobState=${JOB_STATE:-RUNNING} Reason=None" ;;
+"show job") echo "JobId=7 JobName=x JobState=${JOB_STATE:-RUNNING} Reason=None" \
+    "Restarts=${SLURM_RESTART_COUNT:-0} ExcNodeList=(null)" ;;
 *) echo "$*" >> "$CALLED.scontrol" ;;
 esac
 """

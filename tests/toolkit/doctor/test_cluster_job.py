@@ -94,7 +94,8 @@ def test_within_a_job_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = job.plan(None, "", HERE)
     assert plan.names == ("n7", "n8") and plan.inside
     words = job.srun(plan, "x", 60, [], None)
-    assert "--overlap" in words and not any(word.startswith("--partition") for word in words)
+    assert {"--overlap", "--cpu-bind=none"} <= {*words}
+    assert not any(word.startswith("--partition") for word in words)
     assert job.plan(1, "", HERE).names == ("n7",)
     for nodes, partition in ((3, ""), (None, "all")):
         with pytest.raises(RequestError):
