@@ -27,7 +27,7 @@ from tests.support.slurm import Cluster, ClusterError, cluster
 @pytest.fixture(scope="module")
 def slurm(as_root: None) -> Iterator[Cluster]:
     # On many clusters a step's other tasks are ended some time after the first one.
-    with cluster(kill_wait=5, settings=("WaitTime=1",)) as started:
+    with cluster(kill_wait=60, settings=("WaitTime=1",)) as started:
         yield started
 
 

@@ -25,9 +25,11 @@ def configure(flags):
     from training.errors import RequestError
     if "--wrong" in flags:
         raise RequestError("--wrong: there is no such flag")
+    if "--slow" in flags:
+        time.sleep(600)
 
 def save(number, frame):
-    time.sleep(0.5)
+    time.sleep(float(os.environ.get("SAVING", "0.5")))
     print("saved\\n", end="", flush=True)
     sys.exit(85)
 

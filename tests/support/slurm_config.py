@@ -43,7 +43,7 @@ ReturnToService=2
 SlurmdParameters=config_overrides
 # A lost node is found within half a minute, and a busy machine is not taken for one.
 SlurmdTimeout=10
-MessageTimeout=5
+MessageTimeout=30
 KillWait={kill_wait}
 # The jobs of two clusters on one machine have different numbers, hence different ports.
 FirstJobId={first_job}

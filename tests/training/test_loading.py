@@ -1,4 +1,4 @@
-"""What is loaded for good is never searched for garbage."""
+"""What is loaded for good is never searched for garbage, and a Ctrl-C meanwhile is never lost."""
 
 from __future__ import annotations
 
@@ -39,3 +39,16 @@ def test_what_cannot_be_loaded_leaves_the_searches_on(root: Path) -> None:
 def test_a_process_that_has_torch_keeps_its_own_ways(root: Path) -> None:
     again = "import torch\nwith loading():\n import torch.distributed.run\n"
     assert prints(root, again + "print(gc.isenabled(), gc.get_freeze_count())") == ["True", "0"]
+
+
+@pytest.mark.parametrize(
+    "caught", ["except KeyboardInterrupt: pass", "except BaseException: raise ImportError"]
+)
+def test_ctrl_c_while_a_module_catches_it(root: Path, caught: str) -> None:
+    """As some of torch's do, which try an import. Later ones are what they were."""
+    tries = f"\n  try: os.kill(os.getpid(), signal.SIGINT); time.sleep(9)\n  {caught}"
+    within = f"import os, signal, time\ntry:\n with loading():{tries}\n  print('went on')\n"
+    after = "except KeyboardInterrupt: print('interrupted')\n"
+    kept = "print(signal.getsignal(signal.SIGINT) is signal.default_int_handler, gc.isenabled())"
+    shown = prints(root, within + after + kept)
+    assert [word for word in shown if word not in ("went", "on")] == ["interrupted", "True", "True"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,19 +61,24 @@ def test_what_another_user_s_killed_packer_left_is_not_in_the_way(
 @pytest.mark.parametrize("umask", [0o022, 0o077])
 def test_of_two_users_one_waits(umask: int, user: User, tree: Path, shared: Path) -> None:
     """The lock that one of them makes is open to the other."""
+    tools, seen, lock = shared / "bin", shared / "seen", shared / ".a.sqsh.lock"
+    tools.mkdir()
+    tool = tools / "mksquashfs"
+    waits = f'[ "$1" = -version ] || until [ -e {seen} ]; do sleep 0.05; done'
+    tool.write_text(f'#!/bin/sh\n{waits}\nexec {shutil.which("mksquashfs")} "$@"\n')
+    for one in (tools, tool):
+        one.chmod(0o755)
     before = os.umask(umask)
     try:
         first = subprocess.Popen(
             user.argv(*command(f"rootfs:{tree}", "-o", shared / "a.sqsh")),
-            env=user.environment({}),
+            env=user.environment({"PATH": f"{tools}:{os.environ['PATH']}"}),
         )
-        lock = shared / ".a.sqsh.lock"
-        assert containers.until(lambda: lock.exists() or first.poll() is not None)
-        mode = lock.stat().st_mode & 0o666
-        assert first.wait(300) == 0
+        is_open = containers.until(lambda: lock.exists() and lock.stat().st_mode & 0o666 == 0o666)
     finally:
         os.umask(before)
-    assert mode == 0o666
+        seen.touch()
+    assert first.wait(300) == 0 and is_open
     lock.touch(0o644)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

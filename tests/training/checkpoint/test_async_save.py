@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.processes import descendants
 from tests.training.support.runs import (
     TINY,
     losses,
+    rank_processes,
     run,
     started,
     steps,
@@ -111,14 +111,14 @@ def test_a_checkpoint_is_that_of_its_moment_though_training_went_on(
 def test_sigterm_during_a_save_ends_when_that_and_the_last_are_on_disk(
     tmp_path: Path, data: str
 ) -> None:
-    asked = flags(tmp_path, data, "--num_steps=100000", "--checkpoint_interval=10")
+    asked = flags(tmp_path, data, "--num_steps=100000", "--checkpoint_interval=100")
     folder = tmp_path / "checkpoints"
     with started(2, *asked, program=changed(tmp_path, SLOW_DISK)) as process:
-        assert wait_for((folder / "step_10_ckp.tmp").exists, process)
-        os.kill(max(descendants(process.pid)), signal.SIGTERM)
+        assert wait_for((folder / "step_100_ckp.tmp").exists, process)
+        os.kill(rank_processes(process)[1], signal.SIGTERM)
         out, err = process.communicate(timeout=300)
     assert "exitcode  : 85" in err
-    assert len(saved(tmp_path)) == 2 and saved(tmp_path)[0] == "step_10_ckp"
+    assert len(saved(tmp_path)) == 2 and saved(tmp_path)[0] == "step_100_ckp"
     for name in saved(tmp_path):
         shown, fault = manifest.read(folder / name)
         assert shown is not None and not manifest.rotten(folder / name, shown), fault

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from tests.support import warm
-from tests.support.processes import descendants
 from tests.training.support.runs import (
     COLD,
     ENGINES,
     TINY,
     kill_tree,
     losses,
+    rank_processes,
     run,
     started,
     steps,
@@ -82,14 +82,16 @@ def test_kill_9_at_random_moments(
 
     Most are of processes that start quickly, some of those that users have.
     """
-    length = 12 * kills + 10
+    length = 12 * kills + 34
     calm, harried = tmp_path / "calm", tmp_path / "harried"
     train(calm, data, 2, 2, length, *more)
     asked = (f"--num_steps={length}", "--checkpoint_interval=4", "--report_interval=1", *more)
     lines, folder = harried / "metrics.jsonl", harried / "checkpoints"
     chance = random.Random(4)
     interrupted_saves = complete = 0
-    for kill in range(kills):
+    for kill in range(kills + 3):  # the last three until one has come within a save
+        if kill >= kills and interrupted_saves:
+            break
         before = lines.stat().st_ino if lines.exists() else 0
         begun = newest(folder)
         assert begun >= complete, "a kill has cost a complete checkpoint"
@@ -107,7 +109,7 @@ def test_kill_9_at_random_moments(
         def saves_again(begun: int = begun) -> bool:
             return newest(folder) > begun and in_a_save()
 
-        moment = (far_enough, saves_again, trains)[kill % 3]
+        moment = (far_enough, saves_again, trains)[kill % 3] if kill < kills else saves_again
         python = warm.python() if quick else COLD
         with started(2, *flags(harried, data, *asked), python=python) as process:
             assert wait_for(moment, process, seconds=120), "it ended before it was killed"
@@ -131,18 +133,20 @@ def test_kill_9_at_random_moments(
 
 
 def test_sigterm_on_one_rank_saves_on_all_and_ends_with_its_own_code(
-    tmp_path: Path, data: str, undisturbed: Any
+    tmp_path: Path, data: str
 ) -> None:
-    asked = flags(tmp_path, data, "--report_interval=1")
+    calm, asked_to_stop = tmp_path / "calm", tmp_path / "stopped"
+    train(calm, data, 2, 2, 200, "--checkpoint_interval=100")
+    asked = flags(asked_to_stop, data, "--report_interval=1", "--num_steps=200")
     with started(2, *asked) as process:
-        assert wait_for((tmp_path / "metrics.jsonl").exists, process)
-        wait_for(lambda: len(losses(tmp_path)) >= 3, process)
-        os.kill(max(descendants(process.pid)), signal.SIGTERM)
+        assert wait_for((asked_to_stop / "metrics.jsonl").exists, process)
+        assert wait_for(lambda: len(losses(asked_to_stop)) >= 3, process)
+        os.kill(rank_processes(process)[1], signal.SIGTERM)
         out, err = process.communicate(timeout=300)
     assert "start again to go on" in out
     assert "exitcode  : 85" in err, "torchrun tells the workers' code"
     assert run(2, *asked).returncode == 0
-    assert steps(tmp_path) == steps(undisturbed)
+    assert steps(asked_to_stop) == steps(calm)
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGUSR1])

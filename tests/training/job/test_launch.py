@@ -146,7 +146,7 @@ def test_a_signal_lets_the_processes_save(launch: Launch, how: signal.Signals) -
 
 def test_the_second_ctrl_c_ends_at_once(launch: Launch, tmp_path: Path) -> None:
     words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep")
-    with launch.start(*words, CHECKPOINTS=str(tmp_path)) as process:
+    with launch.start(*words, CHECKPOINTS=str(tmp_path), SAVING="60") as process:
         assert process.stdout is not None
         ready = 0
         while ready < 2:
@@ -166,7 +166,8 @@ def test_the_second_ctrl_c_ends_at_once(launch: Launch, tmp_path: Path) -> None:
 
 
 def test_ctrl_c_before_there_are_ranks(launch: Launch) -> None:
-    with launch.start("--module", "entry", "--nproc", "2", "--", "sleep", "sleep") as process:
+    words = ("--module", "entry", "--nproc", "2", "--", "sleep", "sleep", "--slow")
+    with launch.start(*words) as process:
         assert process.stdout is not None and "node 0 of 1" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=300)

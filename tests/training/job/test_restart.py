@@ -23,7 +23,7 @@ from tests.training.support.runs import ROOT, TINY, kill_tree, losses, train, wa
 pytestmark = pytest.mark.processes
 
 ENTRY_POINT = ("--module", "entry", "--nproc", "2", "--")
-STEPS = 60
+STEPS = 150
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import processes, warm
-from tests.training.support.runs import ROOT, TINY, kill_tree, wait_for, write_text
+from tests.support import warm
+from tests.training.support.runs import ROOT, TINY, kill_tree, rank_processes, wait_for, write_text
 from training.observers.hang_report import Answer, Silence, format_hang
 from training.observers.watchdog import Limits
 
@@ -105,17 +105,6 @@ def wait_for_report(folder: Path, process: subprocess.Popen[str]) -> str:
         folder
     )
     return file.read_text()
-
-
-def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
-    """The processes of the ranks, by rank."""
-    found: dict[int, int] = {}
-    for pid in processes.descendants(process.pid):
-        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        ranks = [int(one[5:]) for one in environment if one.startswith(b"RANK=")]
-        if ranks:
-            found.setdefault(ranks[0], processes.program(pid))
-    return found
 
 
 @pytest.mark.processes

@@ -8,8 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.support.json_lines import read
-from tests.support.processes import descendants
-from tests.training.support.runs import COLD, TINY, run, started, steps, wait_for, write_text
+from tests.training.support.runs import (
+    COLD,
+    TINY,
+    rank_processes,
+    run,
+    started,
+    steps,
+    wait_for,
+    write_text,
+)
 from training.checkpoint.lease import LEASE_FILE
 from training.entrypoint import exit_code
 from training.observers.stop_request import SIGNALS, StopRequest
@@ -47,7 +55,7 @@ def test_a_long_evaluation_does_not_hold_up_the_checkpoint(
     records = tmp_path / "run" / "metrics.jsonl"
     with started(ranks, *asked) as process:
         wait_for(lambda: records.exists() and len(read(records, "report")) == 2, process)
-        os.kill(max(descendants(process.pid)) if ranks else process.pid, signal.SIGTERM)
+        os.kill(rank_processes(process)[1] if ranks else process.pid, signal.SIGTERM)
         said, error = process.communicate(timeout=120)
     assert process.returncode == 85 or "exitcode  : 85" in error, error
     assert "asked to stop: step 2 is not evaluated" in said

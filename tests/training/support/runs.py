@@ -115,8 +115,19 @@ def kill_tree(process: subprocess.Popen[str], forked: Sequence[int] = ()) -> Non
     processes.kill((process.pid, *processes.descendants(process.pid), *forked))
 
 
+def rank_processes(process: subprocess.Popen[str]) -> dict[int, int]:
+    """The processes of the ranks, by rank."""
+    found: dict[int, int] = {}
+    for pid in processes.descendants(process.pid):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        ranks = [int(one[5:]) for one in environment if one.startswith(b"RANK=")]
+        if ranks:
+            found.setdefault(ranks[0], processes.program(pid))
+    return found
+
+
 def wait_for(
-    what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 60
+    what: Callable[[], object], process: subprocess.Popen[str], seconds: float = 300
 ) -> bool:
     """Poll quickly until `what()` holds; False if the process ended before."""
     end = time.monotonic() + seconds
