@@ -188,7 +188,7 @@ def srun(
     words += ["--input=all", "--output=all", "--error=all", "--wait=0", "--kill-on-bad-exit=0"]
     words += [f"--nodelist={folded(plan.names)}"] if plan.names else []
     if plan.inside:
-        words += ["--overlap", "--cpu-bind=none"]  # in srun's shell a step would be bound as that
+        words += ["--overlap", "--cpu-bind=none"]  # a shell of srun hands its own binding on
     else:
         words += [f"--partition={plan.partition}", f"--time={math.ceil(seconds / 60) + 1}"]
         # Should this process be killed, nothing of it waits in the queue for long.
