@@ -37,6 +37,14 @@ class Project:
         """What a target's build takes from outside, gathered in one folder."""
         return self.build / "vendor" / target
 
+    def secrets(self, target: str) -> Path:
+        """What a target's build sees and its image never keeps, as long as that build runs."""
+        return self.build / target / "secrets"
+
+    def build_lock(self, target: str) -> Path:
+        """What a target's build has locked as long as it runs."""
+        return self.build / f".{target}.lock"
+
     def sqsh(self, target: str) -> Path:
         return self.build / f"{target}.sqsh"
 

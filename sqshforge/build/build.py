@@ -79,7 +79,7 @@ def build(
     name = name_of(what.name, root)
     project.build.mkdir(exist_ok=True)
     busy = f"waiting for another build of {what.name}"
-    with exclusive(project.build / f".{what.name}.lock", busy, reporter):
+    with exclusive(project.build_lock(what.name), busy, reporter):
         made_at = source_date_epoch()
         context = dockerfile.context(what, locked, root, {})
         digest = context.digest()
@@ -186,7 +186,7 @@ def _build(
     context = dockerfile.context(what, locked, project.root, known)
     folder = project.build / what.name / "context"
     context.holding({one.place: one.path for one in supplies if one.place}).write(folder)
-    place = project.build / what.name / "secrets"
+    place = project.secrets(what.name)
     with (
         secrets_of(pip, offline, place, _indexes(what, mirrors)) as secrets,
         reporter.track(f"build {what.name}") as tracker,

@@ -14,7 +14,6 @@ from sqshforge import engine, lock, recipe
 from sqshforge.build import build as building
 from sqshforge.build import bundle as vendor
 from sqshforge.build import inputs
-from sqshforge.engine.buildah import OURS
 from sqshforge.errors import SqshforgeError
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
@@ -28,6 +27,7 @@ from sqshforge.squash import request
 from sqshforge.squash.cache import Cache
 
 DONE_BEFORE = "already done"
+TARGET = "io.sqshforge.target"  # a label that every image of ours has
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def launcher_of(image: Path) -> Path | None:
     facts = request.read_record(image)
     try:
         home = find()
-        target = dict(request.record_image(facts).labels).get(OURS, "") if facts else ""
+        target = dict(request.record_image(facts).labels).get(TARGET, "") if facts else ""
         names = recipe.find(target, home.recipes).launchers
     except SqshforgeError:
         return None

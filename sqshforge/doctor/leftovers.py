@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from sqshforge.doctor.finding import OWN_HOME, Finding
+from sqshforge.engine import working_containers
 from sqshforge.errors import MissingError
-from sqshforge.host import rootless, suggest, temporary
+from sqshforge.host import locks, rootless, suggest, temporary
 from sqshforge.host.programs import Programs
-from sqshforge.project import cache_home
+from sqshforge.project import Project, cache_home
 
 WHAT = "left by a command that was killed"
 TIMEOUT = 20.0  # seconds in which an engine is to answer
@@ -55,3 +56,17 @@ def _containers(programs: Programs) -> Iterator[Finding]:
         listed = programs.attempt([program, *words], timeout=TIMEOUT).out.splitlines()
         for name in temporary.abandoned(listed):
             yield Finding(WHAT, False, f"{name} of {engine}", f"{removal} {name}", needed=False)
+        if engine == "buildah":
+            yield from _of_builds(program, programs)
+
+
+def _of_builds(buildah: Path, programs: Programs) -> Iterator[Finding]:
+    """The working containers of builds that run no more, of all checkouts."""
+    asked = programs.attempt([buildah, "info", "--format", "{{.store.GraphRoot}}"], timeout=TIMEOUT)
+    if asked.code != 0:
+        return
+    for container, secrets in working_containers.of_builds(Path(asked.out.strip())).items():
+        target = secrets.parent
+        if not locks.is_held(Project(target.parents[1]).build_lock(target.name)):
+            detail = f"a container of buildah, of the build of {target}"
+            yield Finding(WHAT, False, detail, f"buildah rm {container}", needed=False)

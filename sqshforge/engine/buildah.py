@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import resource
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sqshforge.engine import working_containers
 from sqshforge.engine.types import GROWS, Build, Image, on, other
 from sqshforge.errors import MissingError
 from sqshforge.host import emulation, resources, suggest, temporary
@@ -28,8 +28,6 @@ _FLAG = r"--mount=type=bind,source=(?P<source>[^,\s]+),target=(?P<target>[^,\s]+
 _BIND = re.compile(rf"{_FLAG}(?: \\\n\s*| )")
 _OTHER = re.compile(r"--mount=type=(?!secret)\S+")
 
-OURS = "io.sqshforge.target"  # a label that every stage of our images has
-OUR_BASE = "/sqshforge-base:"
 KIND = "image"  # of our own working containers
 TIMEOUT = 10.0  # seconds
 PROCESSES = 32768
@@ -184,38 +182,13 @@ class Buildah:
         argv += ["--isolation", "chroot", *replace(build, name=plain).options(network="host")]
         argv += _limits()
         argv += [*_timestamp(build.epoch), *self._without_bind_mounts(build), build.context]
-        with self._among_builds() as are_there_others:
-            before = self._containers()
-            try:
-                self.programs.follow(argv, on_line)
-                self._annotate(plain, build)
-            except BaseException:
-                if not are_there_others():
-                    self._remove_leftovers(before)
-                raise
-
-    @contextmanager
-    def _among_builds(self) -> Iterator[Callable[[], bool]]:
-        """Count as a build in this storage, and be able to ask whether there are others.
-
-        Each has the storage's folder locked together with the others, so that who gets it alone is
-        the only one. The kernel drops the lock with its holder, however that ends.
-        """
-        folder = os.open(self.storage(), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-        def are_there_others() -> bool:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:  # or the file system has no locks
-                return True
-            return False
-
+        self._remove_leftovers(build)  # of one before, which was killed
         try:
-            with suppress(OSError):
-                fcntl.flock(folder, fcntl.LOCK_SH)
-            yield are_there_others
-        finally:
-            os.close(folder)
+            self.programs.follow(argv, on_line)
+            self._annotate(plain, build)
+        except BaseException:
+            self._remove_leftovers(build)
+            raise
 
     def _without_bind_mounts(self, build: Build) -> list[str | Path]:
         """The options that stand for bind mounts where buildah does not know those."""
@@ -240,7 +213,7 @@ class Buildah:
         argv: list[str | Path] = [self.program, "build", "--quiet", "--format", "oci"]
         argv += ["--layers", "--force-rm"]  # its container would stay otherwise
         argv += ["--isolation", "chroot", "--tag", build.name, *_timestamp(build.epoch)]
-        argv += on(build.platform)
+        argv += [*on(build.platform), *build.secret_options()]  # these tell whose its container is
         for key, value in sorted(build.labels.items()):
             argv += ["--label", f"{key}={value}"]
         for key, value in sorted(build.annotations.items()):
@@ -257,32 +230,23 @@ class Buildah:
         ours: list[str | Path] = [] if os.geteuid() == 0 else [self.program, "unshare"]
         return [*ours, self.programs.require("unshare", "it takes the network away"), "--net"]
 
-    def _containers(self) -> dict[str, str]:
-        """Working containers of builds, each with the name of the image that it started from."""
-        listing = json.loads(self.programs.capture([self.program, "containers", "--json"]))
-        # Those that have a name of ours are read: by a packer, say, that works beside.
-        others = (one for one in listing or () if not temporary.is_ours(one["containername"]))
-        return {one["id"]: one["imagename"] for one in others}
+    def _remove_leftovers(self, build: Build) -> None:
+        """Remove the working containers of builds like this one, which nothing else may be now.
 
-    def _remove_leftovers(self, before: Collection[str]) -> None:
-        """Remove the working containers of a build that could not do so itself (killed, say).
-
-        Other containers that appeared meanwhile are somebody else's: ours come from our base or
-        carry our label, as those of another build would, so there must be none. One whose command
-        is still ending is busy for a moment.
+        One whose command is still ending is busy for a moment.
         """
-        for container, image in self._containers().items():
-            if container in before:
-                continue
-            asked = self.programs.attempt([self.program, "inspect", container])
-            if asked.code != 0:
-                continue
-            if OUR_BASE in image or OURS in _labels(json.loads(asked.out)):
-                deadline = time.monotonic() + TIMEOUT
-                while self.programs.attempt([self.program, "rm", container]).code != 0:
-                    if time.monotonic() > deadline:
-                        break
-                    time.sleep(0.2)
+        folders = {path.parent.resolve() for path in build.secrets.values()}
+        left = working_containers.of_builds(self.storage())
+        ours = {container for container, folder in left.items() if folder in folders}
+        if not ours:
+            return
+        listed = json.loads(self.programs.capture([self.program, "containers", "--json"])) or ()
+        for container in sorted(ours & {one["id"] for one in listed}):
+            deadline = time.monotonic() + TIMEOUT
+            while self.programs.attempt([self.program, "rm", container]).code != 0:
+                if time.monotonic() > deadline:
+                    break
+                time.sleep(0.2)
 
     def source(self, name: str) -> str:
         return f"buildah://{name}"

@@ -42,9 +42,11 @@ class Build:
         """The words that docker and buildah share; buildah has its own way to be alone."""
         words = ["--network", network or self.network, "--tag", self.name, *on(self.platform)]
         words += [w for k, v in sorted(self.args.items()) for w in ("--build-arg", f"{k}={v}")]
-        for name, path in sorted(self.secrets.items()):
-            words += ["--secret", f"id={name},src={path}"]
-        return words
+        return words + self.secret_options()
+
+    def secret_options(self) -> list[str]:
+        sources = sorted(self.secrets.items())
+        return [word for name, path in sources for word in ("--secret", f"id={name},src={path}")]
 
 
 def other(platform: Platform | None) -> Platform | None:

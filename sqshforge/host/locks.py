@@ -66,6 +66,23 @@ def unless_held(lock: Path) -> Iterator[bool]:
         os.close(descriptor)
 
 
+def is_held(lock: Path) -> bool:
+    """Whether somebody has a lock; where the file system has no locks, somebody may."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except OSError:  # another user's
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _open_lock(lock: Path) -> int:
     """Open a lock, which is made where it is missing, for all users: they may share the folder.
 

@@ -130,6 +130,25 @@ def buildah(storage: None) -> Engine:
     return engines.choose("buildah", PROGRAMS)
 
 
+def test_the_containers_of_a_killed_build_go_with_the_next_and_no_others(
+    buildah: Engine, tmp_path: Path
+) -> None:
+    """Nothing of the build lives on: its own process is killed, and buildah and all below it."""
+    root = checkouts.copy(tmp_path / "x", slow(tmp_path))
+    with checkouts.command(root, "--engine", "buildah") as process:
+        assert containers.until(lambda: at_work(process), 120)
+        processes.kill([process.pid, *processes.descendants(process.pid)])
+        process.wait()
+    left = working_containers(buildah)
+    assert left
+    image = json.loads(PROGRAMS.capture(["buildah", "inspect", left[-1]]))["FromImageID"]
+    looked_into = PROGRAMS.capture(["buildah", "from", image]).strip()  # by the user, to see why
+    assert not checkouts.build(buildah, root).up_to_date
+    (kept,) = working_containers(buildah)
+    PROGRAMS.capture(["buildah", "rm", looked_into])
+    assert kept not in left and working_containers(buildah) == []
+
+
 def test_a_build_that_fails_leaves_the_containers_of_others(
     buildah: Engine, tmp_path: Path
 ) -> None:

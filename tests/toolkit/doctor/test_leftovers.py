@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from sqshforge.host import temporary
+from sqshforge.host.locks import exclusive
 from sqshforge.host.programs import Programs
+from sqshforge.host.terminal import Reporter
+from sqshforge.project import Project
 from tests.support.command_line import SCRIPT, sqshforge
 from tests.support.engines import CLIENT
 from tests.support.engines import docker_fixture as docker_fixture
@@ -110,6 +113,54 @@ def test_a_container_of_buildah_is_named(command: list[str], above: Path, storag
         assert name not in Programs().capture(["buildah", "containers"]).split()
     finally:
         Programs().attempt(["buildah", "rm", "--all"])
+
+
+@pytest.mark.usefixtures("no_docker")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_container_of_a_killed_build_is_named(
+    command: list[str], above: Path, tmp_path: Path, storage: None
+) -> None:
+    """Not that of a build that runs, in whatever checkout, nor what a user made."""
+    Programs().capture(["buildah", "from", "scratch"])
+    killed, running = (
+        begun(Project(tmp_path / one / "checkout"), "cpu-mamba") for one in ("killed", "running")
+    )
+    lock = Project(tmp_path / "running/checkout").build_lock("cpu-mamba")
+    try:
+        with exclusive(lock, "", Reporter(quiet=True)):
+            line, fix = said(command)
+        target = tmp_path / "killed/checkout/build/cpu-mamba"
+        assert line.endswith(f"{WHAT}: a container of buildah, of the build of {target}")
+        carry_out(fix)
+        assert killed not in listed() and running in listed() and len(listed()) == 2
+    finally:
+        Programs().attempt(["buildah", "rm", "--all"])
+
+
+def begun(project: Project, target: str) -> str:
+    """The working container that a build, ended in the middle, leaves."""
+    secrets = project.secrets(target)
+    secrets.mkdir(parents=True)
+    words: list[str | Path] = [
+        "buildah",
+        "build",
+        "--isolation",
+        "chroot",
+        "--layers",
+        "--rm=false",
+    ]
+    for name in ("apt", "ca", "pip"):
+        (secrets / name).touch()
+        words += ["--secret", f"id={name},src={secrets / name}"]
+    before = set(listed())
+    Programs().attempt([*words, "--file", "-", secrets], stdin=b"FROM scratch\nCOPY ca /\n")
+    (made,) = set(listed()) - before
+    return made
+
+
+def listed() -> list[str]:
+    words = ["buildah", "containers", "--notruncate", "--format", "{{.ContainerID}}"]
+    return Programs().capture(words).split()
 
 
 @pytest.mark.root
