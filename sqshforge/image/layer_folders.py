@@ -66,7 +66,8 @@ def _is_renamed(folder: bytes) -> bool:
 
 def is_metadata_alone(file: int) -> bool:
     """Whether an open file of a layer has its content in another layer."""
-    return any(name in METADATA for name in _attributes(file))
+    found = _attributes(file)
+    return bool(found) and any(name in METADATA for name in found)
 
 
 def _attributes(place: bytes | int) -> list[str]:

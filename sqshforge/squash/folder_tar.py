@@ -105,6 +105,9 @@ class Folder:
         except PermissionError:
             raise _unreadable(above) from None
         with listed as entries:
+            # What is left out lies at the top, or in a folder of which all is.
+            if above and not is_left_out(above + b"/"):
+                return {above + b"/" + entry.name: entry for entry in entries}
             for entry in entries:
                 path = above + b"/" + entry.name if above else entry.name
                 if not is_left_out(path) and not (self.split and path == carried):
@@ -180,20 +183,21 @@ class _Writer:
                     other = os.open(alone or parent or b".", os.O_PATH | FOUND, dir_fd=self.top)
                     os.close(folder)
                     above, folder, is_layer = parent, other, alone is not None
-                file = self._from_layer(name, folder) if is_layer else None
-                if file is None:
+                opened = self._from_layer(name, folder) if is_layer else None
+                if opened is None:
                     whole = (path, self.top) if is_layer else (name, folder)
                     file = os.open(whole[0], READ, dir_fd=whole[1])
+                    opened = file, os.fstat(file)
                 try:
-                    self._file(path, file)
+                    self._file(path, *opened)
                 finally:
-                    os.close(file)
+                    os.close(opened[0])
         except PermissionError:
             raise _unreadable(path) from None
         finally:
             os.close(folder)
 
-    def _from_layer(self, name: bytes, folder: int) -> int | None:
+    def _from_layer(self, name: bytes, folder: int) -> tuple[int, os.stat_result] | None:
         """A file, opened in the only layer that has its folder; None where the merge is to be read.
 
         That is where the file came into the folder from elsewhere, or has several names, which are
@@ -203,8 +207,9 @@ class _Writer:
             file = os.open(name, READ, dir_fd=folder)
         except FileNotFoundError:
             return None
-        if os.fstat(file).st_nlink == 1 and not is_metadata_alone(file):
-            return file
+        found = os.fstat(file)
+        if found.st_nlink == 1 and not is_metadata_alone(file):
+            return file, found
         os.close(file)
         return None
 
@@ -226,8 +231,7 @@ class _Writer:
                 one = one._replace(device=(os.major(found.st_rdev), os.minor(found.st_rdev)))
             self.output.header(one, path)
 
-    def _file(self, path: bytes, file: int) -> None:
-        found = os.fstat(file)
+    def _file(self, path: bytes, file: int, found: os.stat_result) -> None:
         if found.st_nlink > 1 and self._is_link(path, found):
             return
         size, mode = found.st_size, stat.S_IMODE(found.st_mode)
@@ -286,4 +290,4 @@ def _unreadable(path: bytes) -> WorkError:
 
 
 def _time(found: os.stat_result) -> int:
-    return max(0, int(found.st_mtime))
+    return max(0, int(found[stat.ST_MTIME]))

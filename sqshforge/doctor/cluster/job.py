@@ -56,6 +56,7 @@ class Plan:
     names: tuple[str, ...] = ()
     others: Mapping[str, str] = field(default_factory=dict)  # state by name, of those left out
     inside: bool = False  # of a job, whose nodes these are
+    overlap: bool = False  # a step that is to share them has to say so, as from Slurm 20.11 on
 
 
 @dataclass
@@ -143,7 +144,9 @@ def _of_the_job(nodes: int | None, partition: str, programs: Programs) -> Plan:
         raise RequestError(f"this job has {len(names)} nodes, not {nodes}", fix="leave --nodes out")
     chosen = tuple(names[:nodes])
     others = {name: "not asked for" for name in names if name not in chosen}
-    return Plan(len(chosen), names=chosen, others=others, inside=True)
+    known = programs.attempt(["srun", "--help"], timeout=QUESTION).out
+    overlap = "--overlap" in known
+    return Plan(len(chosen), names=chosen, others=others, inside=True, overlap=overlap)
 
 
 @dataclass(frozen=True)
@@ -188,7 +191,8 @@ def srun(
     words += ["--input=all", "--output=all", "--error=all", "--wait=0", "--kill-on-bad-exit=0"]
     words += [f"--nodelist={folded(plan.names)}"] if plan.names else []
     if plan.inside:
-        words += ["--overlap", "--cpu-bind=none"]  # a shell of srun hands its own binding on
+        words += ["--overlap"] if plan.overlap else []
+        words += ["--cpu-bind=none"]  # a shell of srun hands its own binding on
     else:
         words += [f"--partition={plan.partition}", f"--time={math.ceil(seconds / 60) + 1}"]
         # Should this process be killed, nothing of it waits in the queue for long.

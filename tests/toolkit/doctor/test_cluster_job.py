@@ -41,7 +41,7 @@ class Slurm(Programs):
         return Result(words, self.code, "" if self.code else out, out if self.code else "")
 
 
-HERE = Slurm({"srun": "", "sinfo": SINFO, "scontrol": "n7\nn8\n"})
+HERE = Slurm({"srun": "--overlap", "sinfo": SINFO, "scontrol": "n7\nn8\n"})
 
 
 @pytest.fixture(autouse=True)
@@ -97,6 +97,9 @@ def test_within_a_job_its_own_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"--overlap", "--cpu-bind=none"} <= {*words}
     assert not any(word.startswith("--partition") for word in words)
     assert job.plan(1, "", HERE).names == ("n7",)
+    before_20_11 = Slurm({"srun": "--cpu-bind", "sinfo": SINFO, "scontrol": "n7\nn8\n"})
+    old = job.srun(job.plan(None, "", before_20_11), "x", 60, [], None)
+    assert "--cpu-bind=none" in old and "--overlap" not in old
     for nodes, partition in ((3, ""), (None, "all")):
         with pytest.raises(RequestError):
             job.plan(nodes, partition, HERE)
