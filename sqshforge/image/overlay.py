@@ -16,30 +16,21 @@ from pathlib import Path
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 
-# The folders are named by short links, as overlay's options must fit into a page of memory; and
-# overlay asks for two at least, so an empty one is added. The second mount is not made of the
-# first, as a folder may be an overlay already and the kernel stacks no more than two. `read` ends
-# when its standard input does: however we end, the mounts are gone.
+# Overlay asks for two folders at least, so an empty one is added. The second mount is not made of
+# the first, as a folder may be an overlay already and the kernel stacks no more than two. `read`
+# ends when its standard input does: however we end, the mounts are gone.
 SCRIPT = """\
 set -e
 mount -t tmpfs -o mode=0755 sqshforge "$1"
-cd "$1"
-mkdir none image top root
-shift
-lower=none
-index=0
-for folder; do
-    ln -s "$folder" "$index"
-    lower="$lower:$index"
-    index=$((index + 1))
-done
-mount -t overlay -o "ro,lowerdir=$lower" overlay image
+mkdir "$1/image" "$1/top" "$1/root"
+cd "$2"
+mount -t overlay -o "ro,lowerdir=$3" overlay "$1/image"
 echo mounted
 read -r _
-mount -t overlay -o "ro,lowerdir=top:$lower" overlay root
+mount -t overlay -o "ro,lowerdir=top:$3" overlay "$1/root"
 echo mounted
 read -r _ || exit 0
-umount root
+umount "$1/root"
 read -r _ || :
 """
 
@@ -100,18 +91,31 @@ class Stack:
 def mounted(folders: Sequence[Path], work: Path, programs: Programs) -> Iterator[Stack]:
     """Merge folders, the lowest first, for the length of a block.
 
-    The mounts are on `work`, in a namespace of their own: nobody else sees them, and they end
-    with this process, however that ends. An ordinary user needs a kernel that lets users mount
-    (5.11), and owns what is read. Raises `WorkError` where they cannot be mounted.
+    The mounts are on `work`, in a namespace of their own: nobody else sees them, and they end with
+    this process, however that ends. Beside `work` comes a folder `layers`. An ordinary user needs a
+    kernel that lets users mount (5.11), and owns what is read. Raises `WorkError` where they cannot
+    be mounted.
     """
     unshare = programs.require("unshare", "it makes a mount namespace")
     argv: list[str | Path] = [unshare, "--mount", "--propagation", "private"]
     if os.geteuid() != 0:
         argv += ["--user", "--map-root-user"]
-    argv += ["sh", "-c", SCRIPT, "sqshforge", work.absolute(), *reversed(folders)]
+    links = work.absolute().with_name("layers")
+    lower = _link(folders, links, work.absolute() / "top")
+    argv += ["sh", "-c", SCRIPT, "sqshforge", work.absolute(), links, lower]
     pipe = subprocess.PIPE
     with programs.start(argv, stdin=pipe, stdout=pipe, stderr=pipe) as holder:
         stack = Stack(Path(f"/proc/{holder.pid}/root{work.absolute()}"), holder, folders)
         stack.await_mount()
         yield stack
         stack.close()
+
+
+def _link(folders: Sequence[Path], links: Path, top: Path) -> str:
+    """Name folders by short links: overlay's options must fit into a page of memory."""
+    links.mkdir()
+    (links / "none").mkdir()
+    (links / "top").symlink_to(top)
+    for index, folder in enumerate(reversed(folders)):
+        (links / str(index)).symlink_to(folder)
+    return ":".join(("none", *map(str, range(len(folders)))))
