@@ -12,7 +12,7 @@ import click
 
 from sqshforge.cli import completion
 from sqshforge.cli.options import Seconds
-from sqshforge.errors import RequestError
+from sqshforge.errors import RequestError, WorkError
 
 if TYPE_CHECKING:
     from sqshforge.status.run import Status
@@ -56,11 +56,15 @@ def status(
     found = find.one(what, below) if what else None
     clocks: dict[int, Clock] = {}  # of each file system
 
-    def seen(folder: Path) -> Status:
-        device = folder.stat().st_dev
-        if device not in clocks:
-            clocks[device] = Clock.of(folder)
-        return look(folder, clocks[device])
+    def seen(folder: Path) -> Status | None:
+        """None where somebody has removed it since it was found."""
+        try:
+            device = folder.stat().st_dev
+            if device not in clocks:
+                clocks[device] = Clock.of(folder)
+            return look(folder, clocks[device])
+        except FileNotFoundError:
+            return None
 
     def all_seen() -> Sequence[Status]:
         folders = [found.folder] if found else find.runs(below)
@@ -69,7 +73,11 @@ def status(
             raise RequestError(
                 "there are no runs", where=looked, fix="--root DIR, or SQSHFORGE_RUNS=DIR:DIR"
             )
-        return [seen(folder) for folder in folders]
+        there = [one for folder in folders if (one := seen(folder)) is not None]
+        if not there:
+            removed = ", ".join(map(str, folders))
+            raise WorkError("the run was removed while it was looked at", where=removed)
+        return there
 
     job = found.job if found else ""
     if again:

@@ -11,13 +11,16 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from sqshforge.cli.main import cli
 from sqshforge.host.programs import Programs, Result
-from tests.support.command_line import sqshforge
+from sqshforge.status import find
+from tests.support.command_line import SCRIPT, sqshforge
 from tests.support.run_folders import HOUR, age, facts, history, noted, plan, write
 from training.job import job_log
 
@@ -258,6 +261,40 @@ def test_watching_on_a_terminal_until_the_end(tmp_path: Path) -> None:
         process.wait()
         os.close(master)
     assert b"done: its job has noted that it ended well" in seen
+
+
+def test_a_run_that_is_removed_while_all_are_looked_at_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, gone = (write(tmp_path / name, history(5)) for name in ("kept", "gone"))
+    runs = find.runs
+
+    def removed_meanwhile(below: Sequence[Path]) -> list[Path]:
+        found = runs(below)
+        shutil.rmtree(gone)
+        return found
+
+    monkeypatch.setattr(find, "runs", removed_meanwhile)
+    shown = CliRunner().invoke(cli, ["status", "--root", str(tmp_path)])
+    assert shown.exit_code == 0 and kept.name in shown.output and gone.name not in shown.output
+
+
+def test_a_watched_run_that_is_removed_is_named(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", history(5))
+    process = subprocess.Popen(
+        [SCRIPT, "status", run, "--watch", "--every", "0.2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None and process.stdout.readline()
+        shutil.rmtree(run)
+        _, err = process.communicate(timeout=300)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "the run was removed while it was looked at" in err and str(run) in err
 
 
 def test_watching_without_a_terminal(tmp_path: Path) -> None:
