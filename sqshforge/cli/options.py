@@ -12,7 +12,7 @@ import click
 from sqshforge import platforms
 from sqshforge.cli import completion
 from sqshforge.errors import RequestError
-from sqshforge.run.container import parse_pairs
+from sqshforge.run.pairs import parse_pairs
 
 if TYPE_CHECKING:
     from sqshforge.cli.workflow import Steps

@@ -198,8 +198,8 @@ def run(
     """Start a squash file, run COMMAND in it (after --), and end with its exit code."""
     from sqshforge.host.programs import Programs
     from sqshforge.run import start
-    from sqshforge.run.container import parse_pairs
     from sqshforge.run.mounts import Mount
+    from sqshforge.run.pairs import parse_pairs
 
     start.run(
         image,

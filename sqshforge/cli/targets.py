@@ -17,7 +17,7 @@ from sqshforge.cli.options import (
     steps_of,
 )
 from sqshforge.errors import RequestError, SqshforgeError
-from sqshforge.run.container import parse_pairs
+from sqshforge.run.pairs import parse_pairs
 
 
 @click.command()

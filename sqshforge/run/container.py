@@ -13,7 +13,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -59,19 +59,6 @@ def merged_environment(
         if separator and name and not name.startswith("#"):
             merged[name] = re.sub(r"\$\{(\w+)\}", lambda found: host.get(found[1], ""), value)
     return {**merged, **{name: host[name] for name in passed.names(host)}, **asked}
-
-
-def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
-    pairs = {}
-    for word in words:
-        name, separator, value = word.partition("=")
-        if not name or not separator:
-            raise RequestError(
-                f"{word!r} is not NAME=VALUE", where=option, fix=f"{option} NAME=VALUE"
-            )
-        pairs[name] = value
-    return pairs
 
 
 def mount_root(

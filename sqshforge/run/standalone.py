@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from sqshforge.errors import SqshforgeError
 from sqshforge.run import start
-from sqshforge.run.container import parse_pairs
 from sqshforge.run.mounts import Mount
+from sqshforge.run.pairs import parse_pairs
 
 
 def main(words: Sequence[str]) -> NoReturn:

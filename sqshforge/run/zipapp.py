@@ -11,8 +11,8 @@ from pathlib import Path
 
 NAME = "sqshforge-run.pyz"
 RUN = (
-    *("__init__", "account", "container", "enroot", "gpu_driver", "mounts", "passed", "standalone"),
-    *("start", "supervisor", "warm"),
+    *("__init__", "account", "container", "enroot", "gpu_driver", "mounts", "pairs", "passed"),
+    *("standalone", "start", "supervisor", "warm"),
 )
 # What sqshforge.run.standalone imports, and nothing outside the standard library.
 MODULES = (
