@@ -212,6 +212,7 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     (tmp_path / "c.txt").write_text("short")
     (tmp_path / "d.xyz").write_text("x")
     (tmp_path / "bad.json").write_text("{")
+    (tmp_path / "none.jsonl").write_text("")
     (tmp_path / "there").mkdir()
     there, new = f"--save_path={tmp_path}/there", f"--save_path={tmp_path}/set"
 
@@ -226,6 +227,7 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     shown("no file that is known by its ending", f"--dataset={tmp_path}/d.xyz", new)
     shown("no file that is known by its ending", f"--dataset={tmp_path}/there", new)
     shown("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
+    shown("cannot be read: there is nothing in it", f"--dataset={tmp_path}/none.jsonl", new)
     shown("no column 'text'; there are: body, n", a, new)
     shown("'n' of .* holds int64, not text", a, new, "--text_column=n")
     shown("has no text", b, new)
@@ -242,6 +244,19 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     shown("--save_path: must be given", a)
     assert not (tmp_path / "set").exists()
     assert not list(tmp_path.glob(".*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize("texts", [1, 3000])
+def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts: int) -> None:
+    """The library's reader of JSON takes it as it is, and Python does not read it."""
+    lines = [b'{"text": "%s"}' % (b"a" * 200)] * texts
+    lines[-1] = b'{"text": "caf\xe9 au lait"}'
+    (tmp_path / "latin.jsonl").write_bytes(b"\n".join(lines))
+    match = f"--dataset: text {texts:,} of {texts:,} is not in UTF-8 .byte 3 of it: .*fix:"
+    flags = ("--tokenizer=bytes", f"--dataset={tmp_path}/latin.jsonl", "--num_proc=1")
+    for command, save in ((tokenize, "set"), (pack, "packed.npy")):
+        with pytest.raises(RequestError, match=match):
+            command([*flags, f"--save_path={tmp_path}/{save}"])
 
 
 @pytest.mark.processes

@@ -29,7 +29,7 @@ from training.data.splits import (
     lines_of_tokens,
 )
 from training.data.tokenize.blocks import IDS
-from training.data.tokenize.texts import causes
+from training.data.tokenize.texts import causes, reason_of
 from training.errors import RequestError, TrainingError
 
 LONGEST_WAIT = 60.0
@@ -92,12 +92,6 @@ def is_passing(error: BaseException) -> bool:
         or type(cause).__module__.partition(".")[0] in NETWORK_LIBRARIES
         for cause in chain
     )
-
-
-def reason_of(error: BaseException) -> str:
-    """Say in one line what is at the bottom of an error."""
-    last = list(causes(error))[-1]
-    return " ".join(str(last).split()) or type(last).__name__
 
 
 class Shards:

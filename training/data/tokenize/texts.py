@@ -55,9 +55,28 @@ class Texts:
         return hashlib.blake2b(self.sizes.tobytes(), digest_size=16).hexdigest()
 
     def read(self, first: int, end: int) -> list[str]:
-        """Read the documents first ... end - 1; a missing one is empty."""
-        found = self.dataset[first:end].column(self.column).to_pylist()
-        return [text or "" for text in found]
+        """Read the documents first ... end - 1; a missing one is empty.
+
+        Raises RequestError for one that is not in UTF-8, which JSON's reader does not look at.
+        """
+        column = self.dataset[first:end].column(self.column)
+        try:
+            return [text or "" for text in column.to_pylist()]
+        except UnicodeDecodeError as error:
+            raise self._fault(column, first) from error
+
+    def _fault(self, column: Any, first: int) -> RequestError:
+        """Say which document of a column, whose first is number `first`, is not in UTF-8."""
+        for number, text in enumerate(column, first + 1):
+            try:
+                text.as_py()
+            except UnicodeDecodeError as error:
+                return RequestError(
+                    f"--dataset: text {number:,} of {len(self):,} is not in UTF-8 (byte "
+                    f"{error.start:,} of it: {error.reason}); fix: write its file in UTF-8, or "
+                    "leave it out"
+                )
+        raise AssertionError("every text is in UTF-8")
 
     def shards(self) -> list[tuple[int, int]]:
         """Divide the documents into runs (first, end); nothing but the lengths decides."""
@@ -164,7 +183,7 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                     f"the cache of datasets cannot be written: {cause.strerror}; set HF_HOME to "
                     f"a folder with room"
                 ) from error
-        reason = " ".join(str(list(causes(error))[-1]).split()) or type(error).__name__
+        reason = reason_of(error)
         where = f"{self.name} cannot be read"
         if self.hub:
             where = f"{self.name} is no local file or folder, and the hub does not give it"
@@ -184,3 +203,11 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while cause is not None:
         yield cause
         cause = cause.__cause__
+
+
+def reason_of(error: BaseException) -> str:
+    """Say in one line what is at the bottom of an error."""
+    last = list(causes(error))[-1]
+    if isinstance(last, StopIteration):  # what the library ends with where no file has a row
+        return "there is nothing in it; fix: give files that have texts"
+    return " ".join(str(last).split()) or type(last).__name__
