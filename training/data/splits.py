@@ -253,9 +253,13 @@ def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
     kinds = {_kind(path) for path in every}
     if has_card or kinds - set(BUILDERS.values()) or len(kinds) > 1:
         return LocalTexts(name, str(folder), splits, config)
-    root = folder.resolve()  # as the library's paths begin
-    there = (str(root / path[below:].lstrip("/")) for path in texts)
-    left_out = tuple(path for path in there if path not in every)
+    # The library's paths begin with the folder, or in earlier releases with what it is a link to.
+    roots = dict.fromkeys((folder, folder.resolve()))
+    left_out = tuple(
+        path
+        for path in texts
+        if every.isdisjoint(str(root / path[below:].lstrip("/")) for root in roots)
+    )
     return LocalTexts(name, kinds.pop(), splits, left_out=left_out)
 
 

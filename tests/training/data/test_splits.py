@@ -148,6 +148,14 @@ def test_a_folder_may_be_called_as_a_builder_of_the_library(
     assert streamed("json", "test") == [f"<test.csv {number}>" for number in range(3)]
 
 
+def test_a_link_to_a_folder_is_read_without_a_warning(tmp_path: Path) -> None:
+    write(tmp_path / "set", "a.jsonl", "b.jsonl", "c.csv")
+    (tmp_path / "link").symlink_to("set")
+    for name in ("set", "link"):
+        left_out = find(str(tmp_path / name)).left_out
+        assert [Path(one).name for one in left_out] == ["c.csv"]
+
+
 def text_options(names: tuple[str, ...]) -> dict[str, object]:
     is_text = all(".txt" in Path(name).suffixes for name in names)
     return {"sample_by": "document", "keep_linebreaks": True} if is_text else {}
