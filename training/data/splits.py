@@ -239,6 +239,12 @@ def _no_texts(name: str) -> RequestError:
 
 
 def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
+    if has_magic(str(folder)):
+        raise RequestError(
+            f"{name}: its path has a sign of patterns (*, ? or [), by which the library datasets "
+            "would read other folders or none; fix: rename the folder, or name its files, as "
+            f"{shlex.quote(f'{escape(str(folder))}/*.jsonl')}"
+        )
     texts = list(text_files(folder))
     has_card = any(_lists_configs(folder / card) for card in CARDS)
     below = len(str(folder))

@@ -7,6 +7,7 @@ import gzip
 import json
 import lzma
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -154,6 +155,17 @@ def test_a_link_to_a_folder_is_read_without_a_warning(tmp_path: Path) -> None:
     for name in ("set", "link"):
         left_out = find(str(tmp_path / name)).left_out
         assert [Path(one).name for one in left_out] == ["c.csv"]
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a*", "a?"])
+def test_a_folder_whose_name_has_signs_of_patterns_is_refused(tmp_path: Path, name: str) -> None:
+    """The library would read those of its neighbours that match."""
+    write(tmp_path / name, "x.jsonl")
+    write(tmp_path / "ab", "y.jsonl")
+    with pytest.raises(RequestError, match="has a sign of patterns") as raised:
+        find(str(tmp_path / name))
+    pattern = shlex.split(str(raised.value))[-1]
+    assert streamed(pattern, "train") == [f"<x.jsonl {number}>" for number in range(3)]
 
 
 def text_options(names: tuple[str, ...]) -> dict[str, object]:
