@@ -26,6 +26,7 @@ from training.checkpoint.lease import RunLease
 from training.checkpoint.memory_choice import is_restarted
 from training.checkpoint.mirror import Mirror
 from training.config.config import Config, RunConfig
+from training.data.base import DataFeed
 from training.data.loader import Prefetcher
 from training.errors import RequestError, TrainingError, reading
 from training.manifest import Manifest
@@ -278,7 +279,7 @@ def resume(
         for one in broken:
             manifest.set_aside(one, run.save_ckpt_path)
     before = record.settings | _changeable_sizes(record.model)
-    now = changeable_settings(config, data.feed.step_sequences)
+    now = changeable_settings(config, data.feed)
     for change in _changes(before, now | _changeable_sizes(model_identity(config))):
         say(f"WARNING: {change}; what was asked for now counts")
     if record.world_size != group.world_size:
@@ -327,8 +328,8 @@ def _changeable_sizes(model: dict[str, Any]) -> dict[str, Any]:
     return {name: model[name] for name in sorted(WITHOUT_EFFECT - {"context"}) if name in model}
 
 
-def changeable_settings(config: Config, sequences: int) -> dict[str, Any]:
-    """Give what a resumption may change, but seldom means to. sequences: of a step."""
+def changeable_settings(config: Config, feed: DataFeed) -> dict[str, Any]:
+    """Give what a resumption may change, but seldom means to. feed: what is trained on."""
     optim = asdict(config.optim)
     rates = optim.pop("schedule")
     return {
@@ -340,7 +341,12 @@ def changeable_settings(config: Config, sequences: int) -> dict[str, Any]:
         "seq_length": config.data.seq_length,
         "shuffle_buffer": config.data.shuffle_buffer,
         "position_weighting": config.data.position_weighting,
-        "global_batch": sequences,
+        "reset_documents": feed.documents,  # what auto has come to
+        "document_end": config.data.document_end,
+        "global_batch": feed.step_sequences,
+        "precision": config.parallel.precision,
+        "reduce_precision": config.parallel.reduce_precision,
+        "fp8": config.parallel.fp8,
     }
 
 

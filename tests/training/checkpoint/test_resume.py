@@ -274,6 +274,20 @@ def test_a_setting_that_is_another_on_resumption_is_reported(
     assert all("what was asked for now counts" in line for line in warnings)
 
 
+def test_another_way_to_compute_on_resumption_is_reported(
+    tmp_path: Path, data: str, undisturbed: Any
+) -> None:
+    changed = ("--reset_documents", "--precision=bf16", "--reduce_precision=fp32")
+    done = resume(tmp_path, data, undisturbed, 2, *changed)
+    assert done.returncode == 0, done.stderr
+    for what in (
+        "reset_documents: the checkpoint was made with False, this is True",
+        "precision: the checkpoint was made with auto, this is bf16",
+        "reduce_precision: the checkpoint was made with auto, this is fp32",
+    ):
+        assert f"WARNING: {what}; what was asked for now counts" in done.stdout
+
+
 def test_a_schedule_in_tokens_counts_those_of_an_earlier_global_batch(
     tmp_path: Path, data: str
 ) -> None:
