@@ -78,6 +78,12 @@ def config_faults(
     if run.hang_seconds and 0 < run.hang_abort_seconds <= run.hang_seconds:
         found.append("hang_abort_seconds: must be more than hang_seconds, or 0 for never")
     found += _data_faults(data)
+    if data.document_end >= model.sizes.vocab_size:
+        found.append(
+            f"document_end: {data.document_end:,} is beyond the vocabulary of {model.name}, which "
+            f"has {model.sizes.vocab_size:,} ids, so it would end nothing; fix: give the id that "
+            "ends a document"
+        )
     if parallel.shard_group_size and parallel.sharding_strategy != "hsdp":
         found.append("shard_group_size: only sharding_strategy=hsdp has shard groups")
     if parallel.sharding_strategy == "ddp" and not parallel.reshard_after_forward:

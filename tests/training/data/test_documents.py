@@ -230,6 +230,10 @@ def test_what_is_evaluated_on_is_read_alike(tmp_path: Path) -> None:
             {"dataset_path": "/x", "document_end": 0, "reset_documents": False},
             "document_end: reset_documents=False ignores it",
         ),
+        (
+            {"dataset_path": "/x", "document_end": 256},
+            "document_end: 256 is beyond the vocabulary of mamba-tiny, which has 256 ids",
+        ),
         ({"dataset_path": "/x", "document_end": -2}, "document_end: must be at least -1, not -2"),
     ],
 )
