@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
@@ -244,6 +245,31 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     shown("--save_path: must be given", a)
     assert not (tmp_path / "set").exists()
     assert not list(tmp_path.glob(".*")), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("stated", "message"),
+    [
+        ('{"model_max_length": "4k"}', "its model_max_length is '4k', and must be a number"),
+        ('{"model_max_length": [1]}', "its model_max_length is .1., and must be a number"),
+        ('{"model_max_length": NaN}', "its model_max_length is nan, and must be a number"),
+        ('{"eos_token": ["a"]}', "its end-of-text token, ..a.., is not in its vocabulary"),
+        ('{"eos_token": 7}', "its end-of-text token, 7, is not in its vocabulary"),
+    ],
+)
+def test_what_a_tokenizer_states_wrongly_is_said(
+    place: Path, tmp_path: Path, stated: str, message: str
+) -> None:
+    shutil.copy(place / "bpe" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(stated)
+    with pytest.raises(RequestError, match=f"^--tokenizer: {tmp_path}: {message}"):
+        open_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_may_state_that_it_has_no_limit(place: Path, tmp_path: Path) -> None:
+    shutil.copy(place / "bpe" / "tokenizer.json", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": Infinity}')
+    assert open_tokenizer(str(tmp_path)).longest is None
 
 
 @pytest.mark.parametrize("texts", [1, 3000])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from array import array
 from collections.abc import Iterator, Sequence
@@ -86,19 +87,31 @@ def _described(name: str, definition: str, stated: dict[str, Any]) -> Tokenizer:
         eos = eos.get("content")
     if eos is None:
         eos = next((end for end in ENDS if end in ids), None)
-    elif eos not in ids:
+    elif not isinstance(eos, str) or eos not in ids:
         raise RequestError(
             f"--tokenizer: {name}: its end-of-text token, {eos!r}, is not in its vocabulary; "
             "correct eos_token in its tokenizer_config.json"
         )
-    longest = stated.get("model_max_length")
     return Tokenizer(
         name,
         definition,
         max(ids.values(), default=-1) + 1,
         ids.get(eos) if eos is not None else None,
-        int(longest) if longest is not None else None,
+        _longest(name, stated.get("model_max_length")),
     )
+
+
+def _longest(name: str, stated: Any) -> int | None:
+    """Read how long a text may be; Infinity, as Python writes it, is no limit."""
+    if stated is None or stated == math.inf:
+        return None
+    try:
+        return int(stated)
+    except (TypeError, ValueError) as error:
+        raise RequestError(
+            f"--tokenizer: {name}: its model_max_length is {stated!r}, and must be a number of "
+            "tokens; fix: correct it in its tokenizer_config.json"
+        ) from error
 
 
 def _made(name: str, definition: str) -> Any:
