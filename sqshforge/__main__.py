@@ -7,9 +7,12 @@ import signal
 from types import FrameType
 from typing import NoReturn
 
+from sqshforge.host import streams
+
 
 def main() -> NoReturn:
     """Load the command line and become it."""
+    streams.require()
     # Loading takes a moment, in which an interrupt would come up somewhere in a library. Nothing
     # has begun that would have to be cleared up. A shell may have it ignored: that stays.
     usual = signal.getsignal(signal.SIGINT)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from sqshforge.errors import SqshforgeError
+from sqshforge.host import streams
 from sqshforge.run import start
 from sqshforge.run.mounts import Mount
 from sqshforge.run.pairs import parse_pairs
@@ -21,6 +22,7 @@ from sqshforge.run.pairs import parse_pairs
 
 def main(words: Sequence[str]) -> NoReturn:
     """Become a command in a sqsh; what prevents it is said in a few lines, never a traceback."""
+    streams.require()
     # Split off first: argparse would drop a second -- that belongs to the command.
     end = words.index("--") if "--" in words else len(words)
     given = _parser().parse_args(words[:end])

@@ -20,7 +20,7 @@ MODULES = (
     "errors.py",
     "platforms.py",
     *(f"host/{name}.py" for name in ("__init__", "cgroups", "programs", "rootpath", "suggest")),
-    "host/syscalls.py",
+    *("host/streams.py", "host/syscalls.py"),
     *(f"run/{name}.py" for name in RUN),
     "run/enroot.conf",
     *("squashfs/__init__.py", "squashfs/hot_note.py"),

@@ -19,7 +19,7 @@ from sqshforge.project import Project
 from sqshforge.squash import request
 from sqshforge.squash.pack import Options
 from tests.conftest import ROOT
-from tests.support import checkouts
+from tests.support import checkouts, tiny_root
 from tests.support.command_line import SCRIPT, sqshforge
 from tests.support.ordinary_user import existing
 from tests.toolkit.build.test_dockerfile import TARGETS
@@ -305,3 +305,13 @@ def test_a_user_without_a_home_is_reported() -> None:
         named = [*words, "SQSHFORGE_CACHE=/nonexistent", SCRIPT, "cache", "ls"]
         done = Programs().attempt(named, cwd=Path("/"))
         assert done.code == 0, done.err
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_streams_that_are_closed(closed: str, tmp_path: Path) -> None:
+    """As a daemon or a cron job may start it."""
+    file = tiny_root.sqsh(tmp_path / "tiny")
+    for words in (f"verify {file}", f"diff {file} {file}", f"inspect {file}"):
+        done = Programs().attempt(["sh", "-c", f"{SCRIPT} {words} {closed}"])
+        assert (done.code, "Traceback" in done.err) == (0, False), done.err
+        assert bool(done.out) == (">&-" not in closed.split())

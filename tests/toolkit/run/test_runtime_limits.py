@@ -118,6 +118,22 @@ def test_descriptors_above_2_are_closed(
 
 
 @pytest.mark.parametrize(
+    ("closed", "numbers"),
+    [("<&-", "0"), (">&-", "1"), ("2>&-", "2"), ("<&- >&- 2>&-", "012")],
+)
+def test_streams_that_the_caller_has_closed_lead_to_nowhere(
+    closed: str, numbers: str, tiny: Path, tmp_path: Path
+) -> None:
+    script = "(ls -l /proc/$$/fd > /out/seen); exit 7"
+    argv = containers.argv(tiny, "--mount", f"{tmp_path}:/out", "--", "sh", "-c", script)
+    done = subprocess.run(["sh", "-c", f'"$@" {closed}', "sh", *argv], timeout=60, check=False)
+    assert done.returncode == 7
+    seen = (tmp_path / "seen").read_text()
+    for number in numbers:
+        assert f" {number} -> /dev/null" in seen
+
+
+@pytest.mark.parametrize(
     ("settings", "umask"),
     [
         (None, "0027"),
