@@ -31,6 +31,7 @@ WITHIN = re.compile(
     re.DOTALL,
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+NO_TIME = ("", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+00:00")  # Go's, of what has none
 
 
 @dataclass(frozen=True)
@@ -60,14 +61,7 @@ def parse_config(
             reference=reference,
             digest=digest,
             created=parse_time(created),
-            base_created=max(
-                (
-                    parse_time(step.created)
-                    for step in history
-                    if not ELSEWHERE.match(step.instruction)
-                ),
-                default=None,
-            ),
+            base_created=_base_created(history),
             size=size,
             layers=tuple(str(one) for one in layers),
             env=_words(config.get("Env")),
@@ -77,6 +71,17 @@ def parse_config(
             volumes=_volumes(config.get("Volumes") or {}, reference),
             labels=tuple(sorted((str(k), str(v)) for k, v in (config.get("Labels") or {}).items())),
         )
+
+
+def _base_created(history: Sequence[Step]) -> int | None:
+    """When the last step outside of /sqshforge was taken; None where the history does not say it.
+
+    The times of steps are optional, and of a base image that other tools made may be missing.
+    """
+    steps = [one for one in history if not ELSEWHERE.match(one.instruction)]
+    if not steps or steps[-1].created in NO_TIME:
+        return None
+    return max(parse_time(one.created) for one in steps)
 
 
 def layers_below(history: Sequence[Step], count: int) -> int:

@@ -22,6 +22,8 @@ from sqshforge.image.config import Step, layers_below, parse_config, understandi
 from sqshforge.image.enroot import CARRIED, ImageConfig
 from sqshforge.image.source import Content, Folder, Stream
 
+NO_TIME = -62135596800  # seconds of the epoch: the year 1, Go's time of what has none
+
 
 @dataclass(frozen=True)
 class Dockerd:
@@ -146,12 +148,16 @@ def _layers(facts: dict[str, Any]) -> list[str]:
 def _history(daemon: Daemon, image: str) -> list[Step]:
     """The steps that an image was made by, the first one first."""
     return [
-        Step(
-            datetime.fromtimestamp(max(0, one["Created"]), timezone.utc).isoformat(),
-            one.get("CreatedBy") or "",
-        )
+        Step(_time(one["Created"]), one.get("CreatedBy") or "")
         for one in reversed(daemon.history(image))
     ]
+
+
+def _time(seconds: int) -> str:
+    """When a step was taken, by the daemon's number; empty where its image does not say it."""
+    if seconds <= NO_TIME:
+        return ""
+    return datetime.fromtimestamp(max(0, seconds), timezone.utc).isoformat()
 
 
 def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:

@@ -185,6 +185,25 @@ def test_which_steps_leave_all_but_our_folder_as_it_is(instruction: str, is_of_b
     assert found.base_created == (20 if is_of_base else 10)
 
 
+@pytest.mark.parametrize(
+    ("times", "newest"),
+    [
+        (["", ""], None),
+        (["0001-01-01T00:00:00Z"], None),  # as docker has it of a step without a time
+        (["0001-01-01T00:00:00+00:00", "1970-01-01T00:00:20Z"], 20),
+        (["1970-01-01T00:00:20Z", ""], None),  # its files may be newer
+        (["1970-01-01T00:00:00Z"], 0),
+        ([], None),
+    ],
+)
+def test_a_history_without_times_says_nothing_of_the_base(
+    times: list[str], newest: int | None
+) -> None:
+    history = [*(Step(one, "RUN true") for one in times), Step("1970-01-01T00:00:30Z", "LABEL a=b")]
+    found = source.parse_config({}, reference="x", digest=None, created="", size=1, history=history)
+    assert found.base_created == newest
+
+
 ADDED = "ADD rootfs.tar / # buildkit"
 BELOW = [
     # BuildKit's words
