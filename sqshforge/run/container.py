@@ -187,6 +187,7 @@ class Plan:
 def main(plan_without_command: str, *command: str) -> NoReturn:
     """Set the container up and become its command; a few lines and an exit code if that fails."""
     supervisor.close_all_but(_handed_on(os.environ))
+    passed.forget_coerced()
     plan = Plan(command=command, **json.loads(plan_without_command))
     try:
         _become_command(plan)

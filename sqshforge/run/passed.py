@@ -6,9 +6,12 @@ where the image does not set it.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -85,3 +88,14 @@ def names(environment: Mapping[str, str]) -> list[str]:
 def is_name(name: str) -> bool:
     """Whether a shell can have a variable of this name."""
     return re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", name) is not None
+
+
+def forget_coerced() -> None:
+    """Take out of this process's environment what Python has put there as it started.
+
+    Where the caller has no language, that is an LC_CTYPE of its own (PEP 538).
+    """
+    with contextlib.suppress(OSError):
+        given = Path("/proc/self/environ").read_bytes().split(b"\0")
+        if not any(one.startswith(b"LC_CTYPE=") for one in given):
+            os.environ.pop("LC_CTYPE", None)

@@ -24,6 +24,7 @@ from sqshforge.host import emulation
 from sqshforge.host.files import parse_object, read_object
 from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration
+from sqshforge.run import passed
 from sqshforge.run.start import require_sqsh
 from sqshforge.squashfs.content import Content
 from sqshforge.squashfs.image import open_image
@@ -78,6 +79,7 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
     require_sqsh(image)
     _require_machine(image, programs)
     started = time.monotonic()
+    passed.forget_coerced()
     argv = [sys.executable, "-m", "sqshforge", "run", str(image), "--", *COMMAND]
     with (
         reporter.track(f"smoke test of {image.name}", unit="") as tracker,

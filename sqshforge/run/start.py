@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from sqshforge.errors import MissingError, RequestError
 from sqshforge.host.programs import Programs
-from sqshforge.run import enroot, warm
+from sqshforge.run import enroot, passed, warm
 from sqshforge.run.container import Plan
 from sqshforge.run.mounts import Mount
 
@@ -40,6 +40,7 @@ def run(
     """
     programs = programs or Programs()
     environment = environment or {}
+    passed.forget_coerced()
     image = image.absolute()
     require_sqsh(image)
     if runtime == "enroot" or (runtime == "auto" and programs.which("enroot")):
@@ -67,6 +68,7 @@ def traced_command(image: Path, command: Sequence[str], log: str, programs: Prog
     Raises `MissingError` for what is not installed or not permitted.
     """
     _require_rights(programs, fuse=True)
+    passed.forget_coerced()
     plan = Plan(str(image), tuple(command), (), {}, os.geteuid(), os.getegid(), True, log)
     return builtin_command(programs.require("unshare"), plan)
 

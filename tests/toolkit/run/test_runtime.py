@@ -115,6 +115,19 @@ def test_bytes_of_the_environment_come_through(start: Start, images: Path) -> No
     assert (done.code, done.out) == (0, "one\x0cPAGE=two\n")
 
 
+def test_a_caller_without_a_language_leaves_the_image_its_own(
+    start: Start, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python takes C.UTF-8 then, and has it in its environment."""
+    for name in [one for one in os.environ if one == "LANG" or one.startswith("LC_")]:
+        monkeypatch.delenv(name)
+    config = ImageConfig(reference="own", env=("LC_CTYPE=de_DE.UTF-8", "PATH=/usr/bin"))
+    image = tiny_root.sqsh(images / "own", config)
+    assert start("sh", "-c", "echo $LC_CTYPE", image=image).out == "de_DE.UTF-8\n"
+    monkeypatch.setenv("LC_CTYPE", "C.UTF-8")
+    assert start("sh", "-c", "echo $LC_CTYPE", image=image).out == "C.UTF-8\n"
+
+
 def test_a_command_starts_in_the_working_folder_which_is_made(start: Start) -> None:
     assert start("pwd").out == "/work here\n"
 
