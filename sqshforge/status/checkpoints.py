@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zipfile
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqshforge.status.records import read_document, whole
+from sqshforge.status.records import opened, read_document, whole
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
@@ -101,8 +102,9 @@ def _ours(path: Path) -> tuple[int, str]:
 
 def _composer(path: Path) -> tuple[int, str]:
     try:
-        size = path.stat().st_size
-        return size, "" if zipfile.is_zipfile(path) else "it is cut off, or being written"
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            return size, "" if zipfile.is_zipfile(file) else "it is cut off, or being written"
     except OSError as error:
         return 0, f"it cannot be read: {error.strerror}"
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 BLOCK = 1 << 18  # bytes that are read at once
 LARGEST = 1e100  # so that products of numbers, and sums of their squares, are numbers, too
@@ -23,6 +25,18 @@ SETTINGS_LIMIT = 1 << 20  # bytes of it
 LENGTH = re.compile(r"(?P<value>(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)(?P<unit>tok|ba)", re.IGNORECASE)
 
 
+def opened(path: Path) -> IO[bytes]:
+    """A file of a run, to be read; `OSError` for what is none.
+
+    A pipe would be waited for, and a device has no end: a run may be another user's.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "it is no file", str(path))
+
+
 def blocks(path: Path, block: int = BLOCK, most: int = MOST) -> Iterator[list[bytes]]:
     """The whole lines of the end of a file, a block at a time, the last block first.
 
@@ -30,7 +44,7 @@ def blocks(path: Path, block: int = BLOCK, most: int = MOST) -> Iterator[list[by
     missing or cannot be read has no lines.
     """
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             place = file.seek(0, os.SEEK_END)
             least = max(0, place - most)
             rest, ended = b"", False  # of a line that begins in an earlier block; its end was seen
@@ -89,7 +103,7 @@ def moment(value: Any) -> float | None:
 def read_document(path: Path, most: int = MOST) -> Record | None:
     """A file that is one JSON object; None where it is missing, too large or something else."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             text = file.read(most + 1)
     except OSError:
         return None

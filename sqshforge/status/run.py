@@ -107,10 +107,10 @@ class Hang:
 def read_hang(folder: Path, reported: float) -> Hang | None:
     """The last hang of a run whose metrics.jsonl was written at `reported`; None without one."""
     path = folder / HANG_FILE
-    with suppress(OSError), path.open("rb") as file:
+    with suppress(OSError), records.opened(path) as file:
         size = file.seek(0, 2)
         file.seek(max(0, size - HANG_LIMIT))
-        found = list(REPORTED.finditer(file.read().decode(errors="replace")))
+        found = list(REPORTED.finditer(file.read(HANG_LIMIT).decode(errors="replace")))
         changed = path.stat().st_mtime
         hangs = [one for one in found if not one["what"].startswith(ENDED)]
         if hangs:

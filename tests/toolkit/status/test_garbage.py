@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
+from sqshforge.host.programs import Programs
 from sqshforge.status.report import lines, row
 from sqshforge.status.run import OWN, Clock, look
 from tests.support.run_folders import facts, history, noted, step, write
@@ -69,6 +72,29 @@ def test_a_number_beyond_what_anything_counts(tmp_path: Path, count: int) -> Non
     shown, _ = status(tmp_path, config=[config], metrics=lines)
     assert shown["settings"]["num_steps"] is shown["settings"]["world_size"] is None
     assert shown["progress"]["step"] == 21 and shown["progress"]["tokens_seen"] is None
+
+
+OPENED = ("metrics.jsonl", "config.json", "jobs/4242.jsonl", "hang.txt", "ep0-ba20-rank0.pt")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", [*OPENED, "checkpoints/step_20_ckp/manifest.json"])
+@pytest.mark.parametrize("kind", ["pipe", "device"])
+def test_a_file_that_would_never_end_is_not_read(tmp_path: Path, name: str, kind: str) -> None:
+    """A run may be another user's, and all runs are looked at."""
+    status(tmp_path)
+    place = tmp_path / "run" / name
+    place.unlink(missing_ok=True)
+    if kind == "pipe":
+        os.mkfifo(place)
+    else:
+        place.symlink_to("/dev/zero")
+    code = "import sys; from pathlib import Path; from sqshforge.status.run import look, Clock\n"
+    code += "print(look(Path(sys.argv[1]), Clock(0.0, '')).state.value)"
+    limit = f'ulimit -v {4 << 20}; exec "$@"'  # kilobytes
+    argv: list[str | Path] = ["sh", "-c", limit, "sh", sys.executable, "-c", code]
+    done = Programs().attempt([*argv, tmp_path / "run"], timeout=30)
+    assert (done.code, done.err) == (0, ""), done
 
 
 def test_one_garbage_record_hides_no_other_run(tmp_path: Path) -> None:
