@@ -49,7 +49,7 @@ def sqshforge(*words: str | Path) -> str:
 
 def make(checkout: Path, target: str, **variables: str) -> str:
     """A call of the checkout's Makefile."""
-    here = [] if Path.cwd() == checkout else ["-C", shown(checkout)]
+    here = [] if _here() == checkout else ["-C", shown(checkout)]
     settings = [f"{name}={value}" for name, value in variables.items()]
     return shlex.join(["make", *here, target, *settings])
 
@@ -63,8 +63,16 @@ def shown(word: str | Path) -> str:
     """A path as it is reached from the current folder; any other word as it is."""
     if not isinstance(word, Path) or not word.is_absolute():
         return str(word)
-    here = Path.cwd()
-    return str(word.relative_to(here)) if word.is_relative_to(here) else str(word)
+    here = _here()
+    return str(word.relative_to(here)) if here and word.is_relative_to(here) else str(word)
+
+
+def _here() -> Path | None:
+    """The current folder; None where it was removed meanwhile."""
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        return None
 
 
 def sqsh(file: Path) -> str:

@@ -304,3 +304,13 @@ def test_a_job_is_next_where_a_cluster_answers(
         assert line.endswith(f"run {image} -- bash")
     else:
         assert line == f"TRIAL=1 IMAGE={image} sbatch {expected} {ROOT}/launch/mamba_fsdp.sbatch"
+
+
+@pytest.mark.parametrize("words", ["verify FILE", "diff FILE FILE", "inspect FILE"])
+def test_from_a_folder_that_was_removed(words: str, tmp_path: Path) -> None:
+    file = tiny_root.sqsh(tmp_path / "tiny")
+    (tmp_path / "gone").mkdir()
+    line = f"rmdir {tmp_path / 'gone'} && exec {SCRIPT} {words.replace('FILE', str(file))}"
+    done = Programs().attempt(["sh", "-c", line], cwd=tmp_path / "gone")
+    assert done.code == 0, done.err
+    assert str(file) in done.out.splitlines()[-1]
