@@ -360,6 +360,12 @@ def _refuse_unwritable(sizes: Sizes) -> None:
         )
     if isinstance(sizes, HybridConfig):
         hf_hybrids.refuse_unwritable(sizes)
+    if isinstance(sizes, LlamaConfig) and sizes.family == "llama" and sizes.d_model % sizes.n_head:
+        raise RequestError(
+            f"n_head: transformers' llama asks for heads that divide the width, whatever their "
+            f"size, and {sizes.n_head} do not divide d_model {sizes.d_model}; without biases "
+            f"mistral with a window of 0 is the same model, and may have them"
+        )
     if sizes.family in ("mistral", "mixtral"):
         for name in ("attention_bias", "mlp_bias"):
             if getattr(sizes, name):

@@ -239,6 +239,18 @@ def test_models_that_a_format_does_not_have() -> None:
         hf.write(models.MistralConfig(**heads, attention_bias=True))
 
 
+def test_heads_that_transformers_refuses_are_refused_before_it() -> None:
+    """Its Llama alone asks that they divide the width, even where a head's size is its own."""
+    from transformers import AutoConfig
+
+    sizes: dict[str, Any] = {"d_model": 16, "n_layer": 1, "n_head": 3, "n_kv_head": 1, "d_ff": 8}
+    with pytest.raises(RequestError, match=r"n_head: .* llama .* 3 do not divide d_model 16"):
+        hf.write(models.LlamaConfig(**sizes, head_dim=4))
+    for one in (models.MistralConfig, models.MixtralConfig):
+        there = AutoConfig.for_model(**hf.write(one(**sizes, head_dim=4)))
+        assert (there.num_attention_heads, there.head_dim) == (3, 4)
+
+
 @pytest.mark.parametrize("end", ["hf", "neuron", "ours", "state-spaces"])
 def test_token_ids_of_a_config_go_along(end: str, tmp_path: Path) -> None:
     """In config.json, or where that has none in a generation_config.json."""
