@@ -99,6 +99,20 @@ def test_a_scan(case: str, kernels: ModuleType) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lower", [5, 10, 20])
+def test_the_gradient_of_a_small_delta_keeps_its_digits(lower: int, kernels: ModuleType) -> None:
+    """Down to e^-22, where 1 - e^-delta is 0 in float32."""
+    given, documents = inputs(length=21)
+    dt = given[1]
+    assert dt is not None
+    given[1] = dt - lower  # (b, l, d)
+    wanted = computed(torch_scan, given, documents)
+    found = computed(kernels.Scan.apply, given, documents)
+    for one, other in zip(found, wanted, strict=True):
+        assert (one - other).norm() <= 1e-5 * other.norm()
+
+
+@pytest.mark.slow
 def test_in_bfloat16_sums_are_float32(kernels: ModuleType) -> None:
     given, _ = inputs(length=40)
     narrow: list[Tensor | None] = [
