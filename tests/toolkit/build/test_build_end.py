@@ -136,7 +136,7 @@ def test_the_containers_of_a_killed_build_go_with_the_next_and_no_others(
     """Nothing of the build lives on: its own process is killed, and buildah and all below it."""
     root = checkouts.copy(tmp_path / "x", slow(tmp_path))
     with checkouts.command(root, "--engine", "buildah") as process:
-        assert containers.until(lambda: at_work(process), 120)
+        assert containers.until(lambda: at_work(process) and working_containers(buildah) != [], 120)
         processes.kill([process.pid, *processes.descendants(process.pid)])
         process.wait()
     left = working_containers(buildah)
