@@ -330,7 +330,11 @@ def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
 
 
 def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
-    """Bind what --mount names. Raises `WorkError` where a target would be made on the host."""
+    """Bind what --mount names.
+
+    Raises `WorkError` where a target would be made on the host, `RequestError` for one that its
+    source does not fit.
+    """
     before: list[tuple[Path, Path, str]] = []  # where, by which name, and what was mounted there
     for source, target, read_only in plan.mounts:
         place, name = inside(root, target), Path(os.path.normpath("/" + target.lstrip("/")))
@@ -341,8 +345,29 @@ def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
             raise WorkError(
                 f"the mount target {target} is inside the host's {host} and does not exist"
             )
+        _require_fit(Path(source), place, target, root)
         _bind(Path(source), place, read_only)
         before.append((place, name, source))
+
+
+def _require_fit(source: Path, place: Path, target: str, root: Path) -> None:
+    """Raise `RequestError` where a file would go over a folder, a folder over a file or over /."""
+    if place == root:
+        raise RequestError(
+            f"{target} is all of the container, which {source} would hide",
+            where="--mount",
+            fix=f"--mount {source}:/mnt",
+        )
+    kinds = {True: "a folder", False: "no folder"}
+    if place.exists() and place.is_dir() != source.is_dir():
+        raise RequestError(
+            f"{source} is {kinds[source.is_dir()]}, and {target} in the image is "
+            f"{kinds[place.is_dir()]}",
+            where="--mount",
+            fix=f"name another target, as {target.rstrip('/')}/{source.name}"
+            if place.is_dir()
+            else "name another target",
+        )
 
 
 def _bind(source: Path, place: Path, read_only: bool) -> None:

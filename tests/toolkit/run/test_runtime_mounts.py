@@ -181,6 +181,24 @@ def test_a_target_through_a_link_to_itself_is_reported(sh: Sh, data: Path) -> No
     assert len(said.splitlines()) == 2
 
 
+@pytest.mark.parametrize(
+    ("mount", "said"),
+    [
+        ("DATA/file:/root", "DATA/file is no folder, and /root in the image is a folder"),
+        ("DATA:/usr/file", "DATA is a folder, and /usr/file in the image is no folder"),
+        ("DATA:/", "/ is all of the container, which DATA would hide"),
+        ("DATA:/tmp/..", "/tmp/.. is all of the container, which DATA would hide"),
+    ],
+)
+def test_a_target_that_the_source_does_not_fit_is_refused(
+    sh: Sh, data: Path, mount: str, said: str
+) -> None:
+    code, shown = sh("true", mount.replace("DATA", str(data)))
+    assert code == 2
+    assert shown.startswith(f"error: {said.replace('DATA', str(data))}\n")
+    assert "  where: --mount\n  fix:   " in shown
+
+
 @pytest.mark.parametrize("text", ["", "/data", ":/x", "/data:relative", "/data:/x:rx", "/:/x:ro:z"])
 def test_a_mount_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(RequestError, match="is not SRC:DST"):
