@@ -377,7 +377,7 @@ def gradients(
             of_decay = flow * kept[j]  # the gradient of delta A
             dA_sum += of_decay * delta[:, None]
             ddelta = tl.sum(of_decay * a, axis=1) * LN_2 + du * x_t
-            # The derivative of softplus; 1 - e^-delta, the same, has few digits where delta is small.
+            # The derivative of softplus; 1 - e^-delta, the same, is inexact where delta is small.
             draw = ddelta * tl.where(there, tl.sigmoid(dt_t.to(tl.float32) + dt_bias), 0.0)
             dbias_sum += draw
             tl.store(ddt + j * D + d, draw.to(ddt.dtype.element_ty), mask=there)
