@@ -24,6 +24,8 @@ from training.models import preset
 BYTES = "--tokenizer=bytes"
 LENGTH = 16
 END = "|"
+EARLIER = ["f887bbf74172cfd520210dc0fb1b71b3", "40a3a76c1ace6c73bfecc7e0a219972c"]
+"""Fingerprints of two files before they told what ends a text, and before they told sizes."""
 
 
 def documents(file: int, count: int) -> list[str]:
@@ -163,6 +165,25 @@ def test_another_split_goes_on_exactly_and_another_step_says_what_it_does(tmp_pa
     assert "had 4 sequences and has 3 now" in warning and "its epoch 2 begins again" in warning
     assert other.resume(other.state(lambda mine: [mine])) is None
     assert "read from its beginning" in str(feed(path, shuffle_buffer=6).resume(state))
+
+
+def test_files_that_have_changed_are_other_data(tmp_path: Path) -> None:
+    path = write(tmp_path, 5)
+    one = feed(path)
+    rows([one], 3)
+    state = state_of([one])
+    assert feed(path).resume(state) is None
+    with min(tmp_path.iterdir()).open("a") as file:
+        file.write('{"text": "more"}\n')
+    assert "read from its beginning" in str(feed(path).resume(state))
+
+
+@pytest.mark.parametrize("fingerprint", EARLIER)
+def test_checkpoints_of_earlier_versions_go_on(tmp_path: Path, fingerprint: str) -> None:
+    path = write(tmp_path, 2)
+    one = feed(path)
+    rows([one], 3)
+    assert feed(path).resume({**state_of([one]), "fingerprint": fingerprint}) is None
 
 
 def test_a_row_of_a_long_document_takes_no_copy_of_what_is_left_of_it(tmp_path: Path) -> None:

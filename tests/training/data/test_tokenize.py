@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from collections.abc import Callable
 from itertools import chain
@@ -283,6 +284,28 @@ def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts
     for command, save in ((tokenize, "set"), (pack, "packed.npy")):
         with pytest.raises(RequestError, match=match):
             command([*flags, f"--save_path={tmp_path}/{save}"])
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ('{"text": "x', "JSON parse error: .*"),
+        ('{"text": "x", "n": 1}', r"its columns \(text, n\) are not .* file \(text\); fix: .*"),
+    ],
+)
+def test_of_many_files_the_wrong_one_is_named(
+    place: Path, tmp_path: Path, line: str, reason: str, packed: bool
+) -> None:
+    folder, ending = tmp_path / "many", ".gz" if packed else ""
+    folder.mkdir()
+    for name in "abc":
+        text = (line if name == "b" else '{"text": "x"}').encode()
+        (folder / f"{name}.jsonl{ending}").write_bytes(gzip.compress(text) if packed else text)
+    flags = ("--tokenizer=bytes", f"--dataset={folder}", "--num_proc=1")
+    match = f"^--dataset: {folder}/b.jsonl{ending} cannot be read: {reason}$"
+    with pytest.raises(RequestError, match=match):
+        tokenize([*flags, f"--save_path={tmp_path}/set"])
 
 
 @pytest.mark.processes

@@ -271,15 +271,13 @@ class Stream:
         self._open: dict[int, StreamLane] = {}
         shards = reading.shards
         facts = [
-            f"stream {shards.fingerprint}",
             f"{tokenizer.name if not tokenizer.definition else ''} {tokenizer.fingerprint}",
             f"{reading.shuffle_buffer} {reading.seed}",
         ]
-        # Checkpoints of earlier versions do not tell what ends a text.
-        self._earlier, self.fingerprint = (
-            hashlib.blake2b("\n".join(some).encode(), digest_size=16).hexdigest()
-            for some in (facts, [*facts, f"{tokenizer.eos}"])
-        )
+        ended = [*facts, f"{tokenizer.eos}"]
+        self.fingerprint = _digest(f"stream {shards.fingerprint}", *ended)
+        # Checkpoints of earlier versions do not tell the files' sizes, or what ends a text.
+        self._earlier = {_digest(f"stream {shards.names}", *some) for some in (facts, ended)}
         self.notes: Sequence[str] = [f"WARNING: {warning}" for warning in tokenizer.warnings]
         if shards.count < reading.lanes:
             self.notes = [
@@ -348,7 +346,7 @@ class Stream:
         With another number of lanes the documents are divided otherwise: then the epoch that was
         under way begins again, in an order of its own.
         """
-        if state["fingerprint"] not in (self.fingerprint, self._earlier):
+        if state["fingerprint"] not in {self.fingerprint, *self._earlier}:
             return OTHER_DATA
         self.rewind()
         first = LanePlace(*map(int, state["first"].split()))
@@ -365,6 +363,10 @@ class Stream:
             f"otherwise: its epoch {epoch + 1} begins again in another order, and reads anew what "
             "of it was read"
         )
+
+
+def _digest(*facts: str) -> str:
+    return hashlib.blake2b("\n".join(facts).encode(), digest_size=16).hexdigest()
 
 
 def _sample(row: Row, length: int) -> Sample:

@@ -99,10 +99,11 @@ class Shards:
 
     `local` has the files by split, None for a set of the hub. Of a set on disk, whose documents are
     found by their number, a shard is a run of documents; else it is a file. `fingerprint` tells the
-    same name, parts and files. With `held_out`, local texts that have no splits, which are called
-    train then, serve as validation. It can be pickled: the copy looks for no files, and opens those
-    that it reads. Raises RequestError where nothing is there, the split is not, or the library or
-    one that it needs for URLs is missing.
+    same name, parts and files, local ones by their sizes too; `names` does not look at sizes. With
+    `held_out`, local texts that have no splits, which are called train then, serve as validation.
+    It can be pickled: the copy looks for no files, and opens those that it reads. Raises
+    RequestError where nothing is there, the split is not, or the library or one that it needs for
+    URLs is missing.
     """
 
     def __init__(
@@ -126,7 +127,8 @@ class Shards:
             names.append(f"{len(self._set)} documents")
         else:
             self.count = int(getattr(self._set, "num_shards", None) or self._set.n_shards)
-        self.fingerprint = f"{names or name} {config} {split} {self.count}"
+        self.names = f"{names or name} {config} {split} {self.count}"
+        self.fingerprint = f"{self.names} {_sizes(self._files)}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_groups": {}}
@@ -258,6 +260,11 @@ class Shards:
                     backoff.wait(error, self._files[0] if self._files else "it")
                 except TrainingError as last:
                     raise RequestError(str(last)) from error
+
+
+def _sizes(files: Sequence[str]) -> list[int]:
+    """Bytes of each file on this machine; none of those at URLs."""
+    return [Path(file).stat().st_size for file in files if not is_url(file)]
 
 
 def find_local(name: str, config: str) -> LocalTexts | None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import inspect
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -184,7 +186,8 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                     f"a folder with room"
                 ) from error
         reason = reason_of(error)
-        where = f"{self.name} cannot be read"
+        file = _file_of(error)
+        where = f"{file if file and not self.hub else self.name} cannot be read"
         if self.hub:
             where = f"{self.name} is no local file or folder, and the hub does not give it"
             if isinstance(error, RuntimeError) and "script" in str(error):
@@ -205,9 +208,33 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         cause = cause.__cause__
 
 
+def _file_of(error: BaseException) -> str:
+    """Find the file that the library was reading, by the state of its generator; empty if none."""
+    for cause in causes(error):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            # It has ended by the error, or waits while what it gave is looked at.
+            waiting = (one.gi_frame for one in frame.f_locals.values() if inspect.isgenerator(one))
+            for state in (frame, *waiting):
+                if state is not None and state.f_code.co_name == "_generate_tables":
+                    file = state.f_locals.get("file")
+                    # What was unpacked to be read knows what it was.
+                    origin = getattr(file, "get_origin", lambda file=file: file)()
+                    if isinstance(origin, str):
+                        return origin
+    return ""
+
+
 def reason_of(error: BaseException) -> str:
     """Say in one line what is at the bottom of an error."""
     last = list(causes(error))[-1]
     if isinstance(last, StopIteration):  # what the library ends with where no file has a row
         return "there is nothing in it; fix: give files that have texts"
+    if type(last).__name__ == "CastError":
+        found = ", ".join(getattr(last, "table_column_names", ()))
+        wanted = ", ".join(getattr(last, "requested_column_names", ()))
+        if found != wanted:
+            return (
+                f"its columns ({found}) are not those of the first file ({wanted}); fix: give "
+                "files of the same columns"
+            )
     return " ".join(str(last).split()) or type(last).__name__
