@@ -23,6 +23,7 @@ from glob import escape, has_magic, iglob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from training.data.json_column import column_alone
 from training.data.libraries import datasets_library
 from training.data.remote import is_url
 from training.errors import RequestError
@@ -84,11 +85,19 @@ class LocalTexts:
             raise RequestError(f"{self.name}: split {split!r} has no rows; give another set")
         return self.splits[split]
 
-    def load(self, split: str, *, streaming: bool = False, sample_by: str = "document") -> Any:
+    def load(
+        self,
+        split: str,
+        column: str = TEXT,
+        *,
+        streaming: bool = False,
+        sample_by: str = "document",
+    ) -> Any:
         """Open a split by the library; of files it may be a part, such as train[:10%].
 
-        sample_by: what a text of a .txt file is. Raises RequestError for a split that is not
-        there, and whatever the library raises.
+        column: what is read of JSON files; other kinds are given whole. sample_by: what a text of
+        a .txt file is. Raises RequestError for a split that is not there, and whatever the library
+        raises.
         """
         datasets = datasets_library(READ_BY)
         if self.is_saved:
@@ -101,6 +110,8 @@ class LocalTexts:
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
         if all(_kind(path) == "text" for name in names for path in self.files(name)):
             options |= {"sample_by": sample_by, "keep_linebreaks": True}
+        if self.source == "json":
+            options |= column_alone(column)
         return datasets.load_dataset(self.source, self.config or None, **options)
 
     def described(self, split: str) -> str:

@@ -25,7 +25,7 @@ BYTES = "--tokenizer=bytes"
 LENGTH = 16
 END = "|"
 EARLIER = ["f887bbf74172cfd520210dc0fb1b71b3", "40a3a76c1ace6c73bfecc7e0a219972c"]
-"""Fingerprints of two files before they told what ends a text, and before they told sizes."""
+"""Fingerprints of two files before they knew what ends a text, and before they knew sizes."""
 
 
 def documents(file: int, count: int) -> list[str]:
@@ -279,6 +279,7 @@ def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> N
     for name, content, message in (
         ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),
         ("other", '{"body": "a"}\n', "other.jsonl.*: there is no column 'text'; there are: body"),
+        ("number", '{"text": 5}\n', "number.jsonl.*: there is int64 and not text in column 'text'"),
         ("missing", '{"id": 2}\n{"text": "a"}\n', "missing.jsonl.*: document 1 has no text"),
     ):
         (tmp_path / name).mkdir()
@@ -292,6 +293,16 @@ def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> N
     few = feed(write(tmp_path / "few", 1, 3))
     with pytest.raises(TrainingError, match="too few documents for 4 sequences a step"):
         rows([few], 1)
+
+
+def test_files_may_have_other_columns_beside_the_text(tmp_path: Path) -> None:
+    path = write(tmp_path, 2)
+    expected = rows([feed(path)], 20)
+    file = tmp_path / "part01.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    others = [{"from": {"page": 1}, "text": line["text"]} for line in lines]
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in others))
+    assert rows([feed(path)], 20) == expected
 
 
 @pytest.mark.parametrize(

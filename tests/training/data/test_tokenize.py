@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import shutil
 from collections.abc import Callable
 from itertools import chain
@@ -231,7 +232,7 @@ def test_wrong_requests_are_reported_in_a_line(place: Path, tmp_path: Path) -> N
     shown("bad.json cannot be read", f"--dataset={tmp_path}/bad.json", new)
     shown("cannot be read: there is nothing in it", f"--dataset={tmp_path}/none.jsonl", new)
     shown("no column 'text'; there are: body, n", a, new)
-    shown("'n' of .* holds int64, not text", a, new, "--text_column=n")
+    shown("a.jsonl has int64 and not text in column 'n'", a, new, "--text_column=n")
     shown("has no text", b, new)
     shown("--seq_len: 4,096 is more than the [0-9]+ tokens", f"--dataset={tmp_path}/c.txt", new)
     shown("is there already", a, there)
@@ -288,24 +289,54 @@ def test_a_text_that_is_not_in_utf_8_is_named(place: Path, tmp_path: Path, texts
 
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize(
-    ("line", "reason"),
+    ("wrong", "reason"),
     [
-        ('{"text": "x', "JSON parse error: .*"),
-        ('{"text": "x", "n": 1}', r"its columns \(text, n\) are not .* file \(text\); fix: .*"),
+        ('{"text": "x', "cannot be read: JSON parse error: .*"),
+        ('{"body": "x"}', "has no column 'text'; there are: body"),
+        ('{"text": 5}', "has int64 and not text in column 'text'"),
     ],
 )
 def test_of_many_files_the_wrong_one_is_named(
-    place: Path, tmp_path: Path, line: str, reason: str, packed: bool
+    tmp_path: Path, wrong: str, reason: str, packed: bool
 ) -> None:
-    folder, ending = tmp_path / "many", ".gz" if packed else ""
+    folder, ending = tmp_path / "many", ".jsonl.gz" if packed else ".jsonl"
     folder.mkdir()
     for name in "abc":
-        text = (line if name == "b" else '{"text": "x"}').encode()
-        (folder / f"{name}.jsonl{ending}").write_bytes(gzip.compress(text) if packed else text)
+        text = (wrong if name == "b" else '{"text": "x"}').encode()
+        (folder / f"{name}{ending}").write_bytes(gzip.compress(text) if packed else text)
     flags = ("--tokenizer=bytes", f"--dataset={folder}", "--num_proc=1")
-    match = f"^--dataset: {folder}/b.jsonl{ending} cannot be read: {reason}$"
-    with pytest.raises(RequestError, match=match):
+    with pytest.raises(RequestError, match=f": {folder}/b{ending} {reason}$"):
         tokenize([*flags, f"--save_path={tmp_path}/set"])
+
+
+def test_files_of_parquet_have_the_same_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for name, more in (("a", {}), ("b", {"n": [1]})):
+        datasets.Dataset.from_dict({"text": ["x"], **more}).to_parquet(folder / f"{name}.parquet")
+    columns = r"its columns \(text, n\) are not those of the first file \(text\); fix: .*"
+    with pytest.raises(RequestError, match=f": {folder}/b.parquet cannot be read: {columns}$"):
+        tokenize(["--tokenizer=bytes", f"--dataset={folder}", f"--save_path={tmp_path}/set"])
+
+
+def test_files_of_json_may_have_other_columns_beside_the_text(tmp_path: Path) -> None:
+    """As notes on where each is from; the library takes those of the first file for all."""
+    folder = tmp_path / "many"
+    folder.mkdir()
+    notes: list[dict[str, object]] = [
+        {},
+        {"source": {"url": "u", "page": 1}},
+        {"source": "a name", "date": "2024-01-01"},
+        {"id": 7, "text": None},
+    ]
+    for number, note in enumerate(notes):
+        lines = [{"text": f"{number}.{line};", **note} for line in range(3)]
+        (folder / f"{number}.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines))
+    flags = ("--tokenizer=bytes", f"--dataset={folder}", "--num_proc=1", "--seq_len=36")
+    tokenize([*flags, f"--save_path={tmp_path}/set"])
+    (ids,) = rows(tmp_path / "set")
+    places = [f"{file}.{line};" for file in range(3) for line in range(3)]
+    assert bytes(ids).decode() == "".join(places)
 
 
 @pytest.mark.processes

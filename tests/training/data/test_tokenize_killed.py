@@ -176,7 +176,7 @@ def test_begun_work_does_not_go_on_with_another_column_or_end_of_text(
     shutil.copytree(place / "bpe", tmp_path / "bpe")
     data = tmp_path / "a.jsonl"
     begin(tmp_path, data, tmp_path / "set")
-    with pytest.raises(RequestError, match=r"another request \(other: text_column\)"):
+    with pytest.raises(RequestError, match=r"another request \(other: text_column, content\)"):
         make(tmp_path, data, tmp_path / "set", "--seq_len=16", "--text_column=body")
     (tmp_path / "bpe" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
     with pytest.raises(RequestError, match=r"another request \(other: eos\)"):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from training.config.sections import STREAM
 from training.data.files import ArrowFiles
+from training.data.json_column import NoTextError
 from training.data.libraries import datasets_library
 from training.data.remote import is_url
 from training.data.splits import (
@@ -174,7 +175,7 @@ class Shards:
         Raises TrainingError for a document without text, and whatever the libraries raise.
         """
         begin = 0
-        for table in self._tables(shard):
+        for table in self._read_tables(shard):
             if begin + len(table) > first:
                 for number, text in enumerate(self._texts(table, shard), begin):
                     if not isinstance(text, str):
@@ -182,6 +183,14 @@ class Shards:
                     if number >= first:
                         yield text
             begin += len(table)
+
+    def _read_tables(self, shard: int) -> Iterator[Any]:
+        try:
+            yield from self._tables(shard)
+        except NoTextError as error:
+            if error.kind:
+                raise self._fault(shard, f"there is {error}") from error
+            raise self._no_column(shard, error.columns) from error
 
     def _tables(self, shard: int) -> Iterator[Any]:
         if self.is_saved:
@@ -210,14 +219,16 @@ class Shards:
 
     def _texts(self, table: Any, shard: int) -> list[Any]:
         if TEXT not in table.column_names:
-            there = ", ".join(sorted(table.column_names))
-            if IDS in table.column_names:
-                raise TrainingError(
-                    f"{self.name} is tokenized already; {self._how_tokens_are_read()}", local=True
-                )
-            raise self._fault(shard, f"there is no column {TEXT!r}; there are: {there}")
+            raise self._no_column(shard, table.column_names)
         found: list[Any] = table.column(TEXT).to_pylist()
         return found
+
+    def _no_column(self, shard: int, columns: Sequence[str]) -> TrainingError:
+        if IDS in columns:
+            return TrainingError(
+                f"{self.name} is tokenized already; {self._how_tokens_are_read()}", local=True
+            )
+        return self._fault(shard, f"there is {NoTextError(TEXT, [*columns])}")
 
     def _how_tokens_are_read(self) -> str:
         if self.is_saved:

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from training.data.json_column import NoTextError
 from training.data.libraries import datasets_library
 from training.data.remote import is_url
 from training.data.splits import NoSplit, find, is_local
@@ -101,15 +102,12 @@ def open_texts(
 
     Raises RequestError if the source, its column or its text is not there.
     """
-    dataset = _load(name, config, split, sample_by)
+    dataset = _load(name, config, split, column, sample_by)
     if column not in dataset.column_names:
-        raise RequestError(
-            f"--text_column: {name} has no column {column!r}; there are: "
-            f"{', '.join(sorted(dataset.column_names)) or 'none'}"
-        )
+        raise _no_text(name, NoTextError(column, dataset.column_names))
     kind = getattr(dataset.features[column], "dtype", "a structure")
     if kind not in ("string", "large_string"):
-        raise RequestError(f"--text_column: {column!r} of {name} holds {kind}, not text")
+        raise _no_text(name, NoTextError(column, dataset.column_names, kind))
     content = str(dataset._fingerprint)
     dataset = dataset.select_columns([column])
     if dryrun:
@@ -131,7 +129,11 @@ def _sizes(dataset: Any, column: str) -> Iterator[np.ndarray[Any, np.dtype[np.in
         yield lengths.to_numpy().astype(np.int64)  # (documents of the batch,)
 
 
-def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
+def _no_text(where: str, error: NoTextError) -> RequestError:
+    return RequestError(f"--text_column: {where} has {error}")
+
+
+def _load(name: str, config: str | None, split: str, column: str, sample_by: str) -> Any:
     datasets = datasets_library("--dataset: texts are read")
     if not is_local(name):
         with _reporting(name, hub=True):
@@ -150,7 +152,7 @@ def _load(name: str, config: str | None, split: str, sample_by: str) -> Any:
     except RequestError as error:
         raise RequestError(f"--dataset: {error}") from error
     with _reporting(name):
-        return local.load(split, sample_by=sample_by)
+        return local.load(split, column, sample_by=sample_by)
 
 
 def _check_sizes(files: Sequence[str]) -> None:
@@ -187,6 +189,9 @@ class _reporting:  # noqa: N801, used as a phrase: with _reporting(name)
                 ) from error
         reason = reason_of(error)
         file = _file_of(error)
+        for cause in causes(error):
+            if isinstance(cause, NoTextError):
+                raise _no_text(file or self.name, cause) from error
         where = f"{file if file and not self.hub else self.name} cannot be read"
         if self.hub:
             where = f"{self.name} is no local file or folder, and the hub does not give it"
@@ -227,7 +232,8 @@ def _file_of(error: BaseException) -> str:
 def reason_of(error: BaseException) -> str:
     """Say in one line what is at the bottom of an error."""
     last = list(causes(error))[-1]
-    if isinstance(last, StopIteration):  # what the library ends with where no file has a row
+    # What the library ends with where no file has a row, of known columns and of others.
+    if str(last).endswith("corresponds to no data!") or isinstance(last, StopIteration):
         return "there is nothing in it; fix: give files that have texts"
     if type(last).__name__ == "CastError":
         found = ", ".join(getattr(last, "table_column_names", ()))
