@@ -12,7 +12,7 @@ two sections have a key in common; schedule=cosine is schedule.name=cosine. Ligh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,11 @@ def _model(found: _Found) -> dict[str, Any]:
             )
             return {}
         sizes = _sizes(kind, given, found)
+        found.faults += [
+            f"model.{one.name}: must be given, as there is no model.name to take it from"
+            for one in fields(kind)
+            if one.default is MISSING and one.name not in given and not name
+        ]
         if found.faults:
             return {}
         made = replace(start, **sizes) if name else kind(**sizes)

@@ -149,6 +149,20 @@ model:
     assert model.sizes.rope_scaling.factor == 2  # type: ignore[attr-defined]
 
 
+def test_every_size_that_is_not_there_is_named(tmp_path: Path) -> None:
+    text = LEAST.replace("{name: mamba-tiny}", "{family: llama, d_model: 64, n_layer: x, n_hed: 4}")
+    with pytest.raises(RequestError) as error:
+        read(tmp_path, text)
+    assert error.value.faults == [
+        "model.n_layer: must be a whole number, not 'x'",
+        "model.n_hed: llama has no such size; did you mean n_head?",
+        *(
+            f"model.{name}: must be given, as there is no model.name to take it from"
+            for name in ("n_head", "n_kv_head", "d_ff")
+        ),
+    ]
+
+
 @pytest.mark.parametrize(
     ("more", "changes", "shown"),
     [
@@ -156,6 +170,7 @@ model:
         ("1: {x: 1}", (), "run.yaml: 1: there is no such section"),
         ("on: {x: 1}", (), "run.yaml: on: there is no such section"),
         ("", ("model.name=", "model.family=[a]"), "model.family: there is no family "),
+        ("", ("model.name=", "model.family=gpt_neox"), "model.d_ff: must be given, as there is no"),
         ("optim: [1]", (), "optim: must be a list of settings"),
         ("optim: {seed: 1}", (), "optim.seed: there is no such setting; it belongs to run"),
         ("optim: {learning_rat: 1}", (), "there is no such setting; did you mean learning_rate?"),
