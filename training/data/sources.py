@@ -376,17 +376,21 @@ def _mixture(
     for path, weight, order, where in listed(file):
         samples = open_samples(
             *(path, seq_length, f"{where}: path", vocab_size, seed),
-            position_weighting=position_weighting and _is_packed(path),
+            position_weighting=position_weighting and _has_positions(path),
             split=split,
             document_end=document_end,
             convert=convert,
             data_cache=data_cache,
         )
         sources.append(Part(name=path, samples=samples, weight=weight, order=order))
-    if position_weighting and not any(_is_packed(source.name) for source in sources):
+    if position_weighting and not any(_has_positions(source.name) for source in sources):
         raise RequestError(f"position_weighting: {file} lists no packed data, which has positions")
     return Mixture(sources, seed=seed)
 
 
-def _is_packed(path: str) -> bool:
-    return path.partition(":")[0] in _PACKED_KINDS
+def _has_positions(path: str) -> bool:
+    """Tell whether a source is packed, or a mixture that lists some that are."""
+    kind, _, rest = path.partition(":")
+    if kind == "mixture":
+        return any(_has_positions(entry.path) for entry in listed(Path(rest)))
+    return kind in _PACKED_KINDS

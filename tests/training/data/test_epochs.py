@@ -74,12 +74,14 @@ def test_position_weighting_reaches_packed_data_alone_and_in_a_mixture(tmp_path:
     text = write_text(tmp_path / "text")
     mixture = tmp_path / "mixture.yaml"
     mixture.write_text(f"- {{path: 'packed:{file}', weight: 1}}\n- {{path: '{text}', weight: 1}}\n")
-    for path in (f"packed:{file}", f"mixture:{mixture}"):
+    outer = tmp_path / "outer.yaml"
+    outer.write_text(f"- {{path: 'mixture:{mixture}', weight: 1}}\n")
+    for path in (f"packed:{file}", f"mixture:{mixture}", f"mixture:{outer}"):
         data = DataConfig(dataset_path=path, seq_length=9, batch_size=4, position_weighting=True)
         weights = open_feed(config(data), 0, 1).next_rows(range(4)).rows.weights
         assert weights is not None and weights.unique().numel() > 5
     mixture.write_text(f"- {{path: '{text}', weight: 1}}\n")
-    for path in (text, f"mixture:{mixture}"):
+    for path in (text, f"mixture:{mixture}", f"mixture:{outer}"):
         data = DataConfig(dataset_path=path, seq_length=9, position_weighting=True)
         with pytest.raises(RequestError, match="position_weighting: "):
             open_feed(config(data), 0, 1)
