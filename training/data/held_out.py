@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from glob import iglob
 from pathlib import Path
 
 from training.config.config import Config
@@ -13,6 +12,7 @@ from training.data.base import Samples
 from training.data.lines import find_lines
 from training.data.mixture import listed
 from training.data.packed import find_packed
+from training.data.splits import matching
 from training.data.stream.shards import Shards, find_local
 from training.errors import RequestError
 
@@ -42,7 +42,7 @@ def _files(config: Config, path: str, split: str) -> Iterator[str]:
             if entry.weight > 0:
                 yield from _files(config, entry.path, split)
     elif kind == "text":
-        yield from iglob(rest, recursive=True)  # noqa: PTH207
+        yield from matching(rest)
     elif kind in ("packed", "packed-17/13"):
         yield from find_packed([rest])
     elif kind == "lines":

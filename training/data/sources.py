@@ -7,7 +7,6 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from glob import iglob
 from itertools import accumulate
 from pathlib import Path
 
@@ -24,7 +23,7 @@ from training.data.mixture import Mixture, listed
 from training.data.mixture import Source as Part
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
-from training.data.splits import how_to_read
+from training.data.splits import how_to_read, matching
 from training.data.stream.feed import open_shards, stream_of
 from training.data.stream.shards import Shards
 from training.errors import RequestError, TrainingError
@@ -150,7 +149,7 @@ def _text_files(pattern: str) -> tuple[list[str], list[int]]:
     """Paths and sizes of the files that match, sorted, the empty ones left out."""
     if not pattern:
         raise RequestError("text: must be followed by a file name or pattern")
-    found = sorted(path for path in iglob(pattern, recursive=True) if Path(path).is_file())  # noqa: PTH207
+    found = matching(pattern)
     if not found:
         raise RequestError(f"no file matches {pattern}")
     try:

@@ -159,17 +159,20 @@ def find(name: str, config: str = "") -> LocalTexts:
     if path.is_dir():
         # Absolute: a folder that is called json is not the library's builder of that name.
         return _of_folder(name, path.absolute(), config)
-    found = _matching(name)
+    found = matching(name)
     if not found:
         for pattern in name.split(","):
-            if not (files := _matching(pattern)):
+            if not (files := matching(pattern)):
                 raise RequestError(f"no file matches {pattern}")
             found += files
     return _of_files(name, list(dict.fromkeys(found)), config)
 
 
-def _matching(pattern: str) -> list[str]:
+def matching(pattern: str) -> list[str]:
+    """Find the files of a name or a pattern, sorted; a file's name is never taken as a pattern."""
     path = str(Path(pattern).expanduser())
+    if os.path.isfile(path):  # noqa: PTH113 - it never raises
+        return [path]
     return sorted(one for one in iglob(path, recursive=True) if Path(one).is_file())  # noqa: PTH207
 
 

@@ -17,7 +17,7 @@ import pytest
 from tests.training.data import test_stream
 from tests.training.support.runs import TINY, run
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
-from training.data.sources import open_evaluation, open_feed
+from training.data.sources import Text, open_evaluation, open_feed
 from training.data.splits import find
 from training.data.stream.shards import Shards
 from training.data.tokenize.__main__ import tokenize
@@ -334,6 +334,23 @@ def test_files_with_commas_between(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Shards("x/a.jsonl,y/one.jsonl", "", "train", 0).count == 2, "relative names, too"
     with pytest.raises(RequestError, match=rf"^no file matches {folder}/none.jsonl$"):
         find(f"{a},{folder}/none.jsonl")
+
+
+def test_a_file_is_read_by_its_name_whatever_that_means_as_a_pattern(tmp_path: Path) -> None:
+    """Not the neighbour that matches, and not none."""
+    for kind in ("jsonl", "txt"):
+        file, folder = f"{tmp_path}/part[1].{kind}", write(tmp_path, f"part[1].{kind}")
+        write(folder, f"part1.{kind}")
+        write(folder / "in[2]", f"more.{kind}")
+        for name in (file, f"{folder}/in[2]/more.{kind}"):
+            assert find(name).files("train") == (name,)
+        both = f"stream:{file},{folder}/in[2]/more.{kind}"
+        read = "".join(test_stream.texts(both))
+        assert set(re.findall("<([^ ]*)", read)) == {f"part[1].{kind}", f"more.{kind}"}
+    assert Text(file, 8).described() == f"{Path(file).stat().st_size} bytes in 1 files"
+    held_out = config(dataset_path=f"stream:{file}", eval_dataset_path=f"text:{file}")
+    with pytest.raises(RequestError, match=r"part\[1\].txt is trained on"):
+        open_evaluation(held_out, 0, 1)
 
 
 def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
