@@ -31,6 +31,8 @@ from training.data.tokenize.tokenizer import Ends
 from training.errors import RequestError
 from training.ops.loss import IGNORED
 
+MASK = "attention_mask"
+
 Parts = list[np.ndarray[Any, np.dtype[Any]]]
 
 
@@ -69,6 +71,8 @@ class Arrow:
         self.knows_documents = self._has_ends or self._document_end >= 0
         if has_labels and not stated:
             _require_labels(path, labels, length)
+        elif not has_labels and MASK in dataset.column_names:
+            _require_no_padding(path, dataset.data.column(MASK), length)
         self.vocab_size = stated or _largest(path, ids, labels) + 1
         self._described = (
             f"{len(dataset):,} rows of {length:,} tokens"
@@ -269,6 +273,26 @@ def _require_labels(path: str, labels: Parts, row: int) -> None:
                     f"{IGNORED} where a token is not a target, else its id"
                 )
         before += len(part)
+
+
+def _require_no_padding(path: str, mask: Any, row: int) -> None:
+    """Refuse padding where no labels say that it is no target: it would be trained on."""
+    import pyarrow as pa
+
+    kind = getattr(mask.type, "value_type", pa.null())
+    if not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        return  # whatever it is, it is no mask of tokens
+    before = 0
+    for chunk in mask.chunks:
+        shown = np.asarray(chunk.flatten())  # (n,)
+        if not shown.all():
+            at = before + int(np.argmin(shown.astype(bool)))
+            raise RequestError(
+                f"{path} has padding ({MASK} 0) in row {at // row:,}, and no {LABELS}, so padding "
+                f"would be trained on; fix: write {LABELS}, the {IDS} with {IGNORED} where {MASK} "
+                "is 0"
+            )
+        before += len(shown)
 
 
 def _largest(path: str, ids: Parts, labels: Parts) -> int:

@@ -98,6 +98,21 @@ def test_columns_of_other_names_and_selected_rows_do_no_harm(tmp_path: Path) -> 
     assert [int(samples[index].inputs[0]) for index in range(3)] == [28, 8, 20]
 
 
+def test_padding_is_no_target_where_labels_say_so(tmp_path: Path) -> None:
+    made = datasets.Dataset.from_dict(
+        {
+            "input_ids": [[5, 6, 7, 0]],
+            "labels": [[5, 6, 7, -100]],
+            "attention_mask": [[True, True, True, False]],
+        }
+    )
+    made.save_to_disk(str(tmp_path / "set"))
+    assert Arrow(str(tmp_path / "set"), 4)[0].targets.tolist() == [6, 7, -100, -100]
+    made.remove_columns("labels").save_to_disk(str(tmp_path / "bare"))
+    with pytest.raises(RequestError, match="has padding"):
+        Arrow(str(tmp_path / "bare"), 4)
+
+
 def test_the_vocabulary_is_that_of_the_set_or_the_largest_id(tmp_path: Path) -> None:
     path = save(tmp_path / "set", [[1, 5, 99, 0]] * 3, [[-100, 1, 120, 3]] * 3)
     samples = Arrow(str(path), 4)
@@ -166,6 +181,10 @@ def test_sets_that_are_not_there_or_not_complete(tmp_path: Path) -> None:
         (
             {"input_ids": [[1] * 4] * 3, "labels": [[1] * 4, [-100] * 4, [2, 3, -1, 4]]},
             r"has the label -1 in row 2; fix: write -100 where",
+        ),
+        (
+            {"input_ids": [[1] * 4] * 3, "attention_mask": [[1] * 4, [1] * 4, [0, 1, 1, 1]]},
+            r"has padding \(attention_mask 0\) in row 2, and no labels, .*; fix: write labels, the",
         ),
     ],
 )
