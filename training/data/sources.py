@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import replace
@@ -346,7 +347,7 @@ def open_samples(
                 convert,
                 data_cache,
             )
-        if Path(path).is_dir():
+        if os.path.isdir(path):  # noqa: PTH112 - it never raises
             return Arrow(path, seq_length, split, document_end)
     except RequestError as error:
         raise RequestError(f"{setting}: {error}") from error

@@ -137,8 +137,9 @@ class LocalTexts:
 
 def is_local(name: str) -> bool:
     """Whether files or URLs are meant, which may be missing, rather than a set of the hub."""
+    # Not by pathlib, which raises for what is longer than a name may be, as many with commas are.
     return is_url(name) or any(
-        Path(one).exists() or has_magic(one) or one.startswith((".", "/", "~"))
+        os.path.exists(one) or has_magic(one) or one.startswith((".", "/", "~"))  # noqa: PTH110
         for one in (name, *name.split(","))
     )
 
@@ -153,10 +154,10 @@ def find(name: str, config: str = "") -> LocalTexts:
         return _of_files(name, name.split(","), config)
     path = Path(name).expanduser()
     for mark in ("dataset_dict.json", "state.json"):
-        if (path / mark).is_file():
+        if os.path.isfile(path / mark):  # noqa: PTH113
             _require_no_config(name, config)
             return LocalTexts(name, str(path), _saved_splits(path), is_saved=True)
-    if path.is_dir():
+    if os.path.isdir(path):  # noqa: PTH112
         # Absolute: a folder that is called json is not the library's builder of that name.
         return _of_folder(name, path.absolute(), config)
     found = matching(name)
@@ -366,7 +367,7 @@ def how_to_read(path: str, seq_length: int = 0) -> str:
     has texts or tokens.
     """
     place = Path(path)
-    files = [path] if place.is_file() and _kind(path) else text_files(place)
+    files = [path] if os.path.isfile(path) and _kind(path) else text_files(place)  # noqa: PTH113
     first = next(iter(files), "")
     if not first:
         return ""

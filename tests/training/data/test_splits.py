@@ -18,7 +18,7 @@ from tests.training.data import test_stream
 from tests.training.support.runs import TINY, run
 from training.config.config import Config, DataConfig, ModelConfig, RunConfig
 from training.data.sources import Text, open_evaluation, open_feed
-from training.data.splits import find
+from training.data.splits import find, is_local
 from training.data.stream.shards import Shards
 from training.data.tokenize.__main__ import tokenize
 from training.errors import RequestError
@@ -334,6 +334,15 @@ def test_files_with_commas_between(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert Shards("x/a.jsonl,y/one.jsonl", "", "train", 0).count == 2, "relative names, too"
     with pytest.raises(RequestError, match=rf"^no file matches {folder}/none.jsonl$"):
         find(f"{a},{folder}/none.jsonl")
+    names = [f"part-{number:05}.jsonl" for number in range(20)]
+    write(folder, *names)
+    many = ",".join(names)
+    assert len(many) > 255, "more than a file's name may have"
+    assert is_local(many) and find(many).files("train") == tuple(names)
+    longer = ",".join([f"{folder}/./{name}" for name in names] * 30)
+    assert is_local(longer) and len(find(longer).files("train")) == 20
+    with pytest.raises(RequestError, match=r"^dataset_path: 'part-.*' is not a known source"):
+        open_feed(config(dataset_path=many, tokenizer="", shuffle_buffer=1000), 0, 1)
 
 
 def test_a_file_is_read_by_its_name_whatever_that_means_as_a_pattern(tmp_path: Path) -> None:
