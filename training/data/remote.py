@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from glob import has_magic
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,11 @@ def _fetch_source(
     first = os.environ.get("LOCAL_RANK", "0") == "0"
     count = group.together(lambda: _copy(url, folder, setting) if first else 0, copies=True)
     say(f"{setting}: {count} files in {folder}")
-    return f"{LINES_SOURCE}{folder}" if source.startswith(LINES_SOURCE) else str(folder)
+    if not source.startswith(LINES_SOURCE):
+        return str(folder)
+    last = url.rpartition("/")[2]  # a pattern of names says which of the copies are meant, too
+    means_names = has_magic(last) and "**" not in last
+    return f"{LINES_SOURCE}{folder}/{last}" if means_names else f"{LINES_SOURCE}{folder}"
 
 
 def _copy(url: str, folder: Path, setting: str) -> int:

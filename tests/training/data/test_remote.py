@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests.training.data.test_stream import config
+from training.config.config import DataConfig
 from training.data import remote
+from training.data.lines import Lines
+from training.data.sources import open_source
 from training.errors import RequestError, TrainingError
 
 
@@ -89,6 +96,27 @@ def test_one_file_is_copied_by_its_name(tmp_path: Path) -> None:
     first = (cache / "a.json").stat().st_mtime_ns
     assert copied(there / "a.json", cache) == {"a.json": "a.json"}
     assert (cache / "a.json").stat().st_mtime_ns == first, "it is not copied again"
+
+
+def test_a_pattern_of_names_means_the_copies_too(tmp_path: Path) -> None:
+    """Lines of other names than *.json are read by it, at a URL as in a folder."""
+    there = tmp_path / "there"
+    there.mkdir()
+    line = json.dumps({"input_ids": list(range(9)), "attention_mask": [1] * 9})
+    for name in ("a.jsonl", "b.jsonl", "c.json"):
+        (there / name).write_text(f"{line}\n")
+    alone: Any = SimpleNamespace(together=lambda work, copies: work())
+    kinds = {"/*.jsonl": 2, "/*.json*": 3, "/*.json": 1, "/c.json": 1, "": 1}
+    for pattern, lines in kinds.items():
+        data = DataConfig(
+            dataset_path=f"lines:file://{there}{pattern}",
+            data_cache=str(tmp_path / "cache"),
+            seq_length=8,
+            batch_size=1,
+        )
+        fetched = remote.fetch_data(config(data), alone, lambda line: None)
+        samples = open_source(fetched, "dataset_path")
+        assert isinstance(samples, Lines) and len(samples) == lines
 
 
 def test_what_is_not_there_removes_no_copy(tmp_path: Path) -> None:
