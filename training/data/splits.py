@@ -355,7 +355,10 @@ def _saved_files(folder: Path) -> tuple[str, tuple[str, ...]]:
     try:
         state = json.loads(path.read_text())
         files = tuple(str(folder / file["filename"]) for file in state["_data_files"])
-        return str(state.get("_split") or TRAIN), files
+        # Of a part that stands there in the place of a name, as train[:10%]; of several with +.
+        parts = str(state.get("_split") or TRAIN).split("+")
+        names = {part.partition("[")[0].strip() for part in parts}
+        return names.pop() if len(names) == 1 else TRAIN, files
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{path} is broken or half-written: {error!r}") from error
 

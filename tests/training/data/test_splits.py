@@ -26,6 +26,7 @@ from training.llama_fsdp import configure
 from training.models import preset
 
 datasets = pytest.importorskip("datasets")
+BYTES = ("--tokenizer=bytes", "--seq_len=1", "--num_proc=1")
 CARD = """---
 configs:
 - config_name: en
@@ -378,6 +379,27 @@ def test_a_set_on_disk_without_rows_is_refused(tmp_path: Path) -> None:
     datasets.DatasetDict(train=rows).save_to_disk(str(tmp_path / "dict"))
     with pytest.raises(RequestError, match="split 'train' has no rows"):
         open_feed(config(dataset_path=f"stream:{tmp_path}/dict"), 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("part", "split"),
+    [
+        ("train[:50%]", "train"),
+        ("train[:2]+train[4:]", "train"),
+        ("validation[2:]", "validation"),
+        ("train[:2]+validation", "train"),
+    ],
+)
+def test_a_part_of_a_split_that_was_saved_is_read(tmp_path: Path, part: str, split: str) -> None:
+    """The library notes the part in the place of a name, which can be asked for by no option."""
+    source = write(tmp_path / "mine", "train.jsonl", "validation.jsonl", rows=6)
+    some = datasets.load_dataset(str(source), split=part)
+    some.save_to_disk(str(tmp_path / "set"))
+    read = test_stream.texts(f"stream:{tmp_path}/set", batch=1, dataset_split=split)
+    assert sorted(re.findall("<[^>]*>", "".join(read))) == sorted(some["text"])
+    made = f"--save_path={tmp_path}/made"
+    tokenize([f"--dataset={tmp_path}/set", f"--split={split}", *BYTES, made])
+    assert datasets.load_from_disk(f"{tmp_path}/made").num_rows == len("".join(some["text"]))
 
 
 @pytest.mark.parametrize(
