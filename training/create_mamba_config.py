@@ -7,6 +7,7 @@ flag is a key's name, after its section and a point where two sections have a ke
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
     yaml.write(config, output)
     print(
         f"wrote {output}: {config.data.n_total_tokens:,} tokens, {config.num_steps:,} steps\n"
-        f"train it: composer -n 8 -m training.mamba_composer {output}"
+        f"train it: composer -n 8 -m training.mamba_composer {shlex.quote(str(output))}"
     )
     return 0
 

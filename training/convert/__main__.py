@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import re
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -90,7 +91,7 @@ def convert(arguments: Sequence[str]) -> None:
     files = "1 file" if done.files == 1 else f"{done.files} files"
     print(
         f"wrote {given.dst}: {done.tensors} tensors, {done.size:,} bytes, {files}\n"
-        f"try it: python -m training.generate {given.dst} --prompt=..."
+        f"try it: python -m training.generate {shlex.quote(str(given.dst))} --prompt=..."
     )
 
 

@@ -18,6 +18,7 @@ Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong,
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from collections.abc import Sequence
@@ -79,11 +80,11 @@ def pack(arguments: Sequence[str]) -> None:
     cut = f", which are {documents:,} documents as long ones are cut" if documents > texts else ""
     print(f"{target}: {tokens:,} tokens of {tokenizer.name}, from {texts:,} texts{cut}")
     kind = "packed" if name == DEFAULT_LAYOUT else f"packed-{name}"
-    print(f"to train with it: --dataset_path={kind}:{target}")
+    print(f"to train with it: --dataset_path={shlex.quote(f'{kind}:{target}')}")
     if name == DEFAULT_LAYOUT:
         print(
             "or, with Composer: python3 -m training.create_mamba_config "
-            f"--text_paths={target} --vocab_size={tokenizer.vocab_size}"
+            f"--text_paths={shlex.quote(str(target))} --vocab_size={tokenizer.vocab_size}"
         )
 
 

@@ -43,7 +43,8 @@ BATCH = 8
 def read_prompts(path: Path) -> list[str]:
     """Read the lines of a file. Raises RequestError if it cannot be read or has none."""
     try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        # Editors of Windows write a mark of UTF-8 at the beginning.
+        lines = path.read_text(encoding="utf-8-sig").removesuffix("\n").split("\n")
     except OSError as error:
         raise RequestError(f"--prompts: {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import asdict
@@ -106,6 +107,14 @@ def test_a_folder_of_weights_may_have_one_that_is_called_checkpoints(tmp_path: P
         first, before = tmp_path / form, form
         (first / "checkpoints" / "step_500_ckp").mkdir(parents=True)
     assert detect(first) == "ours" and Source.open("ours", first).folder == first
+
+
+def test_what_is_to_be_typed_next_holds_for_a_path_with_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = saved(reference("mamba"), tmp_path / "first")
+    run("--from", "hf", first, "--to", "ours", tmp_path / "my model")
+    assert f"{tmp_path}/my model" in shlex.split(capsys.readouterr().out.partition("try it: ")[2])
 
 
 def test_files_of_a_tokenizer_go_along(tmp_path: Path) -> None:

@@ -113,6 +113,20 @@ def test_ids_that_a_layout_has_no_room_for_are_refused(
     assert not (tmp_path / "a.npy").exists()
 
 
+def test_what_is_to_be_typed_next_holds_for_a_path_with_spaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "my data"
+    flags = [source(folder, TEXTS), f"--tokenizer={folder}/tokenizer.json", "--num_proc=1"]
+    pack([*flags, f"--save_path={folder}/a b.npy"])
+    shown = shlex.split(capsys.readouterr().out.partition("to train with it:")[2])
+    assert f"--dataset_path=packed:{folder}/a b.npy" in shown
+    assert f"--text_paths={folder}/a b.npy" in shown
+    tokenize([*flags, "--seq_len=8", f"--save_path={folder}/set 8"])
+    shown = shlex.split(capsys.readouterr().out.partition("to train with it:")[2])
+    assert shown == [f"--dataset_path={folder}/set 8", "--seq_length=8"]
+
+
 def test_long_documents_are_cut_where_positions_end(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

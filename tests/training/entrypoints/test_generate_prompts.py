@@ -25,6 +25,7 @@ from training.cli import run_command
 from training.convert import hf
 from training.convert.source import Source, load
 from training.generate import decode
+from training.generate.__main__ import read_prompts
 from training.generate.__main__ import write_text as write
 from training.generate.vocabulary import Tokens
 
@@ -238,6 +239,13 @@ def test_a_prompt_is_the_tokens_that_training_would_read(of_file: str, tmp_path:
     vocabulary = Tokens(path)
     assert vocabulary.encode("the quick fox jumps") == [begin, *plain]
     assert vocabulary.encode("") == [begin]
+
+
+def test_a_mark_of_utf_8_at_the_beginning_of_a_file_is_no_part_of_a_prompt(tmp_path: Path) -> None:
+    """Editors of Windows write one."""
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("über\r\nthe quick\n".encode("utf-8-sig"))
+    assert read_prompts(file) == ["über", "the quick"]
 
 
 def test_prompts_that_cannot_be_taken_are_reported_by_their_lines(

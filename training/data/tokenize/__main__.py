@@ -11,6 +11,7 @@ Exit codes: 0 done, 1 it failed (start again to go on), 2 the request was wrong,
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -114,7 +115,8 @@ def make_set(given: dict[str, Any]) -> None:
         f"{target}: {made['rows']:,} rows of {job.seq_len:,} tokens of {job.tokenizer.name}, from "
         f"{made['documents']:,} texts; {made['dropped']:,} tokens at the end are dropped"
     )
-    print(f"to train with it: --dataset_path={target} --seq_length={job.seq_len}")
+    place = shlex.quote(str(target))
+    print(f"to train with it: --dataset_path={place} --seq_length={job.seq_len}")
 
 
 def target_of(given: dict[str, Any]) -> Path:
