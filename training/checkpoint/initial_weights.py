@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from training import manifest
 from training.checkpoint import hub
@@ -22,6 +22,12 @@ from training.process_group import Group
 if TYPE_CHECKING:  # it takes safetensors, which a run from random values does not
     from training.convert.source import Source
 
+_FOLLOWS = {
+    "head_dim": "d_head",
+    "dt_rank": "d_delta",
+    "attention_multiplier": "score_multiplier",
+}
+"""Sizes that follow from others where they are 0 -> the property that tells them."""
 _OF_FILES = ("hf", "ours")
 """Formats that one file of weights may have, by the names of its tensors."""
 
@@ -89,7 +95,15 @@ def _differing(found: Sizes, wanted: Sizes) -> list[str]:
     if found.family != wanted.family:
         return [f"family: {found.family} there, {wanted.family} asked for"]
     return [
-        f"{one.name}: {getattr(found, one.name)!r} there, {getattr(wanted, one.name)!r} asked for"
+        f"{one.name}: {_meant(found, one.name)!r} there, {_meant(wanted, one.name)!r} asked for"
         for one in fields(wanted)
-        if one.name not in WITHOUT_EFFECT and getattr(found, one.name) != getattr(wanted, one.name)
+        if one.name not in WITHOUT_EFFECT and _meant(found, one.name) != _meant(wanted, one.name)
     ]
+
+
+def _meant(sizes: Sizes, name: str) -> Any:
+    """Give a size; what follows from others is the same whether it is written out or left at 0."""
+    if name == "norm_across_groups" and getattr(sizes, "n_groups", 0) == 1:
+        return False  # both norms are one
+    own = getattr(sizes, name)
+    return getattr(sizes, _FOLLOWS[name], own) if name in _FOLLOWS else own

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.training.support.checkpoints import write_checkpoint
 from tests.training.support.runs import ENGINES, TINY, losses, run, train, write_text
 from training.checkpoint.initial_weights import open_weights
 from training.config.config import ModelConfig
@@ -19,7 +21,7 @@ from training.convert.source import Source, load
 from training.data.sources import open_feed
 from training.errors import RequestError
 from training.mamba_fsdp import configure
-from training.models import preset
+from training.models import build, preset
 
 pytestmark = pytest.mark.processes
 
@@ -187,6 +189,32 @@ def test_other_weights_are_refused(
     assert str(error.value).startswith("init_weights: ")
     for line in shown:
         assert line in str(error.value)
+
+
+WRITTEN_OUT: dict[str, dict[str, Any]] = {
+    "mamba-tiny": {"dt_rank": 8},
+    "mamba2-tiny": {"norm_across_groups": True},
+    "llama-tiny": {"head_dim": 32},
+    "granitemoehybrid-tiny": {"head_dim": 32, "attention_multiplier": 1 / 32},
+    "nemotron_h-tiny": {"head_dim": 32},
+}
+"""Sizes that a model has anyway, as a file or a preset may write them out."""
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_a_size_that_is_written_out_is_the_one_that_follows(name: str, tmp_path: Path) -> None:
+    """As nemotron-h-8b has its head_dim, which Hugging Face's configuration is read without."""
+    sizes = preset(name)
+    run_folder, given = tmp_path / "run", WRITTEN_OUT[name]
+    write_checkpoint(build(sizes), run_folder)
+    convert(["--from", "ours", str(run_folder), "--to", "hf", f"{tmp_path}/hf"])
+    same = ModelConfig(name=name, sizes=replace(sizes, **given), init_weights=f"{tmp_path}/hf")
+    assert open_weights(same).sizes.family == sizes.family
+    for name, value in given.items():
+        if name not in ("norm_across_groups", "attention_multiplier"):
+            other = replace(sizes, **{**given, name: 2 * value})
+            with pytest.raises(RequestError, match=f"{name}: {value} there, {2 * value} asked for"):
+                open_weights(replace(same, sizes=other))
 
 
 def test_a_refused_run_has_not_trained(tmp_path: Path, data: str, weights: Path) -> None:
