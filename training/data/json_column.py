@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from training.data.libraries import datasets_library
-
 
 class NoTextError(ValueError):
     """Rows without the column, which have `columns`; or of which it holds `kind`, not text."""
@@ -23,18 +21,16 @@ class NoTextError(ValueError):
         )
 
 
-def column_alone(column: str) -> dict[str, Any]:
-    """Give the options of load_dataset("json") for one column of text.
+def read_column_alone() -> None:
+    """Have the library datasets read so what is loaded from JSON with the features of one column.
 
     Rows that have no text there raise NoTextError as they are read.
     """
-    datasets = datasets_library("texts are read")
     from datasets.packaged_modules.json.json import Json
 
     if Json._cast_table is not _cast_table:
         _library.append(Json._cast_table)
         Json._cast_table = _cast_table
-    return {"features": datasets.Features({column: datasets.Value("string")})}
 
 
 _library: list[Any] = []

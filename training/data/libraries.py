@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from training.data.json_column import read_column_alone
 from training.data.zst import read_zst_whole
 from training.errors import RequestError
 
@@ -36,7 +37,8 @@ def missing(names: str, what: str, error: ImportError) -> RequestError:
 def datasets_library(what: str) -> Any:
     """Import the library datasets, so that it is quiet and never runs code that comes with a set.
 
-    It reads files in .zst to their end, too. Raises RequestError as library() does.
+    It reads files in .zst to their end, too, and of JSON a column alone if asked to. Raises
+    RequestError as library() does.
     """
     datasets = library("datasets", what)
     # Releases before 4 run a set's own code unless asked not to.
@@ -44,4 +46,5 @@ def datasets_library(what: str) -> Any:
     # What goes wrong is reported by its caller, in one line.
     datasets.utils.logging.set_verbosity(datasets.utils.logging.CRITICAL)
     read_zst_whole()
+    read_column_alone()
     return datasets

@@ -23,7 +23,6 @@ from glob import escape, has_magic, iglob
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from training.data.json_column import column_alone
 from training.data.libraries import datasets_library
 from training.data.remote import is_url
 from training.errors import RequestError
@@ -111,7 +110,7 @@ class LocalTexts:
         if all(_kind(path) == "text" for name in names for path in self.files(name)):
             options |= {"sample_by": sample_by, "keep_linebreaks": True}
         if self.source == "json":
-            options |= column_alone(column)
+            options["features"] = datasets.Features({column: datasets.Value("string")})
         return datasets.load_dataset(self.source, self.config or None, **options)
 
     def described(self, split: str) -> str:
