@@ -24,7 +24,8 @@ from training.config.flags import (
 )
 from training.config.sections import STREAM
 from training.config.setting import boolean, path
-from training.data.splits import NoSplit, find, is_local, is_tokenized
+from training.data.how_to_read import is_tokenized
+from training.data.splits import NoSplit, find, is_local
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.systems import llama

@@ -26,7 +26,7 @@ from training.config.flags import (
     with_ours,
 )
 from training.config.setting import boolean, integer, path
-from training.data.splits import how_to_read
+from training.data.how_to_read import how_to_read
 from training.entrypoint import enter, leave, renamed
 from training.errors import RequestError
 from training.models import Mamba2Config

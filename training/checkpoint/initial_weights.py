@@ -27,7 +27,7 @@ _FOLLOWS = {
     "dt_rank": "d_delta",
     "attention_multiplier": "score_multiplier",
 }
-"""Sizes that follow from others where they are 0 -> the property that tells them."""
+"""Sizes that follow from others where they are 0, and the property that has their value."""
 _OF_FILES = ("hf", "ours")
 """Formats that one file of weights may have, by the names of its tensors."""
 

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from training.data.base import Sample, begun, numbered
 from training.data.files import ArrowFiles
+from training.data.how_to_read import how_to_read, how_to_read_texts
 from training.data.libraries import datasets_library
-from training.data.splits import TEXT, how_to_read, how_to_read_texts
+from training.data.splits import TEXT
 from training.data.tokenize.blocks import DOCUMENTS, END, IDS, LABELS, METADATA
 from training.data.tokenize.tokenizer import Ends
 from training.errors import RequestError

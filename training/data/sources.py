@@ -18,13 +18,14 @@ from training.config.sections import STREAM
 from training.data.arrow import Arrow
 from training.data.base import DataFeed, Sample, Samples, begun
 from training.data.held_out import require_held_out
+from training.data.how_to_read import how_to_read
 from training.data.lines import Lines
 from training.data.loader import Prefetcher
 from training.data.mixture import Mixture, listed
 from training.data.mixture import Source as Part
 from training.data.packed import LAYOUTS, Layout, Packed
 from training.data.sampler import Reader
-from training.data.splits import how_to_read, matching
+from training.data.splits import matching
 from training.data.stream.feed import open_shards, stream_of
 from training.data.stream.shards import Shards
 from training.errors import RequestError, TrainingError

@@ -11,12 +11,10 @@ torch.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import re
 import shlex
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from glob import escape, has_magic, iglob
@@ -36,10 +34,6 @@ BUILDERS = {
 }
 COMPRESSED = (".gz", ".zst", ".xz", ".bz2")
 TEXT = "text"
-TOKENIZER = "EleutherAI/gpt-neox-20b"
-"""The tokenizer of training.data.tokenize where none is named."""
-FIRST_LINE = 2**24
-"""Bytes of a file's first line that are read at most."""
 TRAIN, VALIDATION = "train", "validation"
 READ_BY = "texts are read"
 CARDS = ("README.md", ".huggingface.yaml")
@@ -107,7 +101,7 @@ class LocalTexts:
         names = [part.partition("[")[0].strip() for part in split.split("+")]
         files = {name: [escape(path) for path in self.files(name)] for name in names}
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
-        if all(_kind(path) == "text" for name in names for path in self.files(name)):
+        if all(kind_of(path) == "text" for name in names for path in self.files(name)):
             options |= {"sample_by": sample_by, "keep_linebreaks": True}
         if self.source == "json":
             options["features"] = datasets.Features({column: datasets.Value("string")})
@@ -187,11 +181,11 @@ def text_files(folder: Path) -> Iterator[str]:
     for place, folders, names in os.walk(folder):
         folders[:] = sorted(one for one in folders if not one.startswith((".", "__")))
         for name in sorted(names):
-            if _kind(name) and not name.startswith((".", "__")):
+            if kind_of(name) and not name.startswith((".", "__")):
                 yield f"{place}/{name}"
 
 
-def _kind(path: str) -> str:
+def kind_of(path: str) -> str:
     """Tell by the ending which builder reads a file; empty where none does."""
     endings = [end for end in PurePosixPath(path).suffixes if end not in COMPRESSED]
     return BUILDERS.get(endings[-1].lower(), "") if endings else ""
@@ -214,7 +208,7 @@ def _of_files(name: str, paths: Sequence[str], config: str) -> LocalTexts:
     _require_no_config(name, config)
     known: dict[str, list[str]] = {}
     for path in paths:
-        known.setdefault(_kind(path), []).append(path)
+        known.setdefault(kind_of(path), []).append(path)
     known.pop("", None)
     if not known:
         raise _no_texts(name)
@@ -270,7 +264,7 @@ def _of_folder(name: str, folder: Path, config: str) -> LocalTexts:
     every = {path for files in splits.values() for path in files}
     if not every:
         raise _no_texts(name)
-    kinds = {_kind(path) for path in every}
+    kinds = {kind_of(path) for path in every}
     if has_card or kinds - set(BUILDERS.values()) or len(kinds) > 1:
         return LocalTexts(name, str(folder), splits, config)
     # The library's paths begin with the folder, or in earlier releases with what it is a link to.
@@ -306,7 +300,7 @@ def _unnamed(folder: Path, texts: Sequence[str], config: str) -> dict[str, tuple
         return {}
     builder = datasets.load_dataset_builder(str(folder), config or None, data_files="**")
     kind = type(builder.config).__name__.removesuffix("Config").lower()
-    files = tuple(str(path) for path in builder.config.data_files[TRAIN] if _kind(path) == kind)
+    files = tuple(str(path) for path in builder.config.data_files[TRAIN] if kind_of(path) == kind)
     return {TRAIN: files} if files else {}
 
 
@@ -360,68 +354,3 @@ def _saved_files(folder: Path) -> tuple[str, tuple[str, ...]]:
         return names.pop() if len(names) == 1 else TRAIN, files
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RequestError(f"{path} is broken or half-written: {error!r}") from error
-
-
-def how_to_read(path: str, seq_length: int = 0) -> str:
-    """Say how to train on texts that are given as if they were tokenized; empty if it is no text.
-
-    seq_length: that of the run, 0 for the default. The first line of a JSON file tells whether it
-    has texts or tokens.
-    """
-    place = Path(path)
-    files = [path] if os.path.isfile(path) and _kind(path) else text_files(place)  # noqa: PTH113
-    first = next(iter(files), "")
-    if not first:
-        return ""
-    if lines := lines_of_tokens(first):
-        return f"{path} has lines of tokens; write {lines}"
-    return f"{path} has texts, as {first}, and no tokens; {how_to_read_texts(path, seq_length)}"
-
-
-def lines_of_tokens(file: str, given: str = "") -> str:
-    """Name the source that reads a file's lines of tokens; empty if it has no such lines.
-
-    given: what the file was found by; a pattern of names in one folder stands as it is.
-    """
-    path = Path(file)
-    if not _keys(path) >= {"input_ids", "attention_mask"}:
-        return ""
-    folder, name = os.path.split(given)
-    if has_magic(name) and not has_magic(folder):
-        return f"lines:{given}"
-    return f"lines:{path.parent}/*{''.join(path.suffixes[-2 if path.suffix == '.gz' else -1 :])}"
-
-
-def is_tokenized(folder: Path) -> bool:
-    """Tell whether there is a set on disk that says that it has tokens."""
-    parts = [folder] if (folder / "state.json").is_file() else []
-    if (folder / "dataset_dict.json").is_file():
-        parts = [path.parent for path in folder.glob("*/dataset_info.json")]
-    try:
-        listed = [json.loads((one / "dataset_info.json").read_text()) for one in parts]
-        return any("input_ids" in one["features"] for one in listed)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def how_to_read_texts(path: str, seq_length: int = 0) -> str:
-    """Say what to write to train on texts: the source, or the command that tokenizes them."""
-    place = Path(path).absolute()
-    name = place.name.partition(".")[0] or place.name
-    made = shlex.quote(str(place.with_name(f"{name}_tokenized")))
-    length = f" --seq_len={seq_length}" if seq_length else ""
-    return (
-        f"write stream:{path} and name a tokenizer, which reads them as they are, or tokenize them "
-        f"first: python3 -m training.data.tokenize --dataset={shlex.quote(path)} "
-        f"--tokenizer={TOKENIZER}{length} --save_path={made} (and train on {made})"
-    )
-
-
-def _keys(path: Path) -> set[str]:
-    """Read the keys of the first line of JSON lines; none where that is not what a file has."""
-    opened: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opened(path, "rb") as file:
-            return set(json.loads(file.readline(FIRST_LINE)))
-    except (OSError, EOFError, ValueError, TypeError, zlib.error):
-        return set()

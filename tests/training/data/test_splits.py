@@ -363,66 +363,6 @@ def test_a_file_is_read_by_its_name_whatever_that_means_as_a_pattern(tmp_path: P
         open_evaluation(held_out, 0, 1)
 
 
-def test_a_set_that_is_tokenized_is_no_stream(tmp_path: Path) -> None:
-    datasets.Dataset.from_dict({"input_ids": [[1, 2]]}).save_to_disk(str(tmp_path / "set"))
-    with pytest.raises(RequestError, match="is tokenized already; leave out 'stream:' before it"):
-        open_feed(config(dataset_path=f"stream:{tmp_path}/set"), 0, 1)
-
-
-def test_a_set_on_disk_without_rows_is_refused(tmp_path: Path) -> None:
-    folder, rows = tmp_path / "set", datasets.Dataset.from_dict({"text": []})
-    rows.save_to_disk(str(folder))
-    with pytest.raises(RequestError, match=f"^dataset_path: {folder}: split 'train' has no rows"):
-        open_feed(config(dataset_path=f"stream:{folder}"), 0, 1)
-    with pytest.raises(RequestError, match=f"^--dataset: {folder}: split 'train' has no rows"):
-        tokenize([f"--dataset={folder}", "--tokenizer=bytes", f"--save_path={tmp_path}/made"])
-    datasets.DatasetDict(train=rows).save_to_disk(str(tmp_path / "dict"))
-    with pytest.raises(RequestError, match="split 'train' has no rows"):
-        open_feed(config(dataset_path=f"stream:{tmp_path}/dict"), 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("part", "split"),
-    [
-        ("train[:50%]", "train"),
-        ("train[:2]+train[4:]", "train"),
-        ("validation[2:]", "validation"),
-        ("train[:2]+validation", "train"),
-    ],
-)
-def test_a_part_of_a_split_that_was_saved_is_read(tmp_path: Path, part: str, split: str) -> None:
-    """The library notes the part in the place of a name, which can be asked for by no option."""
-    source = write(tmp_path / "mine", "train.jsonl", "validation.jsonl", rows=6)
-    some = datasets.load_dataset(str(source), split=part)
-    some.save_to_disk(str(tmp_path / "set"))
-    read = test_stream.texts(f"stream:{tmp_path}/set", batch=1, dataset_split=split)
-    assert sorted(re.findall("<[^>]*>", "".join(read))) == sorted(some["text"])
-    made = f"--save_path={tmp_path}/made"
-    tokenize([f"--dataset={tmp_path}/set", f"--split={split}", *BYTES, made])
-    assert datasets.load_from_disk(f"{tmp_path}/made").num_rows == len("".join(some["text"]))
-
-
-@pytest.mark.parametrize(
-    ("source", "fix"),
-    [
-        ("lines/*.jsonl", "write lines:{}/lines/*.jsonl"),
-        ("lines/**/*.jsonl", "write lines:{}/lines/*.jsonl"),
-        ("lines/part.1.jsonl", "write lines:{}/lines/*.jsonl"),
-        ("lines/p*.jsonl", "write lines:{}/lines/p*.jsonl"),
-        ("lines", "write lines:{}/lines/*.jsonl"),
-        ("table/*.parquet", "by save_to_disk of the library datasets, and give its folder alone"),
-    ],
-)
-def test_files_that_are_tokenized_are_no_stream(tmp_path: Path, source: str, fix: str) -> None:
-    tokens = datasets.Dataset.from_dict({"input_ids": [[1, 2]], "attention_mask": [[1, 1]]})
-    tokens.to_json(f"{tmp_path}/lines/part.1.jsonl")
-    tokens.to_parquet(f"{tmp_path}/table/a.parquet")
-    with pytest.raises(RequestError) as error:
-        open_feed(config(dataset_path=f"stream:{tmp_path}/{source}"), 0, 1)
-    assert "is tokenized already" in str(error.value)
-    assert str(error.value).endswith(fix.format(tmp_path))
-
-
 def test_validation_freq_finds_the_held_out_split_of_a_folder(tmp_path: Path) -> None:
     flags = ("--checkpoint_dir=/x", "--validation_freq=5")
     for make in (carded, cloned, saved):

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from training.config.sections import STREAM
 from training.data.files import ArrowFiles
+from training.data.how_to_read import lines_of_tokens
 from training.data.json_column import NoTextError
 from training.data.libraries import datasets_library
 from training.data.remote import is_url
@@ -27,7 +28,6 @@ from training.data.splits import (
     LocalTexts,
     find,
     is_local,
-    lines_of_tokens,
 )
 from training.data.tokenize.blocks import IDS
 from training.data.tokenize.texts import causes, reason_of

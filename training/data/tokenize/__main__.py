@@ -21,7 +21,7 @@ from training.cli import run_command
 from training.config.flags import Flag, parse
 from training.config.sections import DataConfig
 from training.config.setting import boolean, integer, path
-from training.data.splits import TOKENIZER
+from training.data.how_to_read import TOKENIZER
 from training.data.tokenize.texts import SAMPLES_BY, open_texts
 from training.data.tokenize.tokenizer import Tokenizer, open_tokenizer
 from training.data.tokenize.work import Job, run, was_placed
