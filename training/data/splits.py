@@ -102,7 +102,8 @@ class LocalTexts:
         files = {name: [escape(path) for path in self.files(name)] for name in names}
         options: dict[str, Any] = {"data_files": files, "split": split, "streaming": streaming}
         if all(kind_of(path) == "text" for name in names for path in self.files(name)):
-            options |= {"sample_by": sample_by, "keep_linebreaks": True}
+            # Some editors begin a file with a mark of UTF-8, which is no part of its text.
+            options |= {"sample_by": sample_by, "keep_linebreaks": True, "encoding": "utf-8-sig"}
         if self.source == "json":
             options["features"] = datasets.Features({column: datasets.Value("string")})
         return datasets.load_dataset(self.source, self.config or None, **options)

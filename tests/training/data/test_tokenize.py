@@ -30,6 +30,7 @@ from training.data.pack import pack
 from training.data.tokenize import blocks
 from training.data.tokenize import tokenizer as encoder
 from training.data.tokenize.__main__ import tokenize
+from training.data.tokenize.texts import open_texts
 from training.data.tokenize.tokenizer import Encoder, open_tokenizer
 from training.errors import RequestError
 
@@ -92,6 +93,14 @@ def test_a_text_file_can_be_many_texts(place: Path, tmp_path: Path, split: str) 
     assert rows(made).count([end]) == {"paragraph": 2, "line": 5}[split]
 
 
+@pytest.mark.parametrize("by", ["document", "line"])
+def test_a_mark_of_utf_8_is_no_part_of_a_text(tmp_path: Path, by: str) -> None:
+    (tmp_path / "a.txt").write_text("one\ntwo\n", encoding="utf-8-sig")
+    (tmp_path / "b.txt").write_text("three\ufeff\n", encoding="utf-8-sig")
+    found = open_texts(f"{tmp_path}/*.txt", sample_by=by)
+    assert "".join(found.read(0, len(found))) == "one\ntwo\nthree\ufeff\n"
+
+
 def test_bytes_need_no_file(place: Path, tmp_path: Path) -> None:
     text = "Grüße, 世界\n" * 40
     (tmp_path / "a.txt").write_bytes(text.encode())
@@ -119,6 +128,38 @@ def test_texts_longer_than_a_piece_are_cut_after_lines(
     for text in ("x" * 95, "a word " * 20, "\n" * 33, "line\n" * 9, " " + "y" * 30):
         pieces = list(chain.from_iterable(encoder._batches([text])))
         assert "".join(piece for piece, _, _ in pieces) == text and len(pieces) > 3
+
+
+@pytest.mark.parametrize("by", ["normalizer", "pre-tokenizer", "byte level"])
+def test_a_tokenizer_that_begins_texts_with_a_blank_does_so_once_a_text(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of Llama 2 and Mistral do."""
+    lines = [f"{' ' * (n % 3)}line {n}, and {'more ' * (n % 5)}words" for n in range(300)]
+    text = "\n".join(lines)
+    made = tokenizers.Tokenizer(
+        tokenizers.models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    )
+    if by == "normalizer":
+        blanks = [tokenizers.normalizers.Prepend("▁"), tokenizers.normalizers.Replace(" ", "▁")]
+        made.normalizer = tokenizers.normalizers.Sequence(blanks)
+    elif by == "pre-tokenizer":
+        made.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="first")
+    else:
+        made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    alphabet = ["<unk>", END, *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=500, special_tokens=alphabet, show_progress=False
+    )
+    made.train_from_iterator(lines, trainer)
+    made.save(str(tmp_path / "tokenizer.json"))
+    cut = Encoder(open_tokenizer(str(tmp_path)), append_eos=True)
+    whole = made.encode(text).ids
+    assert whole != [one for line in lines for one in made.encode(f"{line}\n").ids][: len(whole)]
+    monkeypatch.setattr(encoder, "PIECE", 400)
+    found = cut.encode([text, "a", text]).tolist()
+    end = [made.token_to_id(END)]
+    assert found == [*whole, *end, *made.encode("a").ids, *end, *whole, *end]
 
 
 def test_a_tokenizers_own_beginning_and_end_are_kept(place: Path, tmp_path: Path) -> None:

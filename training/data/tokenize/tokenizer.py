@@ -27,6 +27,8 @@ ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]")
 PIECE = 2**20
 """Characters that are encoded at once: a tokenizer takes some 100 bytes of memory for each."""
 PROBE = "a"
+BEFORE = f"{PROBE}\n"
+"""Put before the later pieces of a text while they are encoded, where that makes a difference."""
 
 Ids = np.ndarray[Any, np.dtype[np.int32]]
 Ends = np.ndarray[Any, np.dtype[np.int64]]
@@ -214,6 +216,18 @@ def frame(made: Any) -> tuple[list[int], list[int]]:
     return [], []
 
 
+def ids_before(made: Any) -> list[int]:
+    """Find the ids of BEFORE; none for a tokenizer that encodes a text like what follows a line.
+
+    Those of Llama 2 and Mistral, say, put a blank before a text: not so before each of its pieces.
+    """
+    before: list[int] = made.encode(BEFORE, add_special_tokens=False).ids
+    whole: list[int] = made.encode(BEFORE + PROBE, add_special_tokens=False).ids
+    alone: list[int] = made.encode(PROBE, add_special_tokens=False).ids
+    is_kept = whole[: len(before)] == before
+    return before if is_kept and whole[len(before) :] != alone else []
+
+
 class Encoder:
     """Encodes documents in one thread; each ends with eos if `append_eos`."""
 
@@ -223,6 +237,7 @@ class Encoder:
         if append_eos and tokenizer.eos is not None and after[-1:] != [tokenizer.eos]:
             after = [*after, tokenizer.eos]
         self._before, self._after = array("i", before), array("i", after)
+        self._ids_before = ids_before(self._made) if self._made else []
 
     def encode(self, texts: Sequence[str]) -> Ids:
         """Give the ids (tokens,) of all documents in a line; empty ones leave nothing."""
@@ -238,12 +253,21 @@ class Encoder:
         # The fast one leaves out where in the text each token stands; releases before 0.20 lack it.
         encode = getattr(self._made, "encode_batch_fast", self._made.encode_batch)
         line = array("i")
+        skip = len(self._ids_before)
         for batch in _batches(texts):
-            found = encode([text for text, _, _ in batch], add_special_tokens=False)
-            for encoded, (_, begins, ends) in zip(found, batch, strict=True):
+            found = encode(
+                [BEFORE + text if skip and not begins else text for text, begins, _ in batch],
+                add_special_tokens=False,
+            )
+            for encoded, (text, begins, ends) in zip(found, batch, strict=True):
+                ids = encoded.ids
                 if begins:
                     line += self._before
-                line.fromlist(encoded.ids)
+                elif skip and ids[:skip] == self._ids_before:
+                    ids = ids[skip:]
+                elif skip:  # its first characters are one token with the line's end
+                    ids = self._made.encode(text, add_special_tokens=False).ids
+                line.fromlist(ids)
                 if ends:
                     line += self._after
                     found_ends.append(len(line))
