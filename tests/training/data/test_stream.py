@@ -275,6 +275,18 @@ def test_a_server_that_is_gone_ends_the_run_after_so_many_tries(
             rows([one], 1)
 
 
+@pytest.mark.parametrize("cut", [True, False], ids=["cut off", "not compressed"])
+def test_a_broken_compressed_file_of_a_disk_is_not_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: bool
+) -> None:
+    content = b'{"text": "some words"}\n' * 9
+    broken = gzip.compress(content)[:-12] if cut else content
+    (tmp_path / "a.jsonl.gz").write_bytes(broken)
+    with pytest.raises((RequestError, TrainingError), match=r"a\.jsonl\.gz cannot be read: "):
+        rows([feed(f"stream:{tmp_path}")], 1)
+    assert "try 1" not in caplog.text
+
+
 def test_what_is_wrong_with_texts_is_reported_with_its_file(tmp_path: Path) -> None:
     for name, content, message in (
         ("broken", '{"text": "a"}\n{"text": "b\n', "broken.jsonl.* cannot be read: JSON parse"),

@@ -6,6 +6,7 @@ Code that comes with a set is never run. Faults of the network are waited out fo
 from __future__ import annotations
 
 import asyncio
+import gzip
 import logging
 import math
 import time
@@ -35,8 +36,9 @@ from training.errors import RequestError, TrainingError
 
 LONGEST_WAIT = 60.0
 LASTING_FAULTS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
-PASSING_FAULTS = (OSError, asyncio.TimeoutError, zlib.error, EOFError)
-"""EOFError and zlib.error: a compressed file that a lost connection cut off."""
+PASSING_FAULTS = (OSError, asyncio.TimeoutError)
+CUT_OFF = (zlib.error, EOFError, gzip.BadGzipFile)
+"""A compressed file that a lost connection may have cut off; of one on a disk this lasts."""
 NETWORK_LIBRARIES = {"aiohttp", "httpcore", "httpx", "requests", "urllib3"}
 """Libraries whose errors are the network's; not all of them are OSErrors."""
 
@@ -52,17 +54,21 @@ SHARDS_ON_DISK = 1024
 
 @dataclass
 class Backoff:
-    """Waits after each of some faults in a row, twice as long as before, and then gives up."""
+    """Waits after each of some faults in a row, twice as long as before, and then gives up.
+
+    is_on_disk: what is read are files of this machine.
+    """
 
     name: str
     retries: int
+    is_on_disk: bool = False
     first_wait: float = 1.0
     faults: int = field(default=0, init=False)
 
     def wait(self, error: Exception, where: str) -> None:
         """Wait. Raises TrainingError for what does not pass, or has come too often in a row."""
         reason = reason_of(error)
-        if not is_passing(error):
+        if not is_passing(error, is_on_disk=self.is_on_disk):
             raise TrainingError(f"{self.name}: {where} cannot be read: {reason}", local=True)
         self.faults += 1
         if self.faults > self.retries:
@@ -83,13 +89,14 @@ class Backoff:
         self.faults = 0
 
 
-def is_passing(error: BaseException) -> bool:
+def is_passing(error: BaseException, *, is_on_disk: bool = False) -> bool:
     """Whether trying again may help: for faults of the network and the disk, not of the data."""
     chain = list(causes(error))
-    if any(isinstance(cause, LASTING_FAULTS) for cause in chain):
+    lasting = (*LASTING_FAULTS, *CUT_OFF) if is_on_disk else LASTING_FAULTS
+    if any(isinstance(cause, lasting) for cause in chain):
         return False
     return any(
-        isinstance(cause, PASSING_FAULTS)
+        isinstance(cause, (*PASSING_FAULTS, *CUT_OFF))
         or type(cause).__module__.partition(".")[0] in NETWORK_LIBRARIES
         for cause in chain
     )
@@ -161,7 +168,8 @@ class Shards:
         return not self._files or is_url(self._files[0]) or Path(self._files[0]).is_file()
 
     def backoff(self) -> Backoff:
-        return Backoff(self.name, self.retries)
+        on_disk = bool(self._files) and not any(is_url(file) for file in self._files)
+        return Backoff(self.name, self.retries, on_disk)
 
     def where(self, shard: int) -> str:
         """Name a shard for messages."""
