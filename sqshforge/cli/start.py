@@ -72,6 +72,7 @@ def doctor(cluster: bool, **asked: Any) -> NoReturn:
 @click.argument("target", default="cpu-mamba", shell_complete=completion.targets)
 @click.option(
     "--since",
+    metavar="SECONDS",
     type=Seconds(0, most=None),
     help="When set-up began, in seconds of the epoch: its time is a row, too.",
 )
