@@ -1,1 +1,1 @@
-"""From a recipe and its lock to an image: Dockerfile, context, base image, what is fetched."""
+"""Build an image from a recipe and its lock: Dockerfile, context, base image, downloads."""

@@ -1,4 +1,4 @@
-"""The images that a build starts from: pulled where a registry answers, else made from packages."""
+"""Provide the images a build starts from: pulled from a registry, or else made from packages."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ from sqshforge.recipe import Bootstrap, Recipe
 
 REPOSITORY = "localhost/sqshforge-base"
 TRUSTED = Path("/etc/apt/trusted.gpg.d")  # the keys that this machine's apt trusts
-# Nobody reads manuals in a training image; what apt installs later keeps to this too.
+# Nobody reads manuals in a training image. Packages that apt installs later leave them out too.
 LEFT_OUT = ("/usr/share/doc/*", "/usr/share/man/*", "/usr/share/info/*", "/usr/share/locale/*")
 KEPT = ("/usr/share/doc/*/copyright",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BaseImageProvider:
-    """Where bases come from on this machine, and where those that are made are kept."""
+    """Where base images come from on this machine, and where the ones made here are kept."""
 
     engine: Engine
     cache: Path
-    keys: Path  # SUITE.asc: the keys that a bootstrap trusts
+    keys: Path  # folder of SUITE.asc files: the keys that a bootstrap trusts
     mirrors: Mirrors
     programs: Programs
     reporter: Reporter
@@ -63,11 +63,11 @@ class BaseImageProvider:
 def prepare(
     what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequence[str]
 ) -> dict[str, str]:
-    """Make sure that the engine has base and compiler image: build arguments and their names there.
+    """Make sure that the engine has the base and compiler images; return their names there.
 
-    `archive` is what `deb_lines` gives, to make the base from where no registry answers. Raises
-    `MissingError` where none does and the recipe has no other way; `RequestError` and `WorkError`
-    where AWS's registry says what is wrong.
+    The result maps build arguments to image names. `archive` is the result of `deb_lines`, which
+    the base is made from if no registry answers. Raises `MissingError` if none answers and the
+    recipe has no bootstrap, `RequestError` or `WorkError` if AWS's registry reports the cause.
     """
     base = _base(what, lock, provider, archive)
     if lock.compiler is None:
@@ -76,7 +76,7 @@ def prepare(
 
 
 def restored(bundle: Bundle, engine: Engine) -> dict[str, str]:
-    """The same out of a bundle: its images are loaded where the engine does not have them."""
+    """Do the same from a bundle, loading those of its images that the engine does not have."""
     for name in bundle.images.values():
         if engine.image(name) is None:
             engine.restore(next(o.path for o in bundle.supplies if o.file == file_of(name)))
@@ -84,7 +84,7 @@ def restored(bundle: Bundle, engine: Engine) -> dict[str, str]:
 
 
 def file_of(name: str) -> str:
-    """The place of an image in a bundle."""
+    """Return an image's path in a bundle."""
     return f"base/{name.rpartition(':')[2]}.tar"
 
 
@@ -120,14 +120,15 @@ def _base(what: Recipe, lock: Lock, provider: BaseImageProvider, archive: Sequen
 
 
 class NowhereError(MissingError):
-    """No address of an image gives it."""
+    """An image is not available at any of its addresses."""
 
 
 def _pulled(kind: str, what: Recipe, image: LockedImage, provider: BaseImageProvider) -> str:
-    """An image's name in the engine, from the first of its addresses or their mirrors that has it.
+    """Get an image from the first of its addresses that has it; return its name in the engine.
 
-    What the engine has already is taken before any registry is asked. Raises `NowhereError` where
-    none has it; where there is one address alone, what AWS's registry says is wrong.
+    Mirrors replace the addresses. An image that the engine already has is used before any registry
+    is asked. Raises `NowhereError` if no address has it; with a single address, the error that
+    AWS's registry explains instead.
     """
     references = base_references(what, image)
     mirrored = [provider.mirrors.image(one) for one in references]
@@ -146,10 +147,10 @@ def _pulled(kind: str, what: Recipe, image: LockedImage, provider: BaseImageProv
 
 
 def _held(reference: str, mirrored: str, platform: Platform, engine: Engine) -> str | None:
-    """The name that the engine has an image under already; None for none."""
+    """Return the name of an image that the engine already has; None if it does not."""
     name = _name(mirrored, platform)
-    # A mirror may be an image that the engine has, under a name that no registry knows; what that
-    # names now is what counts.
+    # A mirror may name an image that only the engine has, and no registry. That name may point to
+    # another image by now, so tag what it points to.
     if mirrored != reference and engine.image(mirrored) is not None:
         engine.tag(mirrored, name)
         return name
@@ -157,7 +158,7 @@ def _held(reference: str, mirrored: str, platform: Platform, engine: Engine) -> 
 
 
 def _pull(address: str, platform: Platform, provider: BaseImageProvider) -> str:
-    """Have the engine pull an image: the name that it has there then."""
+    """Have the engine pull an image; return its name there."""
     engine, name = provider.engine, _name(address, platform)
     repository = ecr.parse(address)
     if repository is not None:
@@ -192,7 +193,7 @@ def _nowhere(
 
 
 def deb_lines(bootstrap: Bootstrap | None, programs: Programs) -> list[str]:
-    """The archive to bootstrap from: the recipe's, else this machine's own for the suite.
+    """Return apt lines for the archive to bootstrap from: the recipe's, else this machine's own.
 
     An empty list leaves the choice to mmdebstrap, which knows each suite's public archive.
     """
@@ -202,7 +203,7 @@ def deb_lines(bootstrap: Bootstrap | None, programs: Programs) -> list[str]:
         return apt_sources(bootstrap.suite, programs)
     mirror = bootstrap.mirror
     if bootstrap.snapshot is not None:
-        # A snapshot's release files are past their date by design.
+        # The release files of a snapshot have expired by design.
         mirror = f"[check-valid-until=no] {mirror.replace('{snapshot}', bootstrap.snapshot)}"
     components = " ".join(bootstrap.components)
     return [f"deb {mirror} {one} {components}" for one in bootstrap.pockets or (bootstrap.suite,)]
@@ -215,9 +216,9 @@ def make(
     tar: Path,
     provider: BaseImageProvider,
 ) -> None:
-    """Bootstrap a system into a tar file, which is there whole or not at all; nothing if it is.
+    """Bootstrap a system into a tar file, atomically; do nothing if the file exists.
 
-    mmdebstrap goes by SOURCE_DATE_EPOCH itself: times, and the days in /etc/shadow.
+    mmdebstrap applies SOURCE_DATE_EPOCH itself, to file times and to the days in /etc/shadow.
     """
     tar.parent.mkdir(parents=True, exist_ok=True)
     lock = tar.with_name(f".{tar.name}.lock")
@@ -239,7 +240,7 @@ def _bootstrap(
     apart = _apart(programs)
     argv: list[str | Path] = [*apart, program]
     argv += ["--variant=minbase", f"--include={','.join(('apt', *bootstrap.packages))}"]
-    if not platform.is_own:  # that it is emulated has been tried, as its own check does not
+    if not platform.is_own:  # emulation was tested beforehand, which mmdebstrap's check does not do
         argv += [f"--architectures={platform.architecture}", "--skip=check/qemu"]
     argv += [f"--dpkgopt=path-exclude={pattern}" for pattern in LEFT_OUT]
     argv += [f"--dpkgopt=path-include={pattern}" for pattern in KEPT]
@@ -247,14 +248,14 @@ def _bootstrap(
     written = partial(tar)
     try:
         with (
-            # apt reads keys as a user of its own.
+            # apt reads the keys as an unprivileged user, hence mode 755.
             temporary.folder("bootstrap", _Clearing(program, programs), mode=0o755) as folder,
             provider.reporter.track("bootstrap") as tracker,
         ):
             keys = _trusted(provider.keys / f"{bootstrap.suite}.asc", folder / "keys")
             argv += [f"--keyring={keys}", "--format=tar", bootstrap.suite, written, *sources]
-            # What is apart goes at once and with all that it has mounted; else mmdebstrap is given
-            # the time to unmount.
+            # Killing unshare ends its processes and removes their mounts. Without it, SIGTERM gives
+            # mmdebstrap the time to unmount.
             programs.follow(
                 argv,
                 tracker.note,
@@ -267,10 +268,10 @@ def _bootstrap(
 
 
 def _apart(programs: Programs) -> list[str]:
-    """Words that start a program whose processes and mounts are gone when it is killed.
+    """Return a command prefix under which a killed program leaves no processes and no mounts.
 
-    None for an ordinary user, for whom mmdebstrap has namespaces of its own, nor where root may
-    make none.
+    It is empty for an ordinary user, for whom mmdebstrap makes its own namespaces, and if root may
+    not make any.
     """
     words = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     if os.geteuid() != 0 or programs.which("unshare") is None:
@@ -280,7 +281,7 @@ def _apart(programs: Programs) -> list[str]:
 
 @dataclass(frozen=True)
 class _Clearing:
-    """Removes a folder that mmdebstrap worked in: of an ordinary user's it owns files as others."""
+    """Remove mmdebstrap's folder, in which an ordinary user's files may belong to other ids."""
 
     program: Path
     programs: Programs
@@ -294,7 +295,7 @@ class _Clearing:
 
 
 def _trusted(pinned: Path, folder: Path) -> Path:
-    """A new folder of keys for apt: those of this machine, and the pinned ones if there are any."""
+    """Fill a new folder with keys for apt: this machine's, and the pinned ones if there are any."""
     folder.mkdir()
     folder.chmod(0o755)
     for key in (*sorted(TRUSTED.glob("*.gpg")), *sorted(TRUSTED.glob("*.asc")), pinned):
@@ -305,7 +306,7 @@ def _trusted(pinned: Path, folder: Path) -> Path:
 
 
 def _name(reference: str, platform: Platform) -> str:
-    """The name that a pulled image has in the engine."""
+    """Return the name under which the engine keeps a pulled image."""
     return f"{REPOSITORY}:{_short(reference)}{platform.suffix}"
 
 

@@ -1,4 +1,4 @@
-"""Build a target's image: context, base, engine; nothing where nothing changed."""
+"""Build a target's image from context and base with an engine, unless it is up to date."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ from sqshforge.network.mirrors import Mirrors, read_mirrors
 from sqshforge.project import EPOCH_VARIABLE, Project, source_date_epoch
 from sqshforge.recipe import Recipe
 
-INPUTS = "io.sqshforge.inputs"  # a label: digest of all that an image was built from
-JOB = 4 << 30  # bytes of memory that one compile job of CUDA's takes at most
+INPUTS = "io.sqshforge.inputs"  # a label: digest of everything that an image was built from
+JOB = 4 << 30  # most memory, in bytes, to compile for one CUDA architecture
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """A target's image in its engine."""
+    """A target's image in the engine that built it."""
 
     name: str
     image: Image
@@ -48,15 +48,15 @@ class Built:
 
 
 def name_of(name: str, root: Path) -> str:
-    """The name that the image of a target, or of `Recipe.name`, has in every engine.
+    """Return the image name of a target, or of a `Recipe.name`, which is the same in every engine.
 
-    Engines are shared by all checkouts of a machine, so the tag is that of the checkout at `root`.
+    All checkouts on a machine share its engines, so the tag identifies the checkout at `root`.
     """
     return f"localhost/sqshforge-{name}:{tag_of(root)}"
 
 
 def tag_of(root: Path) -> str:
-    """What tells the images of one checkout from those of another: a digest of its path."""
+    """Return the tag that identifies a checkout's images: a digest of its path."""
     return hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:12]
 
 
@@ -68,10 +68,10 @@ def build(
     programs: Programs,
     reporter: Reporter,
 ) -> Built:
-    """Build a recipe's image by its lock with an engine, from the checkout at `root`.
+    """Build the image of a recipe and its lock with an engine, from the checkout at `root`.
 
-    Raises `RequestError` for a lock or template that does not fit, `MissingError` where the disk
-    is too small or something is not there, `WorkError` where the build fails.
+    Raises `RequestError` for a lock or template that does not fit, `MissingError` if the disk is
+    too small or something is missing, `WorkError` if the build fails.
     """
     started = time.monotonic()
     project = Project(root)
@@ -114,7 +114,7 @@ def build(
 
 @dataclass(frozen=True)
 class Machine:
-    """What programs of this machine say of it, which each take their time to start."""
+    """Facts about this machine that come from slow programs, which run in the background."""
 
     revision: Future[str]
     deb_lines: Future[list[str]]
@@ -129,7 +129,7 @@ class Machine:
         reporter: Reporter,
         side: ThreadPoolExecutor,
     ) -> Machine:
-        """Start to ask; the answers are there when `side` has ended."""
+        """Start the programs in `side`; the answers are ready when it has shut down."""
         return cls(
             side.submit(_revision, project.root, programs, reporter),
             side.submit(base_image.deb_lines, what.base.bootstrap, programs),
@@ -147,7 +147,7 @@ def _build(
     programs: Programs,
     reporter: Reporter,
 ) -> None:
-    """The build itself, of an image that is not there as it should be."""
+    """Build an image that is missing or out of date."""
     offline = inputs.offline()
     revision, pip = machine.revision.result(), machine.pip.result()
     mirrors = read_mirrors(project.root)
@@ -219,9 +219,10 @@ def _build(
 
 
 def jobs(what: Recipe, engine: Engine) -> dict[str, str]:
-    """How many compile jobs may run at once: MAX_JOBS, else what processors and memory allow.
+    """Return the limit on compile jobs: MAX_JOBS, else what processors and memory allow.
 
-    nvcc compiles for up to four architectures at a time within one job.
+    nvcc compiles for up to four architectures at a time within one job. The result is empty if
+    nothing is compiled.
     """
     if not what.python.built and not what.sources:
         return {}
@@ -235,7 +236,7 @@ def jobs(what: Recipe, engine: Engine) -> dict[str, str]:
 
 
 def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, bytes]:
-    """The addresses of indexes that packages are bound to, which may hold a password."""
+    """Return the addresses of indexes that packages are bound to; they may contain passwords."""
     return {
         f"index-{name}": mirrors.index(index.url).encode()
         for name, index in what.python.indexes.items()
@@ -243,7 +244,7 @@ def _indexes(what: Recipe, mirrors: Mirrors) -> dict[str, bytes]:
 
 
 def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dict[str, str]:
-    """What the manifest says of the image, by the keys of the OCI image specification."""
+    """Return the manifest's annotations, with the keys of the OCI image specification."""
     base_name = what.address(locked.base.image)
     said = {
         "title": f"sqshforge {what.target}",
@@ -252,13 +253,13 @@ def _annotations(what: Recipe, locked: Lock, revision: str, created: str) -> dic
         "revision": revision,
         "created": created,
         "base.name": base_name,
-        "base.digest": locked.base.digest or "",  # not that of what buildah starts from
+        "base.digest": locked.base.digest or "",  # the registry's, not the one buildah sees
     }
     return {f"org.opencontainers.image.{key}": value for key, value in said.items()}
 
 
 def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
-    """The commit of this checkout, with a mark where files differ from it; `unknown` elsewhere."""
+    """Return the checkout's commit, with `-modified` if files differ; `unknown` without git."""
     if programs.which("git") is None:
         return "unknown"
     commit = programs.attempt(["git", "-C", root, "rev-parse", "HEAD"])
@@ -276,7 +277,7 @@ def _revision(root: Path, programs: Programs, reporter: Reporter) -> str:
 
 
 def explained(error: WorkError, locked: Lock) -> SqshforgeError:
-    """A build's failure with what helps against it, where its words tell."""
+    """Return a build's failure with a fix added, if its message reveals the cause."""
     absent = re.search(r"No matching distribution found for (\S+)", error.what)
     if absent is not None:
         fix = (
@@ -289,7 +290,7 @@ def explained(error: WorkError, locked: Lock) -> SqshforgeError:
 
 
 def _refused_patch(said: str, locked: Lock) -> WorkError | None:
-    """What the program patch says of a hunk that does not fit, with the commit it was tried on."""
+    """Explain hunks that `patch` rejected, naming the commit; None for other failures."""
     hunks = re.findall(r"Hunk #(\d+) FAILED at (\d+)", said)
     file = re.search(r"patching file (\S+)", said)
     patch = next((one for one in locked.patches if file and one.path.endswith(file[1])), None)
@@ -306,7 +307,7 @@ def _refused_patch(said: str, locked: Lock) -> WorkError | None:
 
 
 def installer(what: Recipe, locked: Lock, environment: BuildEnvironment) -> BuildInput:
-    """Pip's own wheel by the lock's hash, fetched once."""
+    """Fetch pip's own wheel, checked against the lock's hash, unless it is there already."""
     python = locked.python
     place = f"wheels/{python.installer_wheel()}"
     path = environment.bundle / place
@@ -323,9 +324,9 @@ def installer(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Buil
 def secrets_of(
     pip: access.Pip, offline: bool, folder: Path, more: Mapping[str, bytes]
 ) -> Iterator[Mapping[str, Path]]:
-    """The machine's own settings as files that a build sees and an image never keeps.
+    """Provide the machine's settings as files that a build sees and an image never keeps.
 
-    They lie in a private folder that is gone afterwards; if a build was killed, the next one
+    They are in a private folder that is removed afterwards; if a build is killed, the next one
     removes them.
     """
     ca = access.ca_bundle(pip)

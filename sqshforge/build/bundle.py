@@ -1,6 +1,6 @@
-"""A bundle: everything that a target's build takes from outside, in one folder.
+"""Gather a bundle: everything that a target's build needs from outside, in one folder.
 
-Gathering goes on where it was stopped, and every file is proven by its sum.
+Interrupted gathering resumes where it stopped, and every file is verified by its checksum.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def gather(
     programs: Programs,
     reporter: Reporter,
 ) -> tuple[Path, Bundle]:
-    """Fill a target's bundle, and return its folder and what is in it.
+    """Fill a target's bundle, and return its folder and contents.
 
-    Raises `MissingError` where something cannot be had, `WorkError` where a sum is wrong.
+    Raises `MissingError` if something is not available, `WorkError` if a checksum is wrong.
     """
     folder = project.bundle(what.name)
     environment = BuildEnvironment(
@@ -63,7 +63,7 @@ def gather(
 
 
 def _wheels(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
-    """Every wheel of the lock, from the indexes that the recipe binds them to."""
+    """Fetch every wheel of the lock, each from the index that the recipe binds it to, if any."""
     python = locked.python
     version, programs = python.version, environment.programs
     every = [*python.packages, *python.builders]
@@ -79,14 +79,14 @@ def _wheels(what: Recipe, locked: Lock, environment: BuildEnvironment) -> Iterat
 def _images(
     images: Mapping[str, str], engine: Engine, environment: BuildEnvironment
 ) -> Iterator[BuildInput]:
-    """The images that the build starts from; they are loaded and do not go into the context."""
+    """Save the images that the build starts from; they are loaded, and not in the context."""
     for name in dict.fromkeys(images.values()):
         tar = environment.bundle / base_image.file_of(name)
         if not tar.is_file():
             environment.reporter.say(f"image {name}")
             tar.parent.mkdir(exist_ok=True)
             partial = tar.with_suffix(".part")
-            partial.unlink(missing_ok=True)  # buildah adds to no archive that is there
+            partial.unlink(missing_ok=True)  # buildah does not write to an existing archive
             engine.save(name, partial)
             partial.rename(tar)
         yield BuildInput(place="", path=tar, sha256=sha256(tar))
@@ -100,7 +100,7 @@ def _apt(
     project: Project,
     environment: BuildEnvironment,
 ) -> Iterator[BuildInput]:
-    """The Debian packages of each stage and the lists that prove them."""
+    """Fetch the Debian packages of each stage, and the package lists that prove them."""
     stages = {
         "system": (what.apt, images["BASE"]),
         "compiler": (what.apt_build, images["COMPILER"]),
@@ -133,7 +133,7 @@ def _download(
     place: Path,
     environment: BuildEnvironment,
 ) -> None:
-    """Let the image's own apt download a stage's packages, and copy them out."""
+    """Have the image's own apt download a stage's packages, and copy them out."""
     templates = jinja2.Environment(
         loader=jinja2.FileSystemLoader(project.root / "images"),
         undefined=jinja2.StrictUndefined,

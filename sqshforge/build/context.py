@@ -1,4 +1,4 @@
-"""A build context: what an engine is given beside the Dockerfile, laid out in a folder."""
+"""The build context: the Dockerfile and all other files an engine gets, laid out in a folder."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-# Folders of the context carry this time (2020-01-01), and files one in the half year after it that
-# follows from their content: an equal context is equal, and BuildKit, which looks at sizes and
-# times alone, sees every edit.
+# Folders of the context have this time (2020-01-01), and files have a time in the half year after
+# it, derived from their content. So equal contexts have equal times, and BuildKit, which compares
+# only sizes and times, notices every edit.
 TIME = 1_577_836_800
 SPREAD = 1 << 24  # seconds
-# What a Dockerfile may mount must be there, if only empty.
+# Folders that a Dockerfile may mount must exist, even if empty.
 FOLDERS = (
     *("apt", "archives", "patches", "payload", "requirements", "sdists", "sources"),
     *("triton-cache", "wheels"),
@@ -23,9 +23,9 @@ FOLDERS = (
 
 @dataclass(frozen=True)
 class Context:
-    """A build context: small files by their content, large ones by where they lie.
+    """A build context: small files by content, large ones by their path.
 
-    `loose` files are not what decides whether an image is up to date: they tell of one build.
+    `loose` files describe one build, and do not decide whether an image is up to date.
     """
 
     files: Mapping[str, bytes]
@@ -33,13 +33,13 @@ class Context:
     large: Mapping[str, Path] = field(default_factory=dict)
 
     def holding(self, large: Mapping[str, Path]) -> Context:
-        """The same with large files: places in the context, and the files that belong there."""
+        """Return this context with large files, which map places in it to paths of files."""
         return replace(self, large=large)
 
     def digest(self) -> str:
-        """Changes whenever what the image is built from changes.
+        """Return a digest that changes whenever the image's inputs change.
 
-        Large files do not count: which of them get in is decided by sums in the small ones.
+        Large files do not count: checksums in the small files determine them.
         """
         total = hashlib.sha256()
         for name in sorted(self.files):
@@ -48,9 +48,9 @@ class Context:
         return f"sha256:{total.hexdigest()}"
 
     def write(self, folder: Path) -> None:
-        """Lay the context out in a folder; nothing else is left in it.
+        """Lay the context out in a folder, replacing what was in it.
 
-        Large files are hard links where the file system allows it, copies elsewhere.
+        Large files are hard links if the file system allows it, else copies.
         """
         staging = folder.with_name(f".{folder.name}.tmp")
         shutil.rmtree(staging, ignore_errors=True)
@@ -74,7 +74,7 @@ class Context:
 
 
 def _link(source: Path, place: Path) -> None:
-    """A file, or a folder of files, at its place in the context."""
+    """Put a file, or a folder of files, at its place in the context."""
     place.parent.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
         for path in source.iterdir():

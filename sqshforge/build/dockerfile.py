@@ -1,4 +1,7 @@
-"""Recipe and lock into a Dockerfile and the small files of its build context: pure."""
+"""Turn a recipe and its lock into a Dockerfile and the small files of its build context.
+
+Nothing here runs programs, uses the network or writes files.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +24,26 @@ from sqshforge.recipe import Recipe, normalize
 from sqshforge.run import zipapp
 
 LEFT_OUT = ("__pycache__",)
-PAYLOAD = "payload"  # the context's folder of what one COPY brings to /sqshforge
+PAYLOAD = "payload"  # the context's folder that one COPY brings to /sqshforge
 PROVENANCE = f"{PAYLOAD}/meta/provenance.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What a template knows of a package that is compiled: its source, sum and patches."""
+    """A package to compile, as templates see it: its source, checksum and patches."""
 
     name: str
     folder: str  # of the context
     file: str
     strip: int  # leading folders in the archive
     sum: str
-    argument: str  # the build argument that brings the sum, where the lock does not know it
+    argument: str  # the build argument that brings the sum, if the lock does not have it
     patches: tuple[LockedPatch, ...]
     cache: str
 
 
 def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
-    """The Dockerfile of a recipe; `RequestError` where its template is absent or broken."""
+    """Render a recipe's Dockerfile; raises `RequestError` for a missing or broken template."""
     name = f"{what.template or what.target}.Dockerfile.j2"
     digest, _, base_name = _split(base_reference(what, lock.base))
     try:
@@ -78,7 +81,7 @@ def dockerfile(what: Recipe, lock: Lock, images: Path) -> str:
 
 @functools.cache
 def _templates(folder: Path) -> jinja2.Environment:
-    """The templates of a folder, each compiled once while its file stays as it is."""
+    """Return a folder's templates, each compiled once unless its file changes."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
@@ -91,30 +94,30 @@ def _templates(folder: Path) -> jinja2.Environment:
 
 
 def base_reference(what: Recipe, image: LockedImage) -> str:
-    """An image as the Dockerfile names it: by digest where the lock has one."""
+    """Return an image as the Dockerfile names it: by digest if the lock has one."""
     return base_references(what, image)[0]
 
 
 def base_references(what: Recipe, image: LockedImage) -> list[str]:
-    """An image at all of its addresses, in the order in which they are tried."""
+    """Return all references to an image, in the order in which they are tried."""
     return [f"{one}@{image.digest}" if image.digest else one for one in what.addresses(image.image)]
 
 
 def dockerfile_quote(value: str) -> str:
-    """A value for ENV and LABEL: quoted, and nothing in it is expanded."""
+    """Quote a value for ENV or LABEL so that nothing in it is expanded."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("$", "\\$")
     return f'"{escaped}"'
 
 
 def argument(kind: str, name: str) -> str:
-    """The build argument that brings the sum or address of something: SOURCE_AWS_OFI_NCCL."""
+    """Name the build argument for a checksum, such as SOURCE_AWS_OFI_NCCL."""
     return f"{kind}_{name}".upper().replace("-", "_")
 
 
 def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any]) -> Context:
-    """The small files that the build of a recipe reads, from a checkout at `root`.
+    """Collect the small files that a recipe's build reads, from a checkout at `root`.
 
-    `provenance` is what is known of this very build; it does not count in the context's digest.
+    `provenance` has facts about this one build, and does not count in the context's digest.
     """
     files = {
         "Dockerfile": dockerfile(what, lock, root / "images").encode(),
@@ -136,16 +139,16 @@ def context(what: Recipe, lock: Lock, root: Path, provenance: Mapping[str, Any])
 
 
 def _text(what: Recipe, root: Path) -> str:
-    """The recipe for inside the image: the whole of it, with the parameters that it has."""
+    """Return the recipe for inside the image: merged with what it extends, parameters filled in."""
     return recipe.whole(
         root / "recipes" / f"{what.target}.yaml", what.parameters, what.platform.name
     )
 
 
 def requirement_files(what: Recipe, lock: Lock) -> dict[str, str]:
-    """The requirements files of a build, by name.
+    """Return the requirements files of a build, by name.
 
-    Triton is in a file of its own where it gets our patches.
+    Triton has a file of its own if it gets our patches.
     """
     python = lock.python
     triton = [one for one in python.packages if what.triton and one.name == "triton"]
@@ -159,7 +162,7 @@ def requirement_files(what: Recipe, lock: Lock) -> dict[str, str]:
 
 
 def _sums(what: Recipe, lock: Lock, images: Path) -> dict[str, str]:
-    """The sums of files that a RUN is given, by file name."""
+    """Return the checksums of the files that RUN instructions use, by file name."""
     sums = {name: _sum(text.encode()) for name, text in requirement_files(what, lock).items()}
     return sums | {path.name: _sum(path.read_bytes()) for path in (images / "inside").glob("*.py")}
 
@@ -213,7 +216,7 @@ def _torch(packages: tuple[LockedPackage, ...]) -> str:
 
 
 def _patch(root: Path, patch: LockedPatch) -> bytes:
-    """A patch's content; `RequestError` where it is not the one of the lock."""
+    """Return a patch's content; raises `RequestError` if it is not the one in the lock."""
     path = root / "patches" / patch.file
     content = path.read_bytes() if path.is_file() else b""
     if _sum(content) != patch.sha256:
@@ -243,7 +246,7 @@ def _launchers(what: Recipe, root: Path) -> dict[str, bytes]:
 def _provenance(
     what: Recipe, lock: Lock, files: Mapping[str, bytes], known: Mapping[str, Any]
 ) -> bytes:
-    """Where the image comes from: this build, digests of its inputs, what the lock left open."""
+    """Record an image's origin: this build, digests of its inputs, and what is not locked."""
     facts = {
         "builder": f"sqshforge {__version__}",
         "target": what.target,
@@ -259,7 +262,7 @@ def _provenance(
 
 
 def _split(reference: str) -> tuple[str, str, str]:
-    """A reference's digest, the separator, and its name."""
+    """Split a reference into its digest, the separator, and its name."""
     name, separator, digest = reference.partition("@")
     return digest, separator, name
 

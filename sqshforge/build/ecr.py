@@ -1,6 +1,6 @@
-"""AWS's private image registry: who an image's host belongs to, the login, what a refusal means.
+"""AWS's private image registry: an image's account and region, the login, what refusals mean.
 
-A login holds for one host, which is one account in one region: it must be the image's own.
+A login is valid for one host, which stands for one account in one region: it must be the image's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ACTIONS = (
     "ecr:BatchGetImage",
     "ecr:GetDownloadUrlForLayer",
 )
-TIMEOUT = 120.0  # seconds; aws itself tries a silent network for minutes
+TIMEOUT = 120.0  # seconds; by itself, aws retries for minutes if the network is silent
 HOST = re.compile(
     r"(?P<account>[^./]*)\.dkr\.ecr(-fips)?\.(?P<region>[a-z][a-z0-9-]+)\.amazonaws\.com(\.cn)?"
 )
@@ -40,7 +40,11 @@ class Repository:
 
 @dataclass(frozen=True, kw_only=True)
 class Meaning:
-    """What some words of aws, of an engine or of the registry mean, and the way out."""
+    """An explanation of a message of aws, an engine or the registry, and its fix.
+
+    `words` is a regular expression; `what` and `fix` are formats of its groups and of the
+    repository's fields.
+    """
 
     words: str
     what: str
@@ -60,7 +64,7 @@ LOGIN = (
     "aws ecr get-login-password --region {region}"
     " | docker login --username AWS --password-stdin {host} (or buildah, or skopeo)"
 )
-# Of each tuple the first that fits is meant: a refusal's words often contain a later one's.
+# In each tuple the first match wins: a refusal often contains the words of later entries too.
 BOTH = (
     Meaning(
         words=DENIED
@@ -90,7 +94,7 @@ BOTH = (
         fix="is {region} a region? Else see to the network and HTTPS_PROXY (docs/images/ecr.md)",
     ),
 )
-ASKING = (  # aws for the password
+ASKING = (  # while asking aws for the password
     Meaning(
         words="ExpiredToken|RequestExpired|(token|session)\\b.* expired",
         what="the token of the AWS credentials has expired",
@@ -132,9 +136,9 @@ PULLING = (
 
 
 def parse(reference: str) -> Repository | None:
-    """The private repository that an image's name points into; None where it is in no such one.
+    """Return the private repository of an image's name; None if it is not in AWS's registry.
 
-    Raises `RequestError` for a host that looks like one and begins with no account id.
+    Raises `RequestError` for a host that looks like AWS's but does not begin with an account id.
     """
     host, _, rest = reference.partition("/")
     found = HOST.fullmatch(host)
@@ -153,8 +157,8 @@ def parse(reference: str) -> Repository | None:
 def login(repository: Repository, program: Path | str, programs: Programs) -> None:
     """Log an engine (docker, buildah or skopeo) in at the repository's own host.
 
-    The password goes from aws to the engine's standard input and is shown nowhere.
-    Raises `MissingError` without aws or without credentials, `WorkError` where AWS or the engine
+    The password goes from aws to the engine's standard input and is never shown.
+    Raises `MissingError` without aws or without credentials, `WorkError` if AWS or the engine
     refuses.
     """
     aws = programs.which("aws")
@@ -176,7 +180,7 @@ def login(repository: Repository, program: Path | str, programs: Programs) -> No
 
 
 def explain(repository: Repository, said: str) -> SqshforgeError | None:
-    """What the words of a failed pull mean; None where they are none that we know."""
+    """Explain the output of a failed pull; None if the message is unknown."""
     return _first((*BOTH, *PULLING), repository, said)
 
 
@@ -188,7 +192,7 @@ def _first(meanings: Sequence[Meaning], repository: Repository, said: str) -> Sq
 def _refused(
     repository: Repository, result: Result, said: str, meanings: Sequence[Meaning]
 ) -> SqshforgeError:
-    """The error for a login that failed; of words that we do not know the last line is shown."""
+    """Return the error for a failed login, with the last line of an unknown message."""
     name = Path(result.argv[0]).name
     last = said.strip().rpartition("\n")[2] or f"exit code {result.code}, without a word"
     return _first(meanings, repository, said) or WorkError(

@@ -1,6 +1,6 @@
-"""What a build takes from outside: fetched where there is a network, else out of a bundle.
+"""A build's inputs from outside: fetched if there is a network, else taken from a bundle.
 
-A supply has one place, which is the same in a bundle and in a build's context.
+An input's place is its relative path, the same in a bundle and in a build context.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ MANIFEST = "bundle.json"
 
 @dataclass(frozen=True, kw_only=True)
 class BuildInput:
-    """One file from outside, at its place, with the sum that it was fetched with."""
+    """One file from outside, with its place and the sha256 that it was fetched with."""
 
     place: str
     path: Path
     sha256: str
-    file: str = ""  # its place in a bundle, where that is another
-    argument: str = ""  # the build argument that brings the sum, where the lock has none
+    file: str = ""  # its path in a bundle, if it differs from `place`
+    argument: str = ""  # the build argument that brings the sum, if the lock has none
     commit: str = ""  # of a source
 
     def noted(self, folder: Path) -> dict[str, str]:
-        """The supply as the bundle in that folder notes it."""
+        """Return the entry for the manifest of the bundle in `folder`."""
         facts = {key: value for key, value in vars(self).items() if key != "path"}
         return {**facts, "file": str(self.path.relative_to(folder))}
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildEnvironment:
-    """How this machine reaches what is outside, and the target's folder for what came in."""
+    """How this machine reaches the outside, and the target's folder for what is fetched."""
 
     bundle: Path
     pip: Pip
@@ -60,7 +60,7 @@ class BuildEnvironment:
 
 
 def offline() -> bool:
-    """Whether OFFLINE asks for builds without a network; `RequestError` for another word."""
+    """Whether OFFLINE asks for builds without a network; raises `RequestError` if it is invalid."""
     word = os.environ.get(VARIABLE, "")
     if word not in ("", "0", "1"):
         raise RequestError(f"{VARIABLE} is {word!r}", fix=f"{VARIABLE}=1, or leave it unset")
@@ -69,7 +69,7 @@ def offline() -> bool:
 
 @contextlib.contextmanager
 def gathering(environment: BuildEnvironment) -> Iterator[None]:
-    """Fill a bundle alone: others who would fetch the same wait, and then find it there."""
+    """Lock a bundle while filling it: other processes wait, and then find the files there."""
     environment.bundle.mkdir(parents=True, exist_ok=True)
     busy = f"waiting for another process that fills {environment.bundle}"
     with exclusive(environment.bundle / ".lock", busy, environment.reporter):
@@ -77,9 +77,9 @@ def gathering(environment: BuildEnvironment) -> Iterator[None]:
 
 
 def fetched(what: Recipe, lock: Lock, environment: BuildEnvironment) -> list[BuildInput]:
-    """Sources, archives and source distributions, verified by the lock where it knows them.
+    """Fetch sources, archives and source distributions, verified by the lock's sums if it has any.
 
-    Raises `MissingError` where a host does not answer, `WorkError` for a wrong sum or a moved tag.
+    Raises `MissingError` if a host does not answer, `WorkError` for a wrong sum or a moved tag.
     """
     return [
         *_sources(what, lock, environment),
@@ -130,7 +130,7 @@ def _archives(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterat
 
 @contextlib.contextmanager
 def _offering_the_wheel(what: Recipe, name: str) -> Iterator[None]:
-    """Tell of Triton's wheel where what only its build from source takes cannot be had."""
+    """Suggest Triton's wheel if an input that only its build from source needs is unavailable."""
     try:
         yield
     except MissingError as error:
@@ -146,7 +146,7 @@ def _offering_the_wheel(what: Recipe, name: str) -> Iterator[None]:
 
 
 def _distributions(what: Recipe, lock: Lock, environment: BuildEnvironment) -> Iterator[BuildInput]:
-    """The source distributions of what is compiled from them."""
+    """Fetch the source distributions of packages that are compiled from them."""
     elsewhere = {normalize(one.package) for one in what.python.built if one.source}
     packages = [one for one in lock.python.built if one.name not in elsewhere]
     found = listing.files(
@@ -157,7 +157,10 @@ def _distributions(what: Recipe, lock: Lock, environment: BuildEnvironment) -> I
 
 
 def taken(file: File, place: str, environment: BuildEnvironment) -> BuildInput:
-    """A package's file, under its own name in the bundle; one that another target has is linked."""
+    """Download a package's file into the bundle, or link it from another target's bundle.
+
+    In the bundle it has its own name; `place` is its place in the context.
+    """
     kept = Path(place).with_name(file.name)
     path = environment.bundle / kept
     for other in environment.bundle.parent.glob(f"*/{kept}"):
@@ -170,22 +173,23 @@ def taken(file: File, place: str, environment: BuildEnvironment) -> BuildInput:
 
 
 def of(path: Path, place: str) -> BuildInput:
-    """A file of this machine's own, at a place."""
+    """Return the input for a file that is already on this machine."""
     return BuildInput(place=place, path=path, sha256=sha256(path))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bundle:
-    """What a bundle holds: files, and the names that its images have in an engine."""
+    """A bundle's contents: files, and its images' names in an engine by build argument."""
 
     supplies: tuple[BuildInput, ...]
     images: Mapping[str, str]
 
 
 def bundled(what: Recipe, lock: Lock, folder: Path) -> Bundle:
-    """Everything out of a bundle, each file proven by its sum.
+    """Read a bundle, verifying each file's checksum.
 
-    Raises `MissingError` where there is no bundle of this lock, `WorkError` for a changed file.
+    Raises `MissingError` if there is no complete bundle of this lock, `WorkError` for a changed
+    file.
     """
     platform = f" --platform {what.platform.name}" if what.platform.suffix else ""
     fix = f"on a machine with a network: sqshforge vendor {lock.target}{platform}"
@@ -211,7 +215,7 @@ def bundled(what: Recipe, lock: Lock, folder: Path) -> Bundle:
 
 
 def record(lock: Lock, bundle: Bundle, folder: Path) -> Path:
-    """Note in a bundle what is in it; the note comes last, so that it is of a whole bundle."""
+    """Write a bundle's manifest and return its path; written last, it marks a complete bundle."""
     facts = {
         "target": lock.target,
         "lock": lock.digest(),
@@ -224,5 +228,5 @@ def record(lock: Lock, bundle: Bundle, folder: Path) -> Path:
 
 
 def arguments(supplies: Iterable[BuildInput]) -> Mapping[str, str]:
-    """The build arguments that bring sums."""
+    """Return the build arguments that bring checksums."""
     return {one.argument: one.sha256 for one in supplies if one.argument}

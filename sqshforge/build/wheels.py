@@ -1,4 +1,4 @@
-"""The files of locked Python packages: where each index has them, and which one fits a platform."""
+"""The files of locked Python packages: their URLs in the indexes, and which fits a platform."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ else:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a package: where it is and what it must be."""
+    """One file of a package, with its URL and expected sha256."""
 
     package: str
     url: str
@@ -43,11 +43,11 @@ class File:
 def files(
     packages: Sequence[LockedPackage], python: str, platform: Platform, pip: Pip, programs: Programs
 ) -> tuple[File, ...]:
-    """For each package the one file that a Python of that version installs on a platform.
+    """Return for each package the one file that a Python version installs on a platform.
 
-    It is a wheel where there is one, else the source distribution; only files whose sums are in
-    the lock count. Raises `MissingError` where an index does not answer, `WorkError` where no file
-    of a package is left.
+    It is a wheel if there is one, else the source distribution; only files whose sums are in the
+    lock count. Raises `MissingError` if the indexes do not have the packages or do not answer,
+    `WorkError` if no file of a package qualifies.
     """
     if not packages:
         return ()
@@ -58,7 +58,7 @@ def files(
 
 
 def _with_password(url: str, pip: Pip) -> str:
-    """A file's address with the password that pip has for the index on the same host."""
+    """Add to a file's URL the login that pip has for the index on the same host."""
     parts = urlparse(url)
     for index in filter(None, (pip.index, *pip.extra_indexes)):
         if urlparse(bare(index)).netloc == parts.netloc:
@@ -67,7 +67,7 @@ def _with_password(url: str, pip: Pip) -> str:
 
 
 def _fitting(package: LockedPackage, listed: Mapping[str, Any], tags: Mapping[Tag, int]) -> File:
-    """The best file of a package: the wheel whose tag comes first, else the source."""
+    """Return the best file of a package: the wheel whose tag comes first, else the source."""
     allowed = {one.removeprefix("sha256:") for one in package.hashes}
     best: tuple[int, File] | None = None
     for entry in (*listed.get("wheels", ()), *filter(None, [listed.get("sdist")])):
@@ -87,7 +87,7 @@ def _fitting(package: LockedPackage, listed: Mapping[str, Any], tags: Mapping[Ta
 
 
 def _rank(name: str, tags: Mapping[Tag, int]) -> int | None:
-    """How well a file fits, from 0; None for one that does not."""
+    """Rank how well a file fits, 0 being the best; None if it does not fit."""
     if not name.endswith(".whl"):
         return len(tags)
     ranks = [tags[tag] for tag in parse_wheel_filename(name)[3] if tag in tags]
@@ -95,7 +95,7 @@ def _rank(name: str, tags: Mapping[Tag, int]) -> int | None:
 
 
 def _tags(python: str, platform: Platform) -> Iterable[Tag]:
-    """What a CPython takes on a platform with the glibc that locks are for, the best first."""
+    """Yield the tags that a CPython accepts on a platform with the locks' glibc, best first."""
     version = tuple(int(part) for part in python.split("."))
     named = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
     kinds = []
@@ -110,7 +110,7 @@ def _tags(python: str, platform: Platform) -> Iterable[Tag]:
 def _listed(
     packages: Sequence[LockedPackage], python: str, platform: Platform, pip: Pip, programs: Programs
 ) -> list[dict[str, Any]]:
-    """What the indexes have of these versions, as uv lists it (PEP 751)."""
+    """List the files that the indexes have of these versions, from uv's pylock.toml (PEP 751)."""
     ways = [pip.without_local_indexes(), pip]
     said = ""
     for way in ways if ways[0] != pip else ways[1:]:
@@ -120,7 +120,7 @@ def _listed(
             argv = [sys.executable, "-m", "uv", "pip", "compile", "--quiet", "--no-deps"]
             argv += ["--no-config", "--no-header", "--format", "pylock.toml"]
             argv += ["--output-file", str(listing)]
-            # Nothing is built with it; uv would download the Python of that version.
+            # Nothing is built, so this Python will do; uv would download one of that version.
             argv += ["--python", sys.executable, "--python-version", python]
             argv += ["--python-platform", uv_platform(platform)]
             argv += way.for_uv()
