@@ -1,4 +1,4 @@
-"""Recipes: what goes into an image, read from YAML and checked before anything is done."""
+"""Recipes: what goes into an image, read from YAML and validated before anything is done."""
 
 from sqshforge.recipe.load import ancestors, find, load, platforms_of, schema, targets, whole
 from sqshforge.recipe.parts import Base, Bootstrap, Python, Source, Triton

@@ -1,7 +1,7 @@
-"""Recipe files: read, laid over what they extend, and checked before anything is done.
+"""Read recipe files, merge them over the recipes that they extend, and validate the result.
 
-All faults of a recipe are reported at once, each with its path and line in the file and with
-what would be allowed there.
+All faults of a recipe are reported at once, each with its path and line in the file and with the
+allowed values.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from sqshforge.recipe import recipe_file
 from sqshforge.recipe.schema import Recipe
 from sqshforge.recipe.words import normalize, put_in
 
-# Where parameters stand beside images, for which see `Recipe.tagged`: key by key, * for any.
+# Paths of keys whose values may contain parameters; * is any key. For images see `Recipe.tagged`.
 FILLED = (("python", "version"), ("env", "*"), ("smoke", "train", "dataset"))
 
 DEBIAN = re.compile(r"([a-z0-9][a-z0-9+.-]+)=[^=]")  # a pinned package
 
 
 def extended(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recipe is that extends another.
+    """Merge a recipe's data over that of the recipe it extends.
 
-    Mappings are laid over each other. Lists add to the parent's; an entry for a package that the
-    parent names takes its place. `null` takes the parent's value away, so that the default holds.
+    Mappings are merged key by key. Lists are appended to the parent's; an entry for a package that
+    the parent also names replaces the parent's. `null` removes the parent's value, which leaves
+    the default.
     """
     whole = dict(parent)
     for key, value in child.items():
@@ -50,13 +51,13 @@ def extended(parent: Mapping[str, Any], child: Mapping[str, Any]) -> dict[str, A
 
 
 def _joined(parent: Sequence[Any], child: Sequence[Any]) -> list[Any]:
-    """The parent's entries, less those that the child pins otherwise, and then the child's."""
+    """Return the parent's entries, except those that the child replaces, then the child's."""
     own = {_entry_name(entry) for entry in child}
     return [*(entry for entry in parent if _entry_name(entry) not in own), *child]
 
 
 def _entry_name(entry: Any) -> str:
-    """What an entry of a list is about: a package's name, or the entry itself."""
+    """Return the key that identifies a list entry: its package's name, or the entry itself."""
     if isinstance(entry, Mapping):
         entry = entry.get("package", entry)
     if isinstance(entry, str) and "==" in entry:
@@ -66,12 +67,12 @@ def _entry_name(entry: Any) -> str:
 
 
 def schema() -> str:
-    """The JSON Schema of recipes, for editors, as recipes/schema.json holds it."""
+    """Return the JSON Schema of recipes, for editors: the content of recipes/schema.json."""
     return json.dumps(Recipe.model_json_schema(), indent=2) + "\n"
 
 
 def targets(folder: Path) -> list[str]:
-    """The names of all recipes, sorted; hidden files are those of editors."""
+    """Return the names of all recipes, sorted; hidden files belong to editors and are ignored."""
     return sorted(path.stem for path in folder.glob("[!.]*.yaml"))
 
 
@@ -81,11 +82,11 @@ def find(
     values: Mapping[str, str] | None = None,
     platform: str | None = None,
 ) -> Recipe:
-    """The recipe of a target for a platform, with these values of its parameters for its own.
+    """Load a target's recipe for a platform, with `values` in place of its parameters' own.
 
-    Without a platform it is this machine's own where the recipe has that, else the recipe's first.
-    Raises `RequestError` for a name that is no target, for one that is no parameter, and for a
-    platform that the recipe does not have.
+    Without `platform`, it is this machine's if the recipe has it, else the recipe's first.
+    Raises `RequestError` for an unknown target or parameter, and for a platform that the recipe
+    does not have.
     """
     path = _file(target, folder, where=str(folder))
     recipe = load(path, platform)
@@ -101,28 +102,28 @@ def find(
 
 
 def platforms_of(target: str, folder: Path) -> tuple[str, ...]:
-    """The platforms that a target has, the first one first."""
+    """Return a target's platforms, in the order of its recipe."""
     path = _file(target, folder, where=str(folder))
     load(path)
     return tuple(_load(path, ())[1].get("platforms", (platforms.DEFAULT.name,)))
 
 
 def on_platform(data: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """A recipe's data for one platform alone, with what is other there laid over."""
+    """Return a recipe's data for one platform, with its `per_platform` keys merged in."""
     whole = {key: value for key, value in data.items() if key != "per_platform"}
     other = (data.get("per_platform") or {}).get(name) or {}
     return extended({**whole, "platforms": [name]}, other)
 
 
 def filled(data: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
-    """A recipe's data with parameters put in where they may stand, images left out.
+    """Return a recipe's data with parameters substituted wherever allowed, except in images.
 
-    `values` go before the recipe's own. Raises `ValueError` for a parameter that there is not.
+    `values` override the recipe's own. Raises `ValueError` for an undefined parameter.
     """
     own = data.get("parameters")
     known = {**(own if isinstance(own, Mapping) else {}), **values}
     whole = {**data, "parameters": known} if values else dict(data)
-    if all(isinstance(value, str) for value in known.values()):  # else that is the fault to tell
+    if all(isinstance(value, str) for value in known.values()):  # else validation reports that
         for keys in FILLED:
             whole = _put(whole, keys, known)
     return whole
@@ -131,7 +132,7 @@ def filled(data: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]
 def _put(
     data: Mapping[str, Any], keys: Sequence[str], values: Mapping[str, str], above: str = ""
 ) -> dict[str, Any]:
-    """A mapping with parameters put into the text at a path of keys, where there is one."""
+    """Return a mapping with parameters substituted in the text at a path of keys, if any."""
     whole = dict(data)
     for key in list(whole) if keys[0] == "*" else [keys[0]]:
         value = whole.get(key)
@@ -146,7 +147,7 @@ def _put(
 
 
 def ancestors(recipe: Recipe, folder: Path) -> list[Recipe]:
-    """The recipes that a recipe extends, the nearest first."""
+    """Return the recipes that a recipe extends, nearest first."""
     found = []
     while recipe.extends is not None:
         recipe = find(recipe.extends, folder)
@@ -155,7 +156,7 @@ def ancestors(recipe: Recipe, folder: Path) -> list[Recipe]:
 
 
 def load(path: Path, platform: str | None = None) -> Recipe:
-    """Read and check one recipe file, with all that it extends, for a platform as `find` does.
+    """Read and validate a recipe file and those that it extends; `platform` is as in `find`.
 
     Raises `RequestError` with every fault of the file: broken YAML, unknown keys, wrong values.
     """
@@ -163,9 +164,10 @@ def load(path: Path, platform: str | None = None) -> Recipe:
 
 
 def whole(path: Path, values: Mapping[str, str] | None = None, platform: str | None = None) -> str:
-    """A recipe's text; the YAML of all together, where another is extended or platforms differ.
+    """Return a recipe's text, complete in itself.
 
-    The parameters are put in, with these values in place of the recipe's own.
+    A recipe that extends another, has parameters or differs by platform is written as merged YAML,
+    with its parameters substituted; `values` override the recipe's own.
     """
     recipe, data = _load(path, (), values, platform)
     name = recipe.platform.name
@@ -199,9 +201,9 @@ def _load(
     values: Mapping[str, str] | None = None,
     platform: str | None = None,
 ) -> tuple[Recipe, dict[str, Any]]:
-    """A recipe for a platform, and its data for all, into which no parameters are put.
+    """Load a recipe for a platform, and its data for all platforms without parameters substituted.
 
-    `heirs` are those that extend it, the one asked for first; `values` are parameters.
+    `heirs` are the recipes that extend it, the requested one first; `values` are parameters.
     """
     node, data = recipe_file.read(path)
     faults = [f"{where}: {what}" for where, what in recipe_file.repeated(node)]
@@ -243,14 +245,14 @@ def _load(
             "docs/images/recipes.md",
         )
     chosen = found[platform or platforms.preferred(recipe.platforms)]
-    assert chosen is not None  # it has no faults
+    assert chosen is not None  # there were no faults
     return chosen, data
 
 
 def _checked(
     data: Mapping[str, Any], node: yaml.Node | None, values: Mapping[str, str]
 ) -> tuple[Recipe | None, list[str]]:
-    """A recipe's data as a recipe, or what is wrong with it; `node` is where that stands."""
+    """Validate a recipe's data; return the recipe or its faults. `node` is its YAML node."""
     try:
         return Recipe.model_validate(filled(data, values)), []
     except ValidationError as error:
@@ -260,15 +262,15 @@ def _checked(
 
 
 def _below(node: yaml.Node | None, key: str) -> yaml.Node | None:
-    """What a mapping has at a key."""
+    """Return the value at a key of a mapping; None without one."""
     pairs = node.value if isinstance(node, yaml.MappingNode) else ()
     return next((value for name, value in pairs if name.value == key), None)
 
 
 def _described(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, Any]) -> str:
-    """One fault in words: its path and line, what is wrong, what is allowed.
+    """Describe a fault: its path and line, what is wrong, what is allowed.
 
-    `data` is what was checked: the file's own, laid over what it extends.
+    `data` is the validated data: the file's own, merged over what it extends.
     """
     steps = fault["loc"]
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in steps)
@@ -300,7 +302,7 @@ def _described(fault: ErrorDetails, node: yaml.Node | None, data: Mapping[str, A
 def _place(
     node: yaml.Node | None, data: object, steps: Sequence[int | str]
 ) -> tuple[int | None, yaml.Node | None]:
-    """The line of the deepest step that is in the file, and its node where all steps are."""
+    """Return the line of the deepest step found in the file, and the node if all steps are."""
     line = None
     for step in steps:
         if isinstance(node, yaml.MappingNode) and isinstance(data, Mapping):
@@ -312,7 +314,7 @@ def _place(
         elif (
             isinstance(node, yaml.SequenceNode) and isinstance(data, list) and isinstance(step, int)
         ):
-            own = step - (len(data) - len(node.value))  # those of what it extends come first
+            own = step - (len(data) - len(node.value))  # inherited entries come first
             if own < 0:
                 return line, None
             node, data = node.value[own], data[step]
@@ -323,7 +325,7 @@ def _place(
 
 
 def _unquoted(node: yaml.Node | None, fault: ErrorDetails) -> str | None:
-    """What to say of text that YAML takes for something else: a version such as 3.10, mostly."""
+    """Explain unquoted text that YAML reads as another type, usually a version such as 3.10."""
     given = fault["input"]
     if not isinstance(node, yaml.ScalarNode) or given is None or isinstance(given, str):
         return None
@@ -339,7 +341,7 @@ def _unquoted(node: yaml.Node | None, fault: ErrorDetails) -> str | None:
 
 
 def _keys_at(steps: tuple[int | str, ...]) -> list[str]:
-    """The keys that are allowed at a place of the schema."""
+    """Return the keys that the schema allows at a place."""
     spot: dict[str, Any] = Recipe.model_json_schema()
     definitions = spot["$defs"]
 

@@ -1,4 +1,4 @@
-"""The parts of a recipe, frozen: each key is checked, and unknown ones are refused."""
+"""The parts of a recipe, as frozen models: every key is validated, and unknown keys are refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Base(Part):
         return self
 
     def addresses(self, image: str) -> tuple[str, ...]:
-        """Where one of the images is, in the order in which they are tried."""
+        """Return an image's addresses, in the order in which they are tried."""
         tag = split_image(image)[1]
         return (image, *(f"{repository}{tag}" for repository in self.mirrors))
 
@@ -124,7 +124,7 @@ class Index(Part):
     )
 
     def pins(self) -> tuple[str, ...]:
-        """Those that are asked for; the others come where these need them."""
+        """Return the packages that are installed by name; the others only come as dependencies."""
         return tuple(one for one in self.packages if "==" in one)
 
 
@@ -172,7 +172,7 @@ class Python(Part):
         return self
 
     def bound(self) -> set[str]:
-        """Normalized names of all packages that one index alone may give."""
+        """Return the normalized names of all packages that only one index may provide."""
         return {normalize(one) for index in self.indexes.values() for one in index.packages}
 
 
@@ -216,12 +216,12 @@ class Archive(Part):
 
     @property
     def file(self) -> str:
-        """The name of the file itself."""
+        """The file's name: the last part of its URL."""
         return self.url.rpartition("/")[2]
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the file is, in the order in which they are tried."""
+        """The file's addresses, in the order in which they are tried."""
         return (self.url, *self.mirrors)
 
 
@@ -255,7 +255,7 @@ class Cuda(Part):
 
     @property
     def codes(self) -> tuple[str, ...]:
-        """The architectures as CUDA_ARCHITECTURES of our patches names them: 120+PTX."""
+        """The architectures as our patches' CUDA_ARCHITECTURES names them, such as 120+PTX."""
         *others, last = self.architectures
         return (*others, f"{last}+PTX" if self.ptx else last)
 

@@ -1,4 +1,4 @@
-"""The YAML of a recipe file, before anything is known of its keys."""
+"""Read the YAML of a recipe file, without regard to its keys."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import yaml
 
 from sqshforge.errors import RequestError
 
-# By libyaml, where PyYAML was built with it: ten times as fast.
+# libyaml's loader, if PyYAML was built with it, is ten times as fast.
 LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-NESTING = 50  # lists and mappings within each other
+NESTING = 50  # depth of lists and mappings within each other
 
 
 def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
-    """A file's YAML, as nodes that know their lines and as data.
+    """Read a file's YAML as nodes, which know their lines, and as data.
 
-    Raises `RequestError` for what cannot be read, is no YAML or no mapping, or is nested too deep
-    or in itself.
+    Raises `RequestError` for a file that cannot be read, is not YAML or not a mapping, or is nested
+    too deep or in itself.
     """
     try:
         text = path.read_text()
@@ -32,7 +32,7 @@ def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
         _refuse_deep(text, path)
         node = yaml.compose(text, Loader=LOADER)
         data = yaml.load(text, Loader=LOADER)
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that is not in the calendar
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         raise _broken(path, error) from None
     if not isinstance(data, dict):
         raise RequestError(
@@ -44,8 +44,8 @@ def read(path: Path) -> tuple[yaml.Node | None, dict[str, Any]]:
 
 
 def _refuse_deep(text: str, path: Path) -> None:
-    """Refuse what is nested in itself, or so deep that making nodes of it would end Python."""
-    around: list[str | None] = []  # the anchors of the lists and mappings that are open
+    """Refuse YAML nested in itself, or so deep that composing its nodes would crash Python."""
+    around: list[str | None] = []  # anchors of the open lists and mappings
     events: Any = yaml.parse(text, Loader=LOADER)
     for event in events:
         where = f"{path}, line {event.start_mark.line + 1}"
@@ -74,7 +74,7 @@ def _broken(path: Path, error: yaml.YAMLError | ValueError) -> RequestError:
 
 
 def repeated(node: yaml.Node | None, path: str = "") -> list[tuple[str, str]]:
-    """Keys that stand twice in one mapping: YAML itself would take the last in silence."""
+    """Return the keys that a mapping has twice: YAML itself would silently use the last."""
     faults: list[tuple[str, str]] = []
     if isinstance(node, yaml.MappingNode):
         seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a recipe is made of as a whole, and which parts go with which."""
+"""The model of a whole recipe, and the rules between its parts."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ class Recipe(Part):
         for key, archive in self.archives.items():
             if not archive.file:
                 raise ValueError(f"archives.{key}: its address ends in no file's name")
-            if files[archive.file] > 1:  # they lie in one folder
+            if files[archive.file] > 1:  # they share one folder
                 raise ValueError(f"archives.{key}: another archive is named {archive.file}, too")
         for wanted, there, what in self._named():
             if wanted not in there:
@@ -131,7 +131,7 @@ class Recipe(Part):
         return self
 
     def _lacking_for_triton(self) -> list[str]:
-        """What Triton's build from source takes and the recipe does not name."""
+        """List the inputs of Triton's build from source that the recipe does not name."""
         if not self.triton_from_source:
             return []
         builders = {normalize(one) for one in self.python.builders}
@@ -143,19 +143,19 @@ class Recipe(Part):
 
     @property
     def triton_from_source(self) -> bool:
-        """Whether Triton is compiled, with all that this takes."""
+        """Whether Triton is compiled from source."""
         return self.triton is not None and self.triton.origin == "source"
 
     def builds_with(self, name: str) -> bool:
-        """Whether a build takes what has this name in sources or archives.
+        """Whether a build uses the source or archive of this name.
 
-        What only Triton's build from source takes stays in the recipe where its wheel is taken.
+        The inputs of Triton's build from source stay in a recipe that uses Triton's wheel.
         """
         of_triton = name in (*Triton.SOURCES, *Triton.ARCHIVES)
         return not of_triton or self.triton is None or self.triton_from_source
 
     def _named(self) -> list[tuple[str, Mapping[str, Part], str]]:
-        """What names something elsewhere in the recipe, where that is, and which key it is."""
+        """Return the references within the recipe: a name, the mapping it must be in, its key."""
         built = [one for one in self.python.built if one.source]
         return [
             *((one.source or "", self.sources, "python.built.source") for one in built),
@@ -164,32 +164,32 @@ class Recipe(Part):
 
     @property
     def platform(self) -> Platform:
-        """What the image is made for; a recipe that `load` gave has this one alone."""
+        """The platform of the image; a recipe from `load` has only this one."""
         return platforms.ALL[self.platforms[0]]
 
     @property
     def name(self) -> str:
-        """The target, with what tells the platform where that is not the default one."""
+        """The target, with a suffix for a platform other than the default."""
         return f"{self.target}{self.platform.suffix}"
 
     @property
     def site(self) -> str:
-        """Where the image's Python packages are."""
+        """The folder of the image's Python packages."""
         return self.python.site.replace("{version}", self.python.version)
 
     @property
     def images(self) -> tuple[str, ...]:
-        """The images that a build starts from, each once."""
+        """The images that a build starts from, without duplicates."""
         return tuple(dict.fromkeys(filter(None, (self.base.image, self.base.compiler))))
 
     def address(self, image: str) -> str:
-        """An image's address with the parameters put in; `ValueError` for one that is none."""
+        """Substitute the parameters in an image's address; `ValueError` for undefined ones."""
         return put_in(image, self.parameters)
 
     def tagged(self, image: str) -> str:
-        """An image as locks name it: with its tag, the repository's parameters not put in.
+        """Return an image as locks name it: parameters substituted in its tag, not its repository.
 
-        Another region or account serves the same image, another tag is another one.
+        Another region or account serves the same image, but another tag is another image.
         """
         name, tag = split_image(image)
         address = self.address(image)
@@ -197,11 +197,11 @@ class Recipe(Part):
         return f"{name}{own}" if put_in(tag, self.parameters) == own else address
 
     def addresses(self, image: str) -> tuple[str, ...]:
-        """All addresses of an image likewise, in the order in which they are tried."""
+        """Return all addresses of an image, parameters substituted, in the order they are tried."""
         return tuple(self.address(one) for one in self.base.addresses(image))
 
     def packages(self) -> list[str]:
-        """All requirements that the image's Python must satisfy, Triton's own among them."""
+        """Return all requirements that the image's Python must satisfy, including Triton."""
         own = [f"triton=={self.triton.version}"] if self.triton else []
         built = [one.package for one in self.python.built]
         return [*self.python.packages, *own, *built]

@@ -1,4 +1,4 @@
-"""How what a recipe names is written: packages, images, addresses, parameters."""
+"""The syntax of names in recipes: packages, images, addresses, parameters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATCH = r"^[a-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+\.patch$"
 
 
 def _with_version(requirement: str) -> str:
-    """The requirement as it is; `ValueError` where its version is none (PEP 440)."""
+    """Return the requirement unchanged; `ValueError` if its version is invalid (PEP 440)."""
     version = requirement.partition("==")[2]
     if version:
         Version(version)
@@ -47,7 +47,7 @@ Name = Annotated[str, Field(pattern=NAME)]
 Address = Annotated[str, Field(pattern=r"^(https?|file)://\S+$")]
 PlatformName = Literal["linux/amd64", "linux/arm64"]
 
-# What CUDA's compiler knows, from 12.1 to 13: compute capability times ten, as nvcc writes it.
+# The architectures of nvcc 12.1 to 13: compute capability times ten, as nvcc writes it.
 Architecture = Literal[
     "70", "72", "75", "80", "86", "87", "89", "90", "90a",
     "100", "100a", "103", "103a", "110", "110a", "120", "120a", "121", "121a",
@@ -55,7 +55,7 @@ Architecture = Literal[
 
 
 def put_in(text: str, parameters: Mapping[str, str]) -> str:
-    """A text with the values of parameters for each {NAME}; `ValueError` for one that is none."""
+    """Replace each {NAME} in a text by its parameter's value; `ValueError` if it is undefined."""
     unknown = sorted(set(re.findall(r"{(\w*)}", text)) - set(parameters))
     if unknown:
         raise ValueError(f"{text} names {', '.join(unknown)}, which are not defined in parameters")
@@ -63,13 +63,13 @@ def put_in(text: str, parameters: Mapping[str, str]) -> str:
 
 
 def normalize(requirement: str) -> str:
-    """The name of a Python package or requirement as indexes write it (PEP 503)."""
+    """Return the normalized name of a Python package or requirement (PEP 503)."""
     name = re.split(r"[\[<>=!~;@ ]", requirement, maxsplit=1)[0]
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def split_image(image: str) -> tuple[str, str]:
-    """An image's repository, and its tag with the colon before it; no tag for one without."""
+    """Split an image into its repository, and its tag with the colon, or "" without a tag."""
     above, slash, last = image.rpartition("/")
     name, colon, tag = last.partition(":")
     return f"{above}{slash}{name}", f"{colon}{tag}"
