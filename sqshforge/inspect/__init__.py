@@ -1,1 +1,1 @@
-"""Looking at squash files: what is in one, what differs between two, whether one is whole."""
+"""Examine squash files: what is in one, what differs between two, whether one is intact."""

@@ -1,4 +1,4 @@
-"""What differs between two squash files."""
+"""Compare two squash files."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ SIGNS = {"removed": "-", "added": "+", "changed": "~"}
 
 @dataclass(frozen=True)
 class Change:
-    """An entry that is not the same. A folder stands for all that is in it if all of it is new."""
+    """An entry that differs. A folder that only one file has stands for everything in it."""
 
     path: bytes
     what: str  # added, removed, changed
     details: tuple[str, ...]
     entries: int = 1
-    size: int = 0  # bytes, unpacked; of a changed file those that it has now
+    size: int = 0  # bytes, unpacked; the new size of a changed file
 
 
 @dataclass(frozen=True)
 class Difference:
-    """A package or a variable with another value; None where it is not there."""
+    """A package or variable whose value differs; None if it is absent."""
 
     kind: str  # Python package, Debian package, variable
     name: str
@@ -44,21 +44,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All that differs between two squash files, from `before` to `after`."""
+    """All differences between two squash files, from `before` to `after`."""
 
     before: Path
     after: Path
     changes: tuple[Change, ...]
     differences: tuple[Difference, ...]
-    times: int  # entries that differ in their time alone
+    times: int  # entries of which only the time differs
 
     @property
     def equal(self) -> bool:
-        """Whether nothing but times differs."""
+        """Whether nothing except times differs."""
         return not self.changes and not self.differences
 
     def json(self) -> str:
-        """Everything, for programs; what is no UTF-8 in a path is a surrogate, as in Python."""
+        """Return everything as JSON; bytes of a path that are not UTF-8 become surrogates."""
         changes = [{**asdict(one), "path": os.fsdecode(one.path)} for one in self.changes]
         facts = {
             **{"before": str(self.before), "after": str(self.after), "equal": self.equal},
@@ -68,7 +68,7 @@ class Comparison:
         return json.dumps(facts, indent=2)
 
     def lines(self) -> list[str]:
-        """The differences for people, the counts last."""
+        """Return the differences as text, the counts last."""
         lines = []
         for one in self.differences:
             sign = "+" if one.before is None else "-" if one.after is None else "~"
@@ -93,7 +93,8 @@ def _line(one: Change) -> str:
 def compare(before: Path, after: Path, reporter: Reporter) -> Comparison:
     """Compare two squash files, however they are packed.
 
-    Raises `RequestError` where there is none, `WorkError` where one is broken.
+    Raises `RequestError` if one does not exist or is not a squash file, `WorkError` if one is
+    broken.
     """
     with (
         open_image(before) as one,
@@ -111,7 +112,7 @@ class _Pair:
     other: Image
 
     def changes(self, tracker: Tracker) -> tuple[tuple[Change, ...], int]:
-        """The entries that differ, by their paths, and how many differ in their time alone."""
+        """Return the entries that differ, sorted by path, and how many differ only in time."""
         old, new = self.one.entries, self.other.entries
         names = (_names(self.one), _names(self.other))
         same = self._same_content(tracker)
@@ -153,9 +154,9 @@ class _Pair:
             yield "hard links"
 
     def _same_content(self, tracker: Tracker) -> set[bytes]:
-        """The files that have the same content in both.
+        """Return the paths whose files have the same content in both images.
 
-        They are read in the order in which the first file has them.
+        They are read in the order in which the first image stores them.
         """
         old, new = self.one.entries, self.other.entries
         both = [
@@ -174,7 +175,7 @@ class _Pair:
 
 
 class _Contents:
-    """Compares contents: what is stored first, which is less, and needs no unpacking."""
+    """Compares contents, stored bytes first: they are fewer, and need no unpacking."""
 
     def __init__(self, one: Image, other: Image) -> None:
         self._one, self._other = one, other
@@ -186,7 +187,7 @@ class _Contents:
         return self._stored(ours, theirs) or self._unpacked(ours, theirs)
 
     def _stored(self, ours: Entry, theirs: Entry) -> bool:
-        """Whether the same bytes are stored; if they are not, the content may still be the same."""
+        """Whether the stored bytes are equal; if not, the contents may still be."""
         old, new = ours.inode.data, theirs.inode.data
         if not self._alike or (old.blocks, old.offset) != (new.blocks, new.offset):
             return False
@@ -206,7 +207,7 @@ class _Contents:
         return self._fragments[old, new]
 
     def _bytes(self, old: int, new: int, length: int) -> bool:
-        """Whether stored bytes differ."""
+        """Whether the stored bytes at two places differ."""
         size = length & LENGTH
         return self._one.reader.at(old, size) != self._other.reader.at(new, size)
 
@@ -218,7 +219,7 @@ class _Contents:
 
 
 def _streams_equal(ours: Iterator[bytes], theirs: Iterator[bytes]) -> bool:
-    """Whether two streams of equal length, cut at different places, are the same."""
+    """Whether two streams of equal length, cut into different pieces, are equal."""
     a = b = b""
     while True:
         a = a or next(ours, b"")
@@ -237,7 +238,7 @@ def _place(entry: Entry) -> tuple[int, int, int]:
 
 
 def _names(image: Image) -> dict[int, tuple[bytes, ...]]:
-    """All paths of each file that has several."""
+    """Map inode numbers to sorted paths, for files with several (hard links)."""
     found: dict[int, list[bytes]] = defaultdict(list)
     for path, entry in image.entries.items():
         if entry.kind != FOLDER:
@@ -248,8 +249,8 @@ def _names(image: Image) -> dict[int, tuple[bytes, ...]]:
 def _whole(
     ones: Mapping[bytes, Entry], others: Mapping[bytes, Entry], what: str
 ) -> Iterator[Change]:
-    """The entries that only the first has, those in a folder that it alone has counted with it."""
-    tops: dict[bytes, bytes] = {}  # of each such path: the one that stands for it
+    """Yield the entries that only `ones` has; everything in such a folder counts with it."""
+    tops: dict[bytes, bytes] = {}  # path to the topmost folder that stands for it
     counts: dict[bytes, int] = defaultdict(int)
     sizes: dict[bytes, int] = defaultdict(int)
     for path, entry in ones.items():  # a folder comes before what is in it
@@ -262,7 +263,7 @@ def _whole(
 
 
 def _differences(one: Image, other: Image) -> Iterator[Difference]:
-    """The packages and variables that differ."""
+    """Yield the packages and variables that differ."""
     found = [_named(one), _named(other)]
     for kind in found[0]:
         old, new = found[0][kind], found[1][kind]

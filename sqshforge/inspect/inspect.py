@@ -1,4 +1,4 @@
-"""What is in one squash file, as a few facts and tables."""
+"""Summarize one squash file in a few facts and tables."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ from sqshforge.squashfs.hot_note import HotRange, noted
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE
 
-LARGEST = 10  # files that are shown
-MOST = 1 << 20  # bytes of one text that we read: enroot's files, the provenance
+LARGEST = 10  # number of largest files to show
+MOST = 1 << 20  # most bytes of a text file to read: enroot's files, the provenance
 LAUNCHER = re.compile(rf"{CARRIED}/launch/(?P<name>[^/]+)\.sbatch")
 START = re.compile(r"^[ \t]*exec (?P<words>.*)$", re.MULTILINE)  # of /etc/rc, ours and enroot's own
 
 
 @dataclass(frozen=True)
 class Inspection:
-    """What there is to say of a squash file. `record` is the one beside it, None without one."""
+    """Facts about a squash file. `record` is the one beside it, None without one."""
 
     file: Path
     size: int  # bytes
     signed: bool
-    hot: HotRange | None  # the bytes that a start reads, as the file itself notes
+    hot: HotRange | None  # the bytes that a start reads, as noted in the file
     content_end: int  # bytes from the start of the file
     compression: str
     block: int  # bytes
@@ -51,7 +51,7 @@ class Inspection:
     record: Mapping[str, Any] | None
     provenance: Mapping[str, Any] | None  # of the image: /sqshforge/meta/provenance.json
     environment: Mapping[str, str]
-    start: tuple[str, ...]  # what /etc/rc runs: with arguments, without
+    start: tuple[str, ...]  # what /etc/rc runs, with and without arguments
     launchers: tuple[str, ...]
     folders: Mapping[bytes, Share]
     parts: Mapping[bytes, Share]
@@ -61,11 +61,11 @@ class Inspection:
 
     @property
     def stored(self) -> int:
-        """Bytes of the file that are content."""
+        """Bytes in the file that are content."""
         return sum(share.stored for share in self.folders.values())
 
     def json(self) -> str:
-        """Everything, for programs; what is no UTF-8 in a path is a surrogate, as in Python."""
+        """Return everything as JSON; bytes of a path that are not UTF-8 become surrogates."""
         facts = asdict(self)
         facts["file"] = str(self.file)
         for name in ("folders", "parts", "largest"):
@@ -80,7 +80,7 @@ class Inspection:
         return json.dumps(facts, indent=2)
 
     def lines(self) -> list[str]:
-        """The facts for people."""
+        """Return the facts as text."""
         made = datetime.fromtimestamp(self.made, timezone.utc)
         facts = [
             ("squash file", f"{human(self.size)}, {self.compression}, blocks of {self.block} B"),
@@ -101,14 +101,14 @@ class Inspection:
         return lines
 
     def _hot(self) -> str:
-        """Where the files lie that a start reads."""
+        """Describe where the files are that a start reads."""
         if self.hot is None:
             return "not noted: packed without a list of them, or by one that names no file of it"
         share = 100 * self.hot.length / max(1, self.size)
         return f"{human(self.hot.length)} from byte {self.hot.offset} on, {share:.0f}% of the file"
 
     def _origin(self) -> list[tuple[str, str]]:
-        """Where it comes from, as the record and the image itself tell."""
+        """Describe the file's origin, from its record and the image's provenance."""
         facts = []
         if self.record is None:
             facts.append(
@@ -140,7 +140,7 @@ class Inspection:
         return facts
 
     def tables(self) -> list[Table]:
-        """Where the bytes are."""
+        """Return tables of what takes the most space."""
         packages_ = _table("Python package", "version")
         for one in self.python:
             self._row(packages_, one.share, one.name, one.version)
@@ -172,9 +172,10 @@ def _table(*titles: str) -> Table:
 
 
 def inspect(file: Path) -> Inspection:
-    """Look at a squash file, of ours or of enroot's.
+    """Examine a squash file, made by us or by enroot.
 
-    Raises `RequestError` where there is none, `WorkError` where it is broken.
+    Raises `RequestError` if it does not exist or is not a squash file, `WorkError` if it is
+    broken.
     """
     with open_image(file) as image:
         content = Content(image)
@@ -209,7 +210,7 @@ def inspect(file: Path) -> Inspection:
 
 
 def text(image: Image, content: Content, path: str) -> str:
-    """A text in the image; empty where there is none."""
+    """Return the text of a file in the image; empty if there is no such file."""
     entry = image.find(os.fsencode(path))
     if entry is None or entry.kind != FILE:
         return ""
@@ -217,7 +218,7 @@ def text(image: Image, content: Content, path: str) -> str:
 
 
 def environment(image: Image, content: Content) -> dict[str, str]:
-    """The variables of /etc/environment."""
+    """Return the variables in /etc/environment."""
     lines = text(image, content, "etc/environment").split("\n")
     pairs = (line.partition("=") for line in lines if "=" in line)
     return {name: value for name, _, value in pairs}

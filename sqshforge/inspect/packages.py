@@ -1,4 +1,4 @@
-"""The packages in a squash file, as Python's and Debian's own records tell of them.
+"""The packages in a squash file, according to Python's and Debian's own records.
 
 Python: the core metadata specifications, "Recording installed projects" (dist-info, RECORD), and
 the egg-info of setuptools. Debian: the Policy Manual, chapter 5 (control files), of
@@ -23,21 +23,21 @@ from sqshforge.squashfs.inode import FILE, FOLDER, Entry
 
 RECORD = re.compile(r"(?P<name>[^-]+)-(?P<version>[^-]+)(-py[\d.]+)?\.(dist|egg)-info")
 MODULE = re.compile(r"(?P<name>\w+)(\.[\w.-]+)?\.(py|so)")
-MOST = 64 << 20  # bytes that we read of one such record
+MOST = 64 << 20  # most bytes of a record to read
 
 
 @dataclass(frozen=True)
 class Package:
-    """A Python package. Two folders of one image may have the same one."""
+    """A Python package. Two folders of an image may contain the same one."""
 
     name: str
     version: str
-    folder: str  # that Python has on its path
+    folder: str  # the folder on Python's path
     share: Share
 
 
 def python(image: Image, content: Content, shares: Mapping[bytes, Share]) -> list[Package]:
-    """The Python packages, the largest first."""
+    """Return the Python packages, largest first."""
     below = _Below(image)
     claimed: set[bytes] = set()
     found = []
@@ -56,7 +56,7 @@ def python(image: Image, content: Content, shares: Mapping[bytes, Share]) -> lis
 
 
 def debian(image: Image, content: Content) -> dict[str, str]:
-    """The installed Debian packages: name (with its architecture if two are there) to version."""
+    """Map installed Debian packages (with their architecture if it is ambiguous) to versions."""
     stanzas: list[dict[str, str]] = []
     status = image.find(b"var/lib/dpkg/status")
     if status is not None and status.kind == FILE:
@@ -68,7 +68,7 @@ def debian(image: Image, content: Content) -> dict[str, str]:
                 stanzas += _stanzas(_text(content, entry))
     names: dict[str, list[dict[str, str]]] = defaultdict(list)
     for stanza in stanzas:
-        # "hold ok not-installed" and "install reinstreq half-installed" are not.
+        # Not "hold ok not-installed" or "install reinstreq half-installed".
         is_installed = stanza.get("Status", "installed").split()[-1:] == ["installed"]
         if is_installed and "Package" in stanza:
             names[stanza["Package"]].append(stanza)
@@ -81,7 +81,7 @@ def debian(image: Image, content: Content) -> dict[str, str]:
 
 
 class _Below:
-    """What lies in each folder of an image."""
+    """The contents of each folder of an image."""
 
     def __init__(self, image: Image) -> None:
         self._children: dict[bytes, list[bytes]] = defaultdict(list)
@@ -93,7 +93,7 @@ class _Below:
         return self._children.get(folder, [])
 
     def all(self, path: bytes) -> Iterator[bytes]:
-        """A path and all below it."""
+        """Yield a path and everything below it."""
         todo = [path]
         while todo:
             yield (one := todo.pop())
@@ -101,14 +101,14 @@ class _Below:
 
 
 def _is_installed(image: Image, info: bytes) -> bool:
-    """Whether a folder of that name is a record: some packages have tests with empty ones."""
+    """Whether an info folder is a real record: the tests of some packages have empty ones."""
     return any(info + b"/" + name in image.entries for name in (b"METADATA", b"PKG-INFO"))
 
 
 def _files(
     image: Image, content: Content, below: _Below, info: bytes, name: str
 ) -> Iterator[bytes]:
-    """The paths of a package: those of its RECORD, else the modules that it is known to bring."""
+    """Yield a package's paths: from its RECORD, else its top-level modules and its info folder."""
     folder = info.rpartition(b"/")[0]
     record = image.entries.get(info + b"/RECORD")
     if record is not None and record.kind == FILE:
@@ -129,8 +129,8 @@ def _files(
 
 
 def _listed(folder: bytes, record: str) -> Iterator[bytes]:
-    """The paths in a RECORD, which are relative to its package's folder, or absolute."""
-    with contextlib.suppress(csv.Error):  # what follows is no list of files
+    """Yield the paths in a RECORD, where they are relative to the package's folder or absolute."""
+    with contextlib.suppress(csv.Error):  # the rest is not a list of files
         for row in csv.reader(record.splitlines()):
             if row:
                 path = posixpath.normpath(posixpath.join(b"/", folder, os.fsencode(row[0])))
@@ -138,7 +138,7 @@ def _listed(folder: bytes, record: str) -> Iterator[bytes]:
 
 
 def _compiled(below: _Below, listed: Iterable[bytes]) -> Iterator[bytes]:
-    """The .pyc files of these modules: a RECORD has them only if the installer compiled them."""
+    """Yield the modules' .pyc files: a RECORD lists them only if the installer compiled them."""
     modules: dict[bytes, set[bytes]] = defaultdict(set)
     for path in listed:
         folder, _, last = path.rpartition(b"/")
@@ -155,7 +155,7 @@ def _text(content: Content, entry: Entry) -> str:
 
 
 def _stanzas(text: str) -> Iterator[dict[str, str]]:
-    """The fields of each paragraph; of a field that goes on over several lines the first."""
+    """Yield the fields of each paragraph; for a multi-line field, only its first line."""
     for paragraph in re.split(r"\n\s*\n", text):
         pairs = (line.partition(":") for line in paragraph.splitlines() if line[:1].strip())
         yield {name: value.strip() for name, _, value in pairs}

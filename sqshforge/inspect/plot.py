@@ -1,4 +1,4 @@
-"""A picture of where a squash file's bytes are."""
+"""Draw what takes the space in a squash file."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from sqshforge.inspect.inspect import Inspection
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-BARS = 15  # of each kind
-LONG = 48  # letters of a name
+BARS = 15  # most bars of each kind
+LONG = 48  # most characters of a name
 KINDS = (".png", ".svg", ".pdf")
 
 
 def draw(found: Inspection, picture: Path) -> None:
-    """Draw the largest parts and the largest Python packages, as stored, and where hot files lie.
+    """Draw the largest parts and Python packages by stored size, and where the hot files are.
 
-    Raises `MissingError` without matplotlib, `RequestError` for another kind of picture
-    and for a place that cannot be written to.
+    Raises `MissingError` without matplotlib, `RequestError` for an unsupported picture format
+    or a file that cannot be written.
     """
     if picture.suffix.lower() not in KINDS:
         raise RequestError(
@@ -89,5 +89,5 @@ def _label(size: int, whole: int) -> str:
 
 
 def _short(name: str) -> str:
-    """The end of a long path says more than its start."""
+    """Cut off the start of a long name, whose end says more."""
     return name if len(name) <= LONG else f"...{name[3 - LONG :]}"

@@ -1,4 +1,4 @@
-"""Where the bytes of a squash file are: what each entry takes in it."""
+"""What takes the space in a squash file: the bytes of each entry."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from sqshforge.squashfs.content import LENGTH, fragment
 from sqshforge.squashfs.image import Image
 from sqshforge.squashfs.inode import FILE, NONE, Data
 
-SMALL = 0.02  # of all stored bytes: a part with fewer is not shown by itself
+SMALL = 0.02  # share of all stored bytes up to which a part is not listed by itself
 
 
 @dataclass(frozen=True)
 class Share:
-    """What something takes, in bytes."""
+    """The size of something, in bytes."""
 
     stored: int = 0  # in the squash file
     unpacked: int = 0  # in a container
@@ -25,14 +25,14 @@ class Share:
 
 
 def of_files(image: Image) -> dict[bytes, Share]:
-    """The share of every regular file, by its path.
+    """Return the share of every regular file, by path.
 
-    Content that several files have is stored once, and counts for the first of them, as does a
-    file with several names; the stored bytes of a fragment are divided among the ends in it by
-    their size.
+    Content that several files have is stored once and counts for the first of them; so does a
+    file with several names. The stored bytes of a fragment are divided among the file ends in it
+    in proportion to their size.
     """
     names: dict[Data, bytes] = {}
-    ends: dict[int, int] = defaultdict(int)  # of each fragment: bytes of files' ends in it
+    ends: dict[int, int] = defaultdict(int)  # fragment to bytes of the file ends in it
     first = set()
     for path, entry in image.entries.items():
         if entry.kind == FILE and names.setdefault(entry.inode.data, path) == path:
@@ -57,7 +57,7 @@ def of_files(image: Image) -> dict[bytes, Share]:
 
 
 def top_folders(shares: Mapping[bytes, Share]) -> dict[bytes, Share]:
-    """The share of each folder at the top, the largest first; files that lie there are in b""."""
+    """Return each top-level folder's share, largest first; b"" is for top-level files."""
     found: dict[bytes, Share] = defaultdict(Share)
     for path, share in shares.items():
         top, slash, _ = path.partition(b"/")
@@ -66,9 +66,9 @@ def top_folders(shares: Mapping[bytes, Share]) -> dict[bytes, Share]:
 
 
 def largest_parts(shares: Mapping[bytes, Share]) -> dict[bytes, Share]:
-    """The folders and files that hold most, as far down as they are not small, the largest first.
+    """Return the deepest folders and files that are not small, largest first.
 
-    Together they hold everything: what is left of FOLDER without its own parts is `FOLDER/*`.
+    Together they cover everything: `FOLDER/*` is the rest of FOLDER, without its listed parts.
     """
     whole, left = {b"": Share()}, defaultdict[bytes, Share](Share)
     for path, share in shares.items():
@@ -76,7 +76,7 @@ def largest_parts(shares: Mapping[bytes, Share]) -> dict[bytes, Share]:
         while path and (path := path.rpartition(b"/")[0]) not in whole:
             whole[path] = Share()
     paths = sorted(whole, key=_depth, reverse=True)
-    for path in paths:  # the deepest first: each folder then has all that is in it
+    for path in paths:  # deepest first, so that each folder is complete when it is added
         if path:
             whole[path.rpartition(b"/")[0]] += whole[path]
     small = SMALL * whole[b""].stored

@@ -1,8 +1,8 @@
-"""FILE.sqsh.sig: who answers for a squash file, signed with an SSH key by ssh-keygen.
+"""FILE.sqsh.sig: a squash file's signature, made with an SSH key by ssh-keygen.
 
-Signed is a statement, a few lines of JSON with the file's size, digest and content key, not the
-file: a statement is signed and verified at once, and the digest is one that is computed side by
-side. The signature follows it, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshsig).
+It signs not the file but a statement: a few lines of JSON with the file's size, digest and content
+key. Signing and verifying a statement takes no time, and the digest is computed in parallel. The
+signature follows the statement, as ssh-keygen writes it (OpenSSH's PROTOCOL.sshsig).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from sqshforge.squash import request
 from sqshforge.squash.request import ARMOR, SIGNATURE_LIMIT
 from sqshforge.squash.request import signature_path as beside
 
-NAMESPACE = "sqshforge"  # a signature for other uses of the key is none for this one
+NAMESPACE = "sqshforge"  # signatures that the key made for other uses are not valid here
 FORMAT = 1
 
 
 @dataclass(frozen=True)
 class Statement:
-    """What is signed."""
+    """The statement that is signed."""
 
     size: int  # bytes
     digest: str
@@ -39,15 +39,15 @@ class Statement:
 
 @dataclass(frozen=True)
 class Signature:
-    """A statement and its signature, as they were found."""
+    """A statement and its signature, as read from the file."""
 
     statement: Statement
-    signed: bytes  # the statement's very bytes
+    signed: bytes  # the statement's exact bytes
     armor: bytes
 
 
 def read(file: Path) -> Signature | None:
-    """The signature beside a squash file; None without one, `WorkError` for one that is none."""
+    """Read the signature beside a squash file; None without one, `WorkError` if it is malformed."""
     path = beside(file)
     if not path.exists():
         return None
@@ -72,14 +72,14 @@ def read(file: Path) -> Signature | None:
 
 @dataclass(frozen=True)
 class Key:
-    """An SSH key to sign with: a private one, or a public one whose other half an agent has."""
+    """An SSH key to sign with: a private key, or a public key whose private key an agent has."""
 
     path: Path
     program: Path
 
     @classmethod
     def of(cls, path: Path, programs: Programs) -> Key:
-        """Raises `RequestError` where the key does not exist, `MissingError` without ssh-keygen."""
+        """Use a key; `RequestError` if it does not exist, `MissingError` without ssh-keygen."""
         if not path.is_file():
             raise RequestError(
                 "the key does not exist",
@@ -89,9 +89,9 @@ class Key:
         return cls(path, programs.require("ssh-keygen", "it signs"))
 
     def sign(self, file: Path, statement: Statement, programs: Programs) -> Path:
-        """Sign a statement and put it beside its file; its place.
+        """Sign a statement, put it beside its file, and return its path.
 
-        Raises `WorkError` where ssh-keygen will not, or where something else is in its place.
+        Raises `WorkError` if ssh-keygen fails, or if a file that is not a signature is in the way.
         """
         read(file)
         signed = statement.text()
@@ -113,9 +113,9 @@ class Key:
 
 
 def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
-    """Who made a signature; `WorkError` where it is not good, or by nobody of the signers.
+    """Return who made a signature; `WorkError` if it is invalid or by none of the signers.
 
-    `signers` is an allowed signers file (ssh-keygen(1)); without one the answer is only which key
+    `signers` is an allowed signers file (ssh-keygen(1)); without it, the answer is only which key
     signed.
     """
     program = programs.require("ssh-keygen", "it verifies signatures")
@@ -144,7 +144,7 @@ def signer(found: Signature, signers: Path | None, programs: Programs) -> str:
             line = _OF_OTHER_USE.search(done.err) if done.code != 0 else None
             if line is None:
                 return f"{name}, {_said(done)}"
-            # The first line with the key, which only it is found by: one below may be good.
+            # find-principals reports only the first line with the key. A later one may be good.
             refused = refused or WorkError(
                 f"the key of {name} may not sign for the namespace {NAMESPACE}: "
                 f"line {line[1]} of {signers.name} has other namespaces",
@@ -157,7 +157,7 @@ _OF_OTHER_USE = re.compile(r":(\d+): key is not permitted for use in signature n
 
 
 def _said(done: Result) -> str:
-    """The key of a good signature, as ssh-keygen reports it; `WorkError` for any other."""
+    """Return the key of a good signature, as ssh-keygen reports it; `WorkError` for a bad one."""
     said = (done.out or done.err).strip()
     if done.code != 0:
         raise WorkError(f"the signature is invalid: {said}")
@@ -165,6 +165,6 @@ def _said(done: Result) -> str:
 
 
 def statement(file: Path, digest: str) -> Statement:
-    """What is to be signed of a file with this digest."""
+    """Return the statement to sign for a file with this digest."""
     facts = request.read_record(file)
     return Statement(file.stat().st_size, digest, facts["key"] if facts else None)

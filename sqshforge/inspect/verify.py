@@ -1,4 +1,4 @@
-"""Whether a squash file is what it should be: its structure, its record, its signature."""
+"""Verify a squash file: its structure, its record, its signature."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ABSENT = "absent"
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. `result` is ok, FAILED or absent, which is no fault."""
+    """The result of one check: ok, FAILED, or absent, which is not a fault."""
 
     name: str
     result: str
@@ -35,9 +35,9 @@ class Check:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one file."""
+    """The results of all checks of a file."""
 
-    digest: str  # of the file, as it is now
+    digest: str  # the file's current digest
     checks: tuple[Check, ...]
 
     @property
@@ -54,10 +54,11 @@ class Verdict:
 def verify(
     file: Path, signers: Path | None, jobs: int, programs: Programs, reporter: Reporter
 ) -> Verdict:
-    """Look at everything that a squash file and what lies beside it say.
+    """Check a squash file, and the record and signature beside it.
 
     With `signers` (an allowed signers file of ssh-keygen) the file must be signed by one of them.
-    Raises `RequestError` where there is no such file, `WorkError` where it is no squash file.
+    Raises `RequestError` if a file does not exist or is not a squash file, `WorkError` if it is of
+    another version or cannot be read.
     """
     if signers is not None and not signers.is_file():
         raise RequestError(
@@ -69,7 +70,7 @@ def verify(
     size = file.stat().st_size if file.is_file() else 0
     with reporter.track("verifying", 2 * size or None) as bar:
         structure, files = _structure(file, jobs, bar.advance)
-        bar.set(size)  # tables are not counted, nor is what comes after a fault
+        bar.set(size)  # tables were not counted, nor anything after a fault
         found = digest(file, jobs, bar.advance)
     checks = [structure]
     if facts is None:
@@ -85,7 +86,7 @@ def verify(
 def _structure(
     file: Path, jobs: int, advance: Callable[[float], None]
 ) -> tuple[Check, dict[str, bytes]]:
-    """Every table and every block; and enroot's four files, for the record."""
+    """Check every table and block, and read enroot's four files, for the check of the record."""
     files: dict[str, bytes] = {}
     try:
         with open_image(file) as image:
@@ -110,7 +111,7 @@ def _files(image: Image) -> Iterator[tuple[str, bytes]]:
 def _record(
     file: Path, facts: dict[str, Any], found: str, files: dict[str, bytes]
 ) -> Iterator[Check]:
-    """The record is that of this file, and says itself what its key was made of."""
+    """Check that the record belongs to this file, and that its content key is right."""
     size = file.stat().st_size
     if size != facts["size"]:
         yield Check("record", "FAILED", f"the file has {size} bytes, not {facts['size']}")
@@ -126,7 +127,7 @@ def _content_key(facts: dict[str, Any], files: dict[str, bytes]) -> Check:
     try:
         packed_as = request.record_format(facts)
         if packed_as != request.FORMAT:
-            # What that one put into a key, and into enroot's files, is not known here.
+            # What that version put into a key, and into enroot's files, is not known here.
             what = f"made by another version (format {packed_as}, not {request.FORMAT})"
             return Check(name, ABSENT, f"{what}: it is not compared")
         image, key = request.record_image(facts), request.record_key(facts)
