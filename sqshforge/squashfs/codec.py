@@ -1,4 +1,4 @@
-"""How the blocks of a squash file are unpacked, never to more than is expected of them."""
+"""Unpack the blocks of a squash file, never to more than their expected size."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from collections.abc import Callable
 from sqshforge.errors import RequestError
 
 NAMES = {1: "gzip", 2: "lzma", 3: "lzo", 4: "xz", 5: "lz4", 6: "zstd"}
-MEMORY = 64 << 20  # bytes that unpacking one block of lzma may take
+MEMORY = 64 << 20  # bytes that unpacking one lzma or xz block may use
 
-# Takes the block and the most that it may unpack to; any exception means that it is broken.
+# Takes a block and the most bytes that it may unpack to; any exception means that it is broken.
 Unpack = Callable[[bytes, int], bytes]
 
 
 def unpacker(number: int) -> Unpack:
-    """The function for a kind of compression, by its number in the superblock."""
+    """Return the function for a compression by its number in the superblock.
+
+    Raises `RequestError` for an unknown number.
+    """
     if number not in NAMES:
         raise RequestError(f"the squash file's compression is unknown (number {number})")
     return {1: _gzip, 2: _lzma, 3: _lzo, 4: _xz, 5: _lz4, 6: _zstd}[number]
@@ -53,7 +56,7 @@ def _lz4(data: bytes, most: int) -> bytes:
 def _zstd(data: bytes, most: int) -> bytes:
     import zstandard
 
-    # The library gets the memory that a block says it needs.
+    # The library allocates the memory that a block says it needs.
     size = zstandard.frame_content_size(data)
     if size > most:
         raise ValueError("it is larger")

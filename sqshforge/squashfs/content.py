@@ -13,47 +13,47 @@ from sqshforge.squashfs.faults import BrokenError
 from sqshforge.squashfs.image import Image
 from sqshforge.squashfs.inode import FILE, NONE, Entry
 
-PLAIN = 1 << 24  # of a block's length: it is not packed
+PLAIN = 1 << 24  # bit of a block's length: the block is not compressed
 LENGTH = PLAIN - 1
-KEPT = 4  # unpacked fragments at most, of up to 1 MiB each
+KEPT = 4  # most unpacked fragments to keep, of up to 1 MiB each
 
 
 class Block(NamedTuple):
-    """A block of content in the file, and how many bytes it has to give."""
+    """A block of content: where it is stored, and its unpacked size in bytes."""
 
     place: int
-    length: int  # with PLAIN; 0: there is nothing but zeros, and nothing in the file
+    length: int  # stored bytes, with PLAIN; 0 for a block of zeros, which is not stored
     size: int
 
 
 @dataclass(frozen=True)
 class Content:
-    """Reads an image's files. Not for several threads at once."""
+    """Reads an image's files. Not thread-safe."""
 
     image: Image
     _fragments: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
 
     def read(self, entry: Entry, most: int) -> bytes:
-        """The content of a file; `BrokenError` where it has more than `most` bytes."""
+        """Return a file's content; `BrokenError` if it has more than `most` bytes."""
         if entry.size > most:
             raise BrokenError(f"/{shown(entry.path)} has {entry.size} bytes, too many for its kind")
         return b"".join(self.pieces(entry))
 
     def pieces(self, entry: Entry) -> Iterator[bytes]:
-        """The content of a file, block by block."""
+        """Yield a file's content, block by block."""
         for block in blocks(self.image, entry):
             yield self.block(block)
         if entry.inode.data.fragment != NONE:
             yield self.end(entry)
 
     def block(self, block: Block) -> bytes:
-        """What a block of content has."""
+        """Return a block's content."""
         if not block.length:
             return bytes(block.size)
         return _unpacked(self.image, block, exactly=True)
 
     def end(self, entry: Entry) -> bytes:
-        """The end of a file, which lies with others in a fragment."""
+        """Return the end of a file, which shares a fragment with other files' ends."""
         data = entry.inode.data
         size = entry.size % self.image.superblock.block
         whole = self._fragment(data.fragment)
@@ -74,7 +74,7 @@ class Content:
 
 
 def blocks(image: Image, entry: Entry) -> Iterator[Block]:
-    """The blocks of a file that are its own."""
+    """Yield the blocks of a file, except the fragment that it shares with others."""
     whole, place, left = image.superblock.block, entry.inode.data.start, entry.size
     for length in entry.inode.data.blocks:
         if length & LENGTH > whole:
@@ -85,7 +85,7 @@ def blocks(image: Image, entry: Entry) -> Iterator[Block]:
 
 
 def fragment(image: Image, number: int) -> Block:
-    """The block that holds a fragment."""
+    """Return the block of a fragment."""
     if number >= len(image.fragments):
         raise BrokenError("a file's end is in a fragment that is not there")
     place, length = image.fragments[number]
@@ -95,9 +95,9 @@ def fragment(image: Image, number: int) -> Block:
 
 
 def check(image: Image, jobs: int, advance: Callable[[float], None]) -> None:
-    """Unpack every block of every file, `jobs` at once; `BrokenError` for the first that is none.
+    """Unpack every block of every file, `jobs` at once; `BrokenError` for the first broken one.
 
-    `advance` is called with the bytes of the squash file as they are read.
+    `advance` is called with the number of bytes of the squash file as they are read.
     """
     ends: dict[int, int] = {}
     own: set[Block] = set()

@@ -1,4 +1,4 @@
-"""The errors of squash files, in one voice."""
+"""The error for squash files that are broken."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from sqshforge.errors import WorkError
 
 
 class BrokenError(WorkError):
-    """A squash file that cannot be so: damaged, cut short, or made to deceive."""
+    """An invalid squash file: damaged, truncated, or made to deceive."""
 
     def __init__(self, why: str, where: str = "") -> None:
         super().__init__(

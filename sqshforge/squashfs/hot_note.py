@@ -1,8 +1,8 @@
-"""The note in the last bytes of a squash file: where its hot files lie, which is at its start.
+"""The note in the last bytes of a squash file: where its hot files are, which is near its start.
 
-The format has no place for such a note, but its readers end where the superblock says, and files
-are filled up to 4 KiB: the note is the last of what fills them up. It goes wherever the file goes.
-Nodes run this from the image's copy of the runtime: the standard library alone, and Python 3.9.
+The format has no place for such a note, but readers stop where the superblock says that the file
+ends, and files are padded to 4 KiB: the note is the end of the padding, so it stays with the file.
+Nodes run this module from the image's copy of the runtime: standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ MARK = b"sqfs-hot"
 
 @dataclass(frozen=True)
 class HotRange:
-    """Bytes of a squash file that a start reads."""
+    """The range of a squash file that a start reads, in bytes."""
 
     offset: int
     length: int
 
 
 def noted(file: IO[bytes], used: int) -> HotRange | None:
-    """The range that an open file has at its end; None for no such note, and for one that lies.
+    """Read the note at the end of an open file; None without one, or if its range is invalid.
 
-    `used` is the length of the file by its superblock.
+    `used` is the file's length according to its superblock.
     """
     size = os.fstat(file.fileno()).st_size
     if size < used + NOTE.size:

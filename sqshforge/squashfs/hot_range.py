@@ -1,4 +1,4 @@
-"""Where the hot files of a squash file lie, and writing that down in its last bytes."""
+"""Find where the hot files of a squash file are, and note that in its last bytes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sqshforge.squashfs.hot_note import MARK, NOTE, HotRange
 from sqshforge.squashfs.image import Image, open_image
 from sqshforge.squashfs.inode import FILE, NONE
 
-FILLED = 4096  # bytes that a file's size is a multiple of
+FILLED = 4096  # a file's size is padded to a multiple of this, in bytes
 
 
 def locate(path: Path, files: Iterable[bytes]) -> HotRange | None:
-    """The bytes that some files take which come first in it; None where they have none.
+    """Return the range of the given files, which are packed first; None if they have no content.
 
-    The ends of several files share a block, which is written when it is full. So the last of these
-    files may have their ends farther on, behind other files: there the range does not go.
+    The ends of several files share a block, which is written when it is full. The ends of the last
+    of these files may thus come later, after other files; the range does not include those.
     """
     with open_image(path) as image:
         pieces = sorted(piece for file in files for piece in _pieces(image, file))
@@ -34,7 +34,7 @@ def locate(path: Path, files: Iterable[bytes]) -> HotRange | None:
 
 
 def _pieces(image: Image, file: bytes) -> list[tuple[int, int]]:
-    """The place and length of a file's own blocks, and of the one that has its end."""
+    """Return the place and length of a file's own blocks, and of the fragment with its end."""
     one = image.inode(file)
     if one is None or one.kind != FILE:
         return []
@@ -49,11 +49,11 @@ def _pieces(image: Image, file: bytes) -> list[tuple[int, int]]:
 
 
 def note(path: Path, hot: HotRange) -> None:
-    """Write a range to the end of a file, which gets 4 KiB longer where it has no room for it."""
+    """Write a range into a file's padding, which grows by 4 KiB if there is no room for it."""
     used = superblock.read(path).used
     size = -(-(used + NOTE.size) // FILLED) * FILLED
     with path.open("r+b") as file:
-        file.truncate(used)  # what filled it up before
+        file.truncate(used)  # remove the old padding
         file.truncate(size)
         file.seek(size - NOTE.size)
         file.write(NOTE.pack(hot.offset, hot.length, MARK))

@@ -17,27 +17,28 @@ from sqshforge.squashfs.inode import FOLDER, LINK, Entry, Inode, Inodes
 from sqshforge.squashfs.superblock import NOWHERE, Superblock
 from sqshforge.squashfs.tables import Reader, Table
 
-XATTR_START = struct.Struct("<Q2I")  # the place of all names and values, how many sets there are
-XATTR_SET = struct.Struct("<Q2I")  # the place of a set's first name, how many it has, their bytes
-XATTR_NAME = struct.Struct("<2H")  # the prefix, the length of what follows it
+XATTR_START = struct.Struct("<Q2I")  # place of all names and values, number of sets
+XATTR_SET = struct.Struct("<Q2I")  # place of a set's first name, number of names, their bytes
+XATTR_NAME = struct.Struct("<2H")  # prefix, length of the rest of the name
 PREFIXES = (b"user.", b"trusted.", b"security.")
-ELSEWHERE = 0x100  # of the prefix: the value is the place of the value
+ELSEWHERE = 0x100  # bit of the prefix: the value is stored elsewhere, at the place given instead
 
-RUN = struct.Struct("<3I")  # of names in a listing: how many less one, their inodes' block, number
-NAME = struct.Struct("<HhHH")  # place of the inode in that block, number, kind, length less one
-FRAGMENT = struct.Struct("<Q2I")  # place, length, nothing
-LINKS = 40  # that are followed for one path, as Linux does
-LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes, as Linux has them
-# Memory for all entries: a small file can name many, and long paths to them. A large one has room
-# for as much as it has itself. ENTRY is what an entry takes beside its path and target, measured.
+RUN = struct.Struct("<3I")  # run of names in a listing: count - 1, their inodes' block, number
+NAME = struct.Struct("<HhHH")  # place of the inode in that block, number, kind, length - 1
+FRAGMENT = struct.Struct("<Q2I")  # place, length, unused
+LINKS = 40  # most links to follow for one path, as in Linux
+LONGEST_NAME, LONGEST_PATH = 255, 4096  # bytes, as in Linux
+# Most memory for all entries, in bytes, as a small file can name many, with long paths. A file
+# larger than TREE may use as many bytes as it has itself. ENTRY is the measured size of an entry
+# without its path and target.
 TREE = 1 << 30
 ENTRY = 800
-UNSEEN = 3  # bytes that a folder's size counts for . and .., which are not in the listing
+UNSEEN = 3  # bytes that a folder's size includes for . and .., which are not in its listing
 
 
 @dataclass(frozen=True)
 class Attributes:
-    """Sets of names and values, which inodes name by number."""
+    """Sets of names and values, which inodes refer to by number."""
 
     table: Table
     sets: list[bytes]
@@ -53,7 +54,7 @@ class Attributes:
         return cls(Table.of(reader, start, end), sets)
 
     def of(self, number: int) -> dict[bytes, bytes]:
-        """The names and values of a set."""
+        """Return the names and values of a set."""
         if number >= len(self.sets):
             raise BrokenError("a file's extended attributes are missing")
         first, count, _ = XATTR_SET.unpack(self.sets[number])
@@ -82,7 +83,7 @@ class Attributes:
 
 @dataclass(frozen=True)
 class Image:
-    """An open squash file. All its faults are a `BrokenError`."""
+    """An open squash file. Every fault in it raises `BrokenError`."""
 
     path: Path
     reader: Reader
@@ -94,7 +95,7 @@ class Image:
 
     @cached_property
     def entries(self) -> dict[bytes, Entry]:
-        """All entries by their paths, a folder before what is in it, names in their order."""
+        """All entries by path, each folder before its contents, names in sorted order."""
         found: dict[bytes, Entry] = {}
         seen: set[int] = set()
         inodes = Inodes(self._inodes, self.superblock.block)
@@ -121,11 +122,11 @@ class Image:
                 if memory > max(TREE, self.reader.size):
                     raise BrokenError("its entries and their paths take too much memory")
                 within.append(below)
-            todo += reversed(within)  # the last one is taken first
+            todo += reversed(within)  # the last one is popped first
         return found
 
     def find(self, path: bytes) -> Entry | None:
-        """The entry at a path, links followed as in a container; None where there is none."""
+        """Return the entry at a path, following links as in a container; None if there is none."""
         here, followed = b"", 0
         todo = path.split(b"/")[::-1]
         while todo:
@@ -148,9 +149,9 @@ class Image:
         return None if found is None else self._entry(here, found)
 
     def inode(self, path: bytes) -> Inode | None:
-        """What is at a path that leads through no link; None where there is nothing.
+        """Return the inode at a path without following links; None if there is none.
 
-        Only the folders on the way are looked at, each once.
+        Only the folders on the way are read, each once.
         """
         if not path:
             return self._root
@@ -179,14 +180,14 @@ class Image:
 
     @cached_property
     def fragments(self) -> list[tuple[int, int]]:
-        """The place and length of each block that holds the ends of files."""
+        """The place and length of each fragment, a block that holds the ends of files."""
         entries = self.reader.indexed(
             self.superblock.fragment_table, self.superblock.fragments, FRAGMENT.size
         )
         return [FRAGMENT.unpack(one)[:2] for one in entries]
 
     def xattrs(self, entry: Entry) -> dict[bytes, bytes]:
-        """The extended attributes of an entry, by their names."""
+        """Return an entry's extended attributes, by name."""
         if entry.inode.xattrs == inode.NONE:
             return {}
         return self._attributes.of(entry.inode.xattrs)
@@ -207,7 +208,7 @@ class Image:
 
     @cached_property
     def _directories(self) -> Table:
-        """The listings. They end where the first block of the next table begins."""
+        """The table of listings, which ends where the first block of the next table begins."""
         block, begin = self.superblock, self.superblock.directory_table
         lists = [block.id_table, block.export_table]
         if block.fragments:
@@ -233,7 +234,7 @@ class Image:
         )
 
     def _listing(self, folder: Inode) -> Iterator[tuple[bytes, int, int]]:
-        """The names in a folder, each with its inode's block and the place in that."""
+        """Yield the names in a folder, each with its inode's block and the offset in that block."""
         table = self._directories
         place = table.place(*folder.listing) if folder.size > UNSEEN else 0
         end = place + max(0, folder.size - UNSEEN)
@@ -258,12 +259,13 @@ class Image:
 
 @contextmanager
 def open_image(path: Path) -> Iterator[Image]:
-    """Open a squash file; a fault that is found while it is open says which one has it.
+    """Open a squash file; a `BrokenError` raised while it is open gets its path as `where`.
 
-    Raises `RequestError` for what is no squash file, `WorkError` for one that cannot be read.
+    Raises `RequestError` if it does not exist or is not a squash file, `WorkError` if it cannot be
+    read.
     """
     try:
-        if path.is_fifo():  # it would wait for its writer
+        if path.is_fifo():  # opening it would wait for a writer
             raise superblock.none(path)
         file = path.open("rb")
     except (FileNotFoundError, IsADirectoryError):

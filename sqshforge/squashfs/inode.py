@@ -1,4 +1,4 @@
-"""What a squash file says of one file: its inode."""
+"""Inodes: the metadata of the files in a squash file."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NONE = 0xFFFFFFFF  # no fragment, or no extended attributes
 HEADER = struct.Struct("<4H2I")
 KINDS = ("", "folder", "file", "link", "block device", "character device", "FIFO", "socket")
 FOLDER, FILE, LINK = KINDS[1:4]
-EXTENDED = 7  # added to a kind's number where the inode has more fields
-LONGEST = 4096  # bytes that a link's target may have, as Linux reads them
+EXTENDED = 7  # added to a kind's number if the inode has more fields
+LONGEST = 4096  # most bytes of a link's target, as in Linux
 
 BASIC_FOLDER = struct.Struct("<2I2HI")  # block, links, size, offset, parent
 MORE_FOLDER = struct.Struct("<4I2HI")  # links, size, block, parent, index, offset, xattrs
@@ -27,16 +27,16 @@ XATTRS = struct.Struct("<I")
 
 
 class Data(NamedTuple):
-    """Where a file's content is: whole blocks one after the other, and its end in a fragment."""
+    """Where a file's content is: its blocks, one after the other, and its end in a fragment."""
 
     start: int = 0
-    blocks: tuple[int, ...] = ()  # their lengths, with a bit for one that is not packed
+    blocks: tuple[int, ...] = ()  # stored lengths, with a bit for an uncompressed block
     fragment: int = NONE
     offset: int = 0  # in the fragment's content
 
 
 class Inode(NamedTuple):
-    """A file without its names. Owners are numbers in the table of those."""
+    """A file without its names. `owner` and `group` are indexes into the table of ids."""
 
     kind: str
     mode: int
@@ -45,31 +45,31 @@ class Inode(NamedTuple):
     mtime: int  # seconds of the epoch
     number: int
     links: int
-    size: int  # bytes: of a file's content, or of a folder's listing and three more
+    size: int  # bytes of a file's content, or of a folder's listing plus 3
     target: bytes
     device: int
     xattrs: int
     data: Data
-    listing: tuple[int, int]  # a folder's: the block in its table, and the place in that
+    listing: tuple[int, int]  # a folder's: block in the table, offset in the block
 
 
 class Entry(NamedTuple):
-    """A file at one of its names."""
+    """A file under one of its names."""
 
-    path: bytes  # from the top folder, which has an empty one
+    path: bytes  # relative to the root, whose own path is empty
     kind: str
     mode: int  # the last twelve bits
     uid: int
     gid: int
     mtime: int  # seconds of the epoch
-    size: int  # bytes: a file's content, or a link's target
+    size: int  # bytes of a file's content or of a link's target
     target: bytes
     device: tuple[int, int]  # major, minor
     inode: Inode
 
 
 def read(table: Table, place: int, block: int) -> Inode:
-    """The inode at a place of its table; `block` is the bytes of a block of content."""
+    """Read the inode at a place of its table; `block` is the size of a content block in bytes."""
     code, mode, owner, group, mtime, number = HEADER.unpack(table.cut(place, HEADER.size))
     more, kind = code > EXTENDED, code - EXTENDED if code > EXTENDED else code
     if not 0 < kind < len(KINDS):
@@ -116,25 +116,25 @@ def read(table: Table, place: int, block: int) -> Inode:
 
 @dataclass
 class Inodes:
-    """The inodes of a table, each read once however many names it has."""
+    """The inodes of a table, each read once, however many names it has."""
 
     table: Table
-    block: int  # bytes of a block of content
+    block: int  # size of a content block in bytes
     _read: dict[int, Inode] = field(default_factory=dict)
     _blocks: int = 0
 
     def at(self, start: int, offset: int) -> Inode:
-        """The inode in the block that starts at a place of the table."""
+        """Return the inode at `offset` in the block that starts at `start` of the table."""
         place = self.table.place(start, offset)
         if place not in self._read:
             self._read[place] = found = read(self.table, place, self.block)
             self._blocks += len(found.data.blocks)
-            # Lists that overlap could together be far longer than the table.
+            # Overlapping lists of blocks could together be far longer than the table.
             if 4 * self._blocks > len(self.table.data):
                 raise BrokenError("its files have more blocks than there are")
         return self._read[place]
 
 
 def numbers(device: int) -> tuple[int, int]:
-    """Major and minor of a device, as Linux writes them into 32 bits."""
+    """Return the major and minor number of a device, from Linux's 32-bit encoding."""
     return (device & 0xFFF00) >> 8, (device & 0xFF) | ((device >> 12) & 0xFFF00)

@@ -1,7 +1,7 @@
 """The first bytes of a squash file: where its parts are (squashfs 4.0, little-endian).
 
-The superblock comes first, then the content of all files, then the tables: who has the content,
-the superblock and the tables has the file.
+The superblock comes first, then the content of all files, then the tables: together, they are the
+whole file.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ LAYOUT = struct.Struct("<5I6H8Q")
 VERSION = (4, 0)
 BLOCKS = range(12, 21)  # log2 of the bytes in a block: 4 KiB to 1 MiB
 FLAGS, FLAGS_PLACE = struct.Struct("<H"), 24
-DUPLICATES = 0x40  # of the flags: files of the same content are stored once
-NOWHERE = 2**64 - 1  # the place of a table that is not there
+DUPLICATES = 0x40  # flag: files with the same content are stored once
+NOWHERE = 2**64 - 1  # the place of a missing table
 
 
 @dataclass(frozen=True, kw_only=True)
 class Superblock:
-    """Places are bytes from the start of the file."""
+    """The fields of a superblock. Places of tables are bytes from the start of the file."""
 
     inodes: int
     made: int  # seconds of the epoch
-    block: int  # bytes of a file's content that are compressed together
+    block: int  # bytes of a file's content that are compressed at a time
     fragments: int  # blocks that hold the ends of several files
     compression: int
-    ids: int  # different owners
-    root: int  # the inode of the top folder: a place in its table
-    used: int  # the length of the file, without what fills its last 4 KiB up
+    ids: int  # number of different owners
+    root: int  # reference to the root's inode: place of its block in the table, offset in it
+    used: int  # length of the file without its padding to 4 KiB
     id_table: int
     xattr_table: int
     inode_table: int
@@ -42,21 +42,21 @@ class Superblock:
 
     @property
     def tables(self) -> int:
-        """The start of the first table, which is the end of all files' content."""
+        """The start of the first table, which is the end of the files' content."""
         return self.inode_table
 
 
 @dataclass(frozen=True)
 class Tables:
-    """All of a squash file but the content of its files: a megabyte or so for a large image."""
+    """A squash file without the content of its files: a megabyte or so for a large image."""
 
     superblock: bytes
-    start: int  # of the tables, in bytes
-    rest: bytes  # from there to the end
+    start: int  # start of the tables, in bytes
+    rest: bytes  # everything from there to the end
 
     @classmethod
     def of(cls, path: Path) -> Tables:
-        """Take them from a file."""
+        """Read them from a file."""
         start = read(path).tables
         with path.open("rb") as file:
             first = file.read(LAYOUT.size)
@@ -64,7 +64,7 @@ class Tables:
             return cls(first, start, file.read())
 
     def put(self, path: Path) -> None:
-        """Make a file whose content is this one's into the file that they were taken from."""
+        """Restore a file with the same content to the one that these tables were read from."""
         with path.open("r+b") as file:
             file.write(self.superblock)
             file.seek(self.start)
@@ -73,9 +73,9 @@ class Tables:
 
 
 def set_duplicates(path: Path, on: bool) -> None:
-    """Write whether a file's duplicates are looked for.
+    """Set or clear the flag by which mksquashfs looks for duplicates.
 
-    mksquashfs goes by this where it appends, and not by its options.
+    When appending, mksquashfs goes by this flag, not by its options.
     """
     with path.open("r+b") as file:
         file.seek(FLAGS_PLACE)
@@ -85,20 +85,20 @@ def set_duplicates(path: Path, on: bool) -> None:
 
 
 def read(path: Path) -> Superblock:
-    """Read a file's superblock; raises as `parse`."""
+    """Read a file's superblock; raises the same errors as `parse`."""
     with path.open("rb") as file:
         return parse(file.read(LAYOUT.size), path)
 
 
 def none(path: Path) -> RequestError:
-    """What is said of what is no squash file."""
+    """Return the error for a file that is not a squash file."""
     return RequestError("the file is not a squash file", where=str(path), fix="name a .sqsh file")
 
 
 def parse(start: bytes, path: Path) -> Superblock:
-    """The superblock at the start of a file.
+    """Parse the superblock at the start of a file.
 
-    Raises `RequestError` where there is none, `WorkError` for one of another version.
+    Raises `RequestError` if there is none, `WorkError` if it is corrupt or of another version.
     """
     if len(start) < LAYOUT.size or (fields := LAYOUT.unpack(start))[0] != MAGIC:
         raise none(path)

@@ -1,4 +1,4 @@
-"""The bytes of a squash file by their places, and its tables of small packed blocks."""
+"""Read bytes of a squash file by place, and its tables, which are sequences of packed blocks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import IO
 from sqshforge.squashfs.codec import Unpack
 from sqshforge.squashfs.faults import BrokenError
 
-METADATA = 8192  # bytes that a block of a table has, unpacked; only the last has fewer
-PLAIN = 0x8000  # of such a block's length: it is not packed
-# Bytes that a table may have, unpacked: any, and one with so many bytes for each of the file's.
+METADATA = 8192  # unpacked bytes of a table's block; only the last may have fewer
+PLAIN = 0x8000  # bit of such a block's length: the block is not compressed
+# Limits on a table's unpacked bytes: MOST in any case, and RATIO times its stored bytes, or SMALL
+# if that is more.
 MOST, SMALL, RATIO = 1 << 30, 64 << 20, 64
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A squash file that is open, and how its blocks are unpacked."""
+    """An open squash file, and the function that unpacks its blocks."""
 
     file: IO[bytes]
     size: int
     unpack: Unpack
 
     def at(self, place: int, size: int) -> bytes:
-        """Bytes of the file as they are."""
+        """Return bytes of the file as they are stored."""
         if place + size > self.size:
             raise BrokenError("it ends before the length it declares")
         data = os.pread(self.file.fileno(), size, place)
@@ -35,19 +36,19 @@ class Reader:
         return data
 
     def block(self, place: int, size: int, most: int, *, plain: bool) -> bytes:
-        """A block's content, of at most `most` bytes."""
+        """Return a block's content; `BrokenError` if it has more than `most` bytes."""
         data = self.at(place, size)
         if not plain:
             try:
                 data = self.unpack(data, most)
-            except Exception as error:  # each library has its own
+            except Exception as error:  # each library has its own exceptions
                 raise BrokenError(f"a block cannot be unpacked: {error}") from None
         if len(data) > most:
             raise BrokenError("a block is larger than it may be")
         return data
 
     def metadata(self, place: int) -> tuple[bytes, int]:
-        """A block of a table, and the place of the next one."""
+        """Return the content of a table's block, and the place of the next block."""
         (length,) = struct.unpack("<H", self.at(place, 2))
         size = length & ~PLAIN
         if not 0 < size <= METADATA:
@@ -56,7 +57,7 @@ class Reader:
         return found, place + 2 + size
 
     def indexed(self, place: int, count: int, size: int) -> Iterator[bytes]:
-        """The entries of a table whose blocks are found by a list at a place; each has `size`."""
+        """Yield a table's `count` entries of `size` bytes; the list of its blocks is at `place`."""
         left = count * size
         blocks = -(-left // METADATA)
         for (start,) in struct.iter_unpack("<Q", self.at(place, 8 * blocks)):
@@ -69,14 +70,14 @@ class Reader:
 
 @dataclass(frozen=True)
 class Table:
-    """Blocks that follow one another, unpacked."""
+    """Consecutive blocks, unpacked."""
 
     data: bytes
-    starts: dict[int, int]  # of each block: from its place in the table to that in `data`
+    starts: dict[int, int]  # by block: from its place in the table to its place in `data`
 
     @classmethod
     def of(cls, reader: Reader, start: int, end: int) -> Table:
-        """The table between two places."""
+        """Read the table between two places."""
         pieces, starts, size, place = [], dict[int, int](), 0, start
         most = min(MOST, max(SMALL, RATIO * (end - start)))
         while place < end:
@@ -91,13 +92,13 @@ class Table:
         return cls(b"".join(pieces), starts)
 
     def place(self, block: int, offset: int) -> int:
-        """Where something is in `data`, by its block's place and the place in that."""
+        """Return a place in `data` for an offset in the block at a place of the table."""
         if block not in self.starts or offset > METADATA:
             raise BrokenError("it refers to an invalid table offset")
         return self.starts[block] + offset
 
     def cut(self, place: int, size: int) -> bytes:
-        """Some bytes of it."""
+        """Return `size` bytes of the data; `BrokenError` if it ends before."""
         if place + size > len(self.data):
             raise BrokenError("a table ends before the length it declares")
         return self.data[place : place + size]
