@@ -1,1 +1,1 @@
-"""A tar codec: headers read, streams of entries, entries written as mksquashfs takes them."""
+"""A tar codec: read entries from streams, and write entries in the form that mksquashfs reads."""

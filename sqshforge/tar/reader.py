@@ -1,6 +1,6 @@
-"""The entries of a tar: POSIX, GNU and the old form, as Go's reader takes them.
+"""Read the entries of a tar in POSIX, GNU or the old format, as Go's reader does.
 
-Engines read layers with Go's archive/tar. What it refuses is refused here, so that no archive
+Engines read layers with Go's archive/tar. What it refuses is refused here too, so that no archive
 means one thing to them and another to us.
 """
 
@@ -22,40 +22,40 @@ EXTENDED, GLOBAL, LONG_NAME, LONG_LINK = b"x", b"g", b"L", b"K"
 BEFORE = frozenset((EXTENDED, GLOBAL, LONG_NAME, LONG_LINK))
 XATTR = b"SCHILY.xattr."
 NOTHING = bytes(BLOCK)
-PIECE = 1 << 20  # bytes that are passed on at once
+PIECE = 1 << 20  # most bytes to pass on at once
 ZEROS = bytes(PIECE)
 _SECONDS = re.compile(rb"(-?[0-9]{1,18})(\.[0-9]*)?")
 _NO_XATTRS: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Entry(NamedTuple):
-    """What the headers of one entry say."""
+    """One entry, according to its headers."""
 
     name: bytes
     kind: bytes  # one of KINDS
     mode: int
-    mtime: int  # whole seconds, from the epoch on
-    size: int  # of the file; 0 for all else
-    offset: int  # in the tar, of what is stored of it
-    target: bytes  # of links
+    mtime: int  # whole seconds since the epoch, not negative
+    size: int  # bytes of a file; 0 for everything else
+    offset: int  # where its stored data begins in the tar
+    target: bytes  # of a link
     device: tuple[int, int]
     xattrs: tuple[tuple[bytes, bytes], ...]
-    segments: sparse.Segments | None  # where a file has holes
+    segments: sparse.Segments | None  # of a file with holes
 
     @property
     def stored(self) -> int:
-        """The bytes that a tar has of a file's content: fewer where it has holes."""
+        """The bytes of a file that the tar stores: fewer than its size if it has holes."""
         if self.segments is None:
             return self.size
         return sum(count for _, count in self.segments)
 
 
 def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entry]:
-    """Read entry after entry up to the end mark.
+    """Yield the entries up to the end mark.
 
-    What the caller has not read of an entry's data, before it asks for the next one, is left out.
-    Raises `WorkError` for what Go's reader refuses, and where `needs_end_mark` for a stream that
-    ends without its mark: one that was cut off between two entries.
+    Data of an entry that the caller has not read when it asks for the next one is skipped.
+    Raises `WorkError` for what Go's reader refuses and, with `needs_end_mark`, for a stream that
+    ends without its mark, having been cut off between two entries.
     """
     where = stream.where
     while header := _header(stream, needs_end_mark=needs_end_mark):
@@ -73,7 +73,7 @@ def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entr
             data = stream.take(size + -size % BLOCK)[:size]
             if kind == EXTENDED:
                 records = _records(data, where)
-            elif kind != GLOBAL:  # engines too leave those out
+            elif kind != GLOBAL:  # engines ignore global headers too
                 long[kind] = data.partition(b"\0")[0]
             header = _header(stream)
             if not header:
@@ -88,7 +88,7 @@ def entries(stream: TarStream, *, needs_end_mark: bool = False) -> Iterator[Entr
 
 
 def content(entry: Entry, stream: TarStream) -> Iterator[bytes]:
-    """The bytes of a file, from a stream that stands where they begin; holes come as zeros."""
+    """Yield a file's bytes from a stream at the start of its data; holes become zeros."""
     return stream.pieces(entry.size) if entry.segments is None else _with_holes(entry, stream)
 
 
@@ -109,7 +109,7 @@ def _zeros(count: int) -> Iterator[bytes]:
 
 
 def _header(stream: TarStream, *, needs_end_mark: bool = False) -> bytes:
-    """The next header; b"" at the end, with or without its mark."""
+    """Return the next header; b"" at the end of the tar, with or without its mark."""
     header = stream.block(BLOCK)
     if not header and needs_end_mark:
         raise stream.ends_early()
@@ -125,14 +125,14 @@ def _header(stream: TarStream, *, needs_end_mark: bool = False) -> bytes:
 
 
 def _plain(stream: TarStream, header: bytes) -> tuple[Entry, int]:
-    """An entry whose one header says it all."""
+    """Parse an entry that has no extended headers; return it and the bytes stored."""
     where = stream.where
     kind = header[156:157]
     size = number(header[124:136], where)
     if size < 0:
         raise _negative(where)
     if kind != FILE:
-        size = 0  # whatever it says: no data follows
+        size = 0  # whatever the header says: no data follows
     target = header[157:257].partition(b"\0")[0] if kind in (LINK, SYMLINK) else b""
     entry = Entry(
         _name(header),
@@ -155,7 +155,10 @@ def _special(
     records: list[tuple[bytes, bytes]],
     long: dict[bytes, bytes],
 ) -> tuple[Entry, int]:
-    """An entry with extended headers, or of a kind that few have; and the bytes stored of it."""
+    """Parse an entry of a rare kind or with extended headers; return it and the bytes stored.
+
+    `records` are those of an extended header; `long` has GNU's long name and link target by kind.
+    """
     where = stream.where
     known = dict(records)
     kind = header[156:157]
@@ -210,7 +213,7 @@ def _special(
 
 
 def number(field: bytes, where: str) -> int:
-    """A number of a header: octal digits, or binary where the first bit is set."""
+    """Parse a number in a header: octal digits, or binary if the first bit is set."""
     if field[0] & 0x80:
         value = int.from_bytes(field, "big") & ~(0x80 << 8 * (len(field) - 1))
         return value if not field[0] & 0x40 else value - (0x80 << 8 * (len(field) - 1))
@@ -256,7 +259,7 @@ def _name(header: bytes) -> bytes:
 
 
 def _records(data: bytes, where: str) -> list[tuple[bytes, bytes]]:
-    """The records of an extended header: a line each, its length in front (pax(1))."""
+    """Parse the records of an extended header: lines that begin with their length (pax(1))."""
     found: list[tuple[bytes, bytes]] = []
     at, end = 0, len(data)
     while at < end:

@@ -1,6 +1,7 @@
-"""Files with holes: where in a file the bytes stand that are stored of it.
+"""Sparse files: parse the maps that say where in a file its stored bytes belong.
 
-GNU tar has had four ways to say so; docker's own layers have none, other tools' may.
+GNU tar has had four formats for them. Docker's own layers have no sparse files; those of other
+tools may.
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, too_much
 from sqshforge.tar.stream import TarStream
 
-Segments = tuple[tuple[int, int], ...]  # offset in the file, count of bytes
+Segments = tuple[tuple[int, int], ...]  # offset in the file, number of bytes
 BLOCK = 512
-_MOST = limits.HEADER // 8  # segments
+_MOST = limits.HEADER // 8  # most segments
 
 
 def of_header(
     header: bytes, stream: TarStream, number: Callable[[bytes, str], int]
 ) -> tuple[Segments, int]:
-    """The map in a header of type S and in the blocks after it, and the file's real size."""
+    """Parse the map in a header of type S and the blocks after it; return it and the real size."""
     where = stream.where
     found = _fields(header[386:482], number, where)
     size = number(header[483:495], where)
@@ -36,7 +37,10 @@ def of_header(
 def of_records(
     records: list[tuple[bytes, bytes]], stream: TarStream, size: int
 ) -> tuple[Segments, int, int]:
-    """The map that extended headers give, the file's real size, the bytes used up of its data."""
+    """Parse the map in extended headers, or at the start of the data (format 1.0).
+
+    Return it, the file's real size, and the bytes of the data that the map took.
+    """
     where = stream.where
     known = dict(records)
     real = known.get(b"GNU.sparse.realsize", known.get(b"GNU.sparse.size"))
@@ -60,7 +64,7 @@ def of_records(
 
 
 def check(segments: Segments, size: int, stored: int, where: str) -> None:
-    """Refuse a map whose pieces overlap, lie outside, or are not what is stored."""
+    """Refuse a map whose segments overlap, exceed the file, or do not add up to what is stored."""
     end = 0
     for offset, count in segments:
         if offset < end or count < 0:
@@ -81,7 +85,10 @@ def _fields(data: bytes, number: Callable[[bytes, str], int], where: str) -> lis
 
 
 def _lines(stream: TarStream, size: int) -> tuple[list[int], int]:
-    """Numbers in decimal at the data's begin, a line each; the first tells how many pairs."""
+    """Read the map at the data's start: a decimal number per line, the first the count of pairs.
+
+    Return the numbers after the first, and the bytes read.
+    """
     where = stream.where
     text, used = b"", 0
     wanted = 1

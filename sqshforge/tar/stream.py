@@ -1,4 +1,4 @@
-"""A stream of bytes as a parser wants it: so many now, or so many to leave out."""
+"""A stream of bytes for a parser, which asks for a number of bytes, or skips them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from sqshforge.tar.faults import broken
 
 
 class TarStream:
-    """Cuts what `read` gives into the pieces that are asked for."""
+    """Cuts the pieces that `read` returns, b"" at the end, into the sizes that are asked for.
+
+    `skip`, if given, skips bytes of the source, and returns how many it has skipped.
+    """
 
     def __init__(
         self,
@@ -19,8 +22,8 @@ class TarStream:
         self._read = read
         self._skip = skip
         self._data = b""
-        self._at = 0  # in data
-        self._before = 0  # of all bytes, how many stood before data
+        self._at = 0  # position in data
+        self._before = 0  # number of bytes before data
         self.where = where
 
     @property
@@ -28,7 +31,7 @@ class TarStream:
         return self._before + self._at
 
     def block(self, size: int) -> bytes:
-        """So many bytes, or b"" where the stream ends here."""
+        """Return `size` bytes, or b"" at the end of the stream."""
         end = self._at + size
         if end <= len(self._data):
             piece = self._data[self._at : end]
@@ -54,7 +57,7 @@ class TarStream:
             pass
 
     def pieces(self, size: int) -> Iterator[bytes]:
-        """So many bytes, as they come."""
+        """Yield `size` bytes, in the pieces in which they arrive."""
         return self._passed(size, None)
 
     def drain(self) -> None:
@@ -89,7 +92,7 @@ class TarStream:
                 raise self.ends_early()
 
     def _fill(self, size: int) -> bool:
-        """See that so many bytes are at hand; false where the stream ends before."""
+        """Buffer at least `size` bytes; return False if the stream ends before."""
         pieces = [self._data[self._at :]]
         have = len(pieces[0])
         while have < size and (more := self._read()):

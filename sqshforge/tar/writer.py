@@ -1,7 +1,8 @@
-"""A tar as mksquashfs reads it: POSIX's form, and GNU's for what does not fit into that.
+"""Write a tar as mksquashfs reads it: POSIX format, and GNU's for what does not fit into that.
 
-Attributes stand in records, where they are wanted. A long name is split over two fields where it
-can be: an entry of its own in front, as GNU tar has it, takes both sides half as long again.
+Extended attributes, if wanted, are written as records of extended headers. A long name is split
+over two fields if possible: an extra entry in front, as in GNU tar, takes both sides half as long
+again.
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from sqshforge.tar.reader import (
     Entry,
 )
 
-_NAME, _PREFIX = 100, 155  # the longest that fit
+_NAME, _PREFIX = 100, 155  # most bytes of each field
 _UP_TO_SUM = b"%b%07o\x000000000\x000000000\0%b%011o\0"  # the owner is root
 _FROM_KIND = struct.Struct(f"c{_NAME}s8s64x8s8s{_PREFIX}s12x")
 _MAGIC = b"ustar\00000"
-_BLANKS = 8 * ord(" ")  # as which the sum of a header's bytes counts itself
-_SIZES = 8**11  # from here on octal digits do not do
-_LATEST = 2**32 - 1  # seconds that a squash file can hold
-OVERLAY = b"trusted.overlay."  # it would be obeyed when the squash file is mounted
-NAMESPACES = (b"user.", b"security.", b"trusted.")  # those that a squash file can hold
+_BLANKS = 8 * ord(" ")  # the checksum counts its own field as blanks
+_SIZES = 8**11  # sizes from here on do not fit into octal digits
+_LATEST = 2**32 - 1  # the latest time that a squash file can hold, in seconds of the epoch
+OVERLAY = b"trusted.overlay."  # would take effect in an overlay of the mounted squash file
+NAMESPACES = (b"user.", b"security.", b"trusted.")  # the ones that a squash file can hold
 
 
 class Output:
@@ -45,7 +46,7 @@ class Output:
         self._size = 0
 
     def header(self, entry: Entry, name: bytes) -> None:
-        """What stands before an entry's data, its owner and modes as enroot changes them."""
+        """Write an entry's headers, with owner and mode changed as enroot changes them."""
         kind, mode, target = entry.kind, entry.mode, entry.target
         if kind == FOLDER:
             name += b"/"
@@ -66,7 +67,7 @@ class Output:
         self.data(_header(name, kind, mode, entry.size, mtime, target, entry.device, prefix))
 
     def small(self, name: bytes, mode: int, mtime: int, data: bytes) -> None:
-        """A whole file: the same as its header, its data and what fills that up, in less time."""
+        """Write a whole file: the same as `header`, `data` and `fill`, but faster."""
         size = len(data)
         prefix, name = self._split(name)
         header = _header(name, FILE, mode | 0o400, size, min(mtime, _LATEST), b"", (0, 0), prefix)
@@ -83,7 +84,7 @@ class Output:
             self.flush()
 
     def fill(self, size: int) -> None:
-        """Fill the last block of so much data up."""
+        """Pad the last block of data of this size."""
         if size % BLOCK:
             self.data(ZEROS[: -size % BLOCK])
 
@@ -95,11 +96,11 @@ class Output:
         rest = memoryview(b"".join(self._pending))
         self._pending.clear()
         self._size = 0
-        while rest:  # a raw file takes what it can
+        while rest:  # a raw file may write only a part
             rest = rest[self._out.write(rest) :]
 
     def _split(self, name: bytes) -> tuple[bytes, bytes]:
-        """The two fields of a name; one that fits into neither way stands in front."""
+        """Split a name into prefix and name; write an entry in front of one that does not fit."""
         if len(name) <= _NAME:
             return b"", name
         cut = name.find(b"/", -_NAME - 1, -1)
@@ -123,13 +124,13 @@ class Output:
 def made(
     name: bytes, kind: bytes, mode: int, mtime: int, size: int = 0, target: bytes = b""
 ) -> Entry:
-    """An entry of our own."""
+    """Return an entry that we add ourselves."""
     return Entry(name, kind, mode, mtime, size, 0, target, (0, 0), (), None)
 
 
 @lru_cache(maxsize=256)
 def _alike(name: bytes, kind: bytes, size: int) -> bytes:
-    """The header of a long name or of records, of which few differ."""
+    """Return the header of a long name or of records; few differ, so they are cached."""
     return _header(name, kind, 0, size, 0, b"", (0, 0))
 
 
@@ -144,7 +145,7 @@ def _header(
     prefix: bytes = b"",
 ) -> bytes:
     length = b"%011o\0" % size if size < _SIZES else b"\x80" + size.to_bytes(11, "big")
-    field = name[:_NAME].ljust(_NAME, b"\0")  # of a longer one all stands in front
+    field = name[:_NAME].ljust(_NAME, b"\0")  # a longer one is complete in an entry in front
     begin = _UP_TO_SUM % (field, mode, length, mtime)
     end, sum_of_end = _from_kind(kind, target, device, prefix)
     return b"%b%06o\0 %b" % (begin, _sum(begin) + _BLANKS + sum_of_end, end)
@@ -154,7 +155,7 @@ def _header(
 def _from_kind(
     kind: bytes, target: bytes, device: tuple[int, int], prefix: bytes
 ) -> tuple[bytes, int]:
-    """What a header has behind its sum, of which most files of a folder have the same; its sum."""
+    """Return what follows a header's checksum, and its sum; most files of a folder share it."""
     major, minor = (b"%07o\0" % number for number in device)
     end = _FROM_KIND.pack(kind, target, _MAGIC, major, minor, prefix)
     rest = len(end) - _PREFIX - 12
@@ -162,16 +163,17 @@ def _from_kind(
 
 
 def _sum(data: bytes) -> int:
-    """The sum of some bytes of a header, in a tenth of the time that Python's own takes.
+    """Sum some bytes of a header, in a tenth of the time of Python's own `sum`.
 
-    It is the lower half of Adler-32: modulo 65,521, to which a prefix does not come, nor what is on
-    either side of the sum but for that: a name of 100 bytes may be anything, the rest is digits.
+    The sum is the lower half of Adler-32, which is modulo 65,521. Neither the prefix reaches that,
+    nor the rest of the header before or after the checksum: a name of 100 bytes may be anything,
+    but everything else is digits.
     """
     return zlib.adler32(data, 0) & 0xFFFF
 
 
 def _record(key: bytes, value: bytes) -> bytes:
-    """A line with its own length in front."""
+    """Return a record: a line that begins with its own length."""
     rest = b" %s=%s\n" % (key, value)
     length = len(rest) + 1
     while len(line := b"%d%s" % (length, rest)) != length:
