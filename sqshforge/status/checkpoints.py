@@ -1,4 +1,4 @@
-"""The checkpoints of a run, of ours or of Composer's: which are complete, and how large."""
+"""The checkpoints of a run, ours or Composer's: which are complete, and how large they are."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """The newest complete one, how many there are, and what is wrong with those that are newer."""
+    """The newest complete checkpoint, their number, and what is wrong with newer ones."""
 
     newest: Checkpoint | None = None
     count: int = 0
     broken: tuple[str, ...] = ()
-    writing: str = ""  # the name of the one that is being written, or was when the run was killed
-    changed: float = 0.0  # seconds of the epoch: when the last of it was written
+    writing: str = ""  # name of the one being written, or left behind by a run that was killed
+    changed: float = 0.0  # seconds of the epoch: when a checkpoint was last written to
 
 
 def read(folder: Path) -> Checkpoints:
-    """Look at a run's checkpoints, the newest first, until one is complete.
+    """Examine a run's checkpoints, newest first, until one is complete.
 
-    Only sizes are compared with the manifest, as reading a checkpoint takes long; a file of
-    Composer is complete when its end is there, which is written last.
+    Only sizes are compared with the manifest, as reading a checkpoint takes long. A file of
+    Composer is complete if it has its end, which is written last.
     """
     found = sorted(_found(folder), reverse=True)
     whole_ones = [(step, path) for step, path in found if path.suffix != ".tmp"]
@@ -55,7 +55,7 @@ def read(folder: Path) -> Checkpoints:
             newest = Checkpoint(step=step, path=str(path), bytes=size, made=_made(path))
             break
         faults[path] = fault
-    # What is older than the newest is not being written but removed.
+    # A .tmp older than the newest checkpoint is being removed, not written.
     since = newest.step if newest else -1
     writing = [path for step, path in found if path.suffix == ".tmp" and step > since]
     changed = [_changed(path) for path in (*writing, *faults)] + ([newest.made] if newest else [])
@@ -69,7 +69,7 @@ def read(folder: Path) -> Checkpoints:
 
 
 def _found(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Everything that is called like a checkpoint, with its step."""
+    """Yield everything that is named like a checkpoint, with its step."""
     for place, name in ((folder / FOLDER, OURS), (folder, COMPOSER)):
         with suppress(OSError):
             for path in place.iterdir():
@@ -78,13 +78,13 @@ def _found(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _ours(path: Path) -> tuple[int, str]:
-    """The bytes of a checkpoint's files, and what is wrong with it."""
+    """Return the bytes of a checkpoint's files, and what is wrong with it, or ""."""
     manifest = read_document(path / MANIFEST)
     files = manifest.get("files") if manifest else None
     if not isinstance(files, dict):
         try:
             is_absent = not (path / MANIFEST).exists()
-        except OSError:  # the folder is another user's
+        except OSError:  # the folder belongs to another user
             is_absent = False
         return 0, f"it has no {MANIFEST}" if is_absent else f"its {MANIFEST} cannot be read"
     total = 0
@@ -92,7 +92,7 @@ def _ours(path: Path) -> tuple[int, str]:
         size = whole(file.get("size") if isinstance(file, dict) else file)  # format 2, format 1
         try:
             has = (path / name).stat().st_size
-        except (OSError, ValueError):  # ValueError: it is no file's name
+        except (OSError, ValueError):  # ValueError: not a valid file name
             return 0, f"{name} is missing"
         if has != size:
             return 0, f"{name} has {has} bytes, should have {size}"
@@ -110,14 +110,14 @@ def _composer(path: Path) -> tuple[int, str]:
 
 
 def _made(path: Path) -> float:
-    """When a checkpoint was complete."""
+    """Return when a checkpoint was completed."""
     with suppress(OSError):
         return (path if path.suffix == ".pt" else path / MANIFEST).stat().st_mtime
     return 0.0
 
 
 def _changed(path: Path) -> float:
-    """When a file, or a folder or a file in it, was written last."""
+    """Return when a file, or a folder or a file in it, was last written."""
     times = [0.0]
     with suppress(OSError):
         times.append(path.stat().st_mtime)

@@ -1,4 +1,4 @@
-"""Which runs there are, and which one is meant."""
+"""Find runs, and the one that a name, folder or job id refers to."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sqshforge.status import jobs, metrics
 from sqshforge.status.run import another, is_run
 
 VARIABLE = "SQSHFORGE_RUNS"
-DEPTH = 2  # folders below a root in which runs are looked for
+DEPTH = 2  # how many levels below a root runs are looked for
 
 
 @dataclass(frozen=True)
 class Found:
-    """A run, and the job that was asked for, if one was."""
+    """A run, and the job that was asked for, if any."""
 
     folder: Path
     job: str = ""
 
 
 def roots(given: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
-    """Where runs are looked for: as asked for, as the variable says, or here."""
+    """Return where to look for runs: the given folders, those of SQSHFORGE_RUNS, or the default."""
     if given:
         return list(given)
     named = [Path(one) for one in environment.get(VARIABLE, "").split(os.pathsep) if one]
@@ -34,7 +34,7 @@ def roots(given: Sequence[Path], environment: Mapping[str, str]) -> list[Path]:
 
 
 def runs(below: Sequence[Path]) -> list[Path]:
-    """All runs below these folders, each once."""
+    """Return all runs below these folders, each once."""
     found: dict[Path, Path] = {}
     for root in below:
         for folder in map(_home, _below(root, DEPTH)):
@@ -43,9 +43,9 @@ def runs(below: Sequence[Path]) -> list[Path]:
 
 
 def one(what: str, below: Sequence[Path]) -> Found:
-    """The run that is meant by a folder, a job's id or a name below the roots.
+    """Return the run for a folder, a job id, or a name below the roots.
 
-    Raises `RequestError` with what was looked at.
+    Raises `RequestError`, which names the places searched.
     """
     folder = Path(what)
     if folder.is_dir() and is_run(folder):
@@ -75,9 +75,10 @@ def one(what: str, below: Sequence[Path]) -> Found:
 
 
 def _home(folder: Path, job: str = "") -> Path:
-    """The run that a folder is of, or that a job noted there trains, the last one if none is named.
+    """Return the run that a folder belongs to: itself, or the one that a job noted there trains.
 
-    The job's flags may name another folder to save to, also one beside an older run.
+    A job's flags may name another folder to save to, also in a folder that has an older run.
+    Without `job`, a folder with metrics is its own run; else the last job that names one counts.
     """
     if not job and _is_file(folder / metrics.FILE):
         return folder
@@ -87,34 +88,34 @@ def _home(folder: Path, job: str = "") -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Whether there is one that may be seen: folders above it may be another user's."""
+    """Whether a path is a file; False if folders above it are closed to this user."""
     with suppress(OSError):
         return path.is_file()
     return False
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder is a run that may be seen: it may be another user's."""
+    """Whether a folder is a run; False if it is closed to this user."""
     with suppress(OSError):
         return is_run(folder)
     return False
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    """Whether it is one, and not a link that cannot be followed: a loop, or into a closed one."""
+    """Whether an entry is a folder; False for links in a loop or into a closed folder."""
     with suppress(OSError):
         return entry.is_dir()
     return False
 
 
 def _below(folder: Path, depth: int) -> Iterator[Path]:
-    """Runs in a folder and below; a run has none inside."""
+    """Yield the runs in a folder and below; a run is not searched for others."""
     if _is_run(folder):
         yield folder
         return
     try:
         inside = sorted(one.name for one in os.scandir(folder) if _is_folder(one)) if depth else []
-    except OSError:  # it is not there, or another user's
+    except OSError:  # it does not exist, or belongs to another user
         return
     for name in inside:
         if not name.startswith("."):

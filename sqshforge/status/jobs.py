@@ -1,4 +1,4 @@
-"""What the jobs of a run have noted in jobs/<job id>.jsonl: their starts, failures and ends."""
+"""Read what a run's jobs have noted in jobs/<job id>.jsonl: their starts, failures and ends."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from sqshforge.status.records import Record, last_records, moment, number, whole
 
 FOLDER = "jobs"
-OUTSIDE = "local"  # the id of what was started without Slurm
-REQUEUES = 3  # of the launchers, where none is noted
-MOST = 1 << 20  # bytes of a file that are read: its last starts
-AGAIN, FINAL = 85, (0, 2, 3)  # exit codes that a launcher always, and never, tries again
+OUTSIDE = "local"  # the job id of a start without Slurm
+REQUEUES = 3  # the launchers' default, if none is noted
+MOST = 1 << 20  # bytes to read from the end of a file: its last starts
+AGAIN, FINAL = 85, (0, 2, 3)  # exit codes after which a launcher always and never requeues
 
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """How a start ended: its exit code and what that means in words."""
+    """How a start ended: its exit code, and the code's meaning in words."""
 
     code: int
     meaning: str
@@ -25,13 +25,13 @@ class End:
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The first step of a start was over, and what was lost until then."""
+    """The end of the first step of a start or restart, and what was lost until then."""
 
     time: float | None  # seconds of the epoch, by the node's clock
-    step: int | None  # that it went on from
-    seconds: float  # since the last step before, or since the job began
-    lost: int | None  # steps that are taken again
-    repeated: float  # seconds that these had taken
+    step: int | None  # the step that it resumed from
+    seconds: float  # since the last step before it, or since the job began
+    lost: int | None  # steps to repeat
+    repeated: float  # seconds that those steps had taken
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,8 @@ class Failure:
     host: str
     code: int | None  # exit code
     why: str
-    step: int | None  # the last one that was taken; None: none of this start
-    since: float | None  # when that was
+    step: int | None  # the last step taken; None if this start took none
+    since: float | None  # when that step ended
     then: str  # restart in place, spare node, requeue, give up, ...
     because: str
     cost: Training | None = None
@@ -51,26 +51,26 @@ class Failure:
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """One start of a job; no end is noted of one that runs, was killed or lost its first node."""
+    """One start of a job. It has no end if it runs, was killed or lost its first node."""
 
     restart: int
     time: float | None  # seconds of the epoch, by the node's clock
     nodes: int | None
-    processes: int | None  # of a node
+    processes: int | None  # per node
     hosts: tuple[str, ...]
     module: str
     run: str
     image: dict[str, str]
-    restarts: int | None = None  # in place, that are allowed
-    spares: int | None = None  # nodes that wait beside those that train
+    restarts: int | None = None  # restarts in place that are allowed
+    spares: int | None = None  # spare nodes
     failures: tuple[Failure, ...] = ()
-    trained: tuple[Training, ...] = ()  # once after it began and after each restart in place
+    trained: tuple[Training, ...] = ()  # one after the start, and one after each restart in place
     end: End | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All the starts of a job, in their order; there is at least one."""
+    """All starts of a job, at least one, in order."""
 
     id: str
     starts: tuple[Start, ...]
@@ -83,14 +83,14 @@ class Job:
 
     @property
     def failures(self) -> list[Failure]:
-        """All failures of all starts, in their order."""
+        """All failures of all starts, in order."""
         return [one for start in self.starts for one in start.failures]
 
     def goodput(self, now: float) -> float | None:
-        """Give the share of the job's time until `now` that was training which is kept.
+        """Return the share of the job's time until `now` that became training which is kept.
 
-        None where that is not noted: by older images, or before the first step. What came after
-        the last step is not training, if nothing has been trained since.
+        None if it is not noted, as with older images, or before the first step. After a failure,
+        the time since the last step does not count as training until training resumes.
         """
         trained = [one for start in self.starts for one in start.trained]
         begun = self.starts[0].time
@@ -104,7 +104,7 @@ class Job:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last start has ended and is not made again."""
+        """Whether the last start has ended and will not be repeated."""
         end = self.last.end
         if end is None:
             return False
@@ -114,13 +114,13 @@ class Job:
 
 
 def read(folder: Path) -> list[Job]:
-    """The jobs of a run's folder, the one that was noted last first."""
+    """Read the jobs of a run's folder, the most recently noted first."""
     found = [job for path in (folder / FOLDER).glob("*.jsonl") if (job := _read(path))]
     return sorted(found, key=lambda job: job.changed, reverse=True)
 
 
 def _read(path: Path) -> Job | None:
-    """A job's file; None where it has no whole line about a start."""
+    """Read a job's file; None if it has no complete record of a start."""
     try:
         changed = path.stat().st_mtime
     except OSError:
@@ -148,7 +148,7 @@ def _read(path: Path) -> Job | None:
 
 
 def _end(one: Record, start: Start) -> End | None:
-    """What a record says of the end of a start; None for what is none, or of another."""
+    """Read the end of a start from a record; None for other records, or another start's end."""
     code = whole(one.get("code"))
     if one.get("kind") != "end" or code is None or one.get("restart") != start.restart:
         return None
@@ -156,7 +156,7 @@ def _end(one: Record, start: Start) -> End | None:
 
 
 def _has_trained(starts: list[Start], training: Training) -> None:
-    """Note that the last start trains, and what the failure before that has cost."""
+    """Note in `starts` that the last one trains, and what the failure before that has cost."""
     last = starts[-1]
     number = len(starts) - 1 if last.failures or len(starts) == 1 else len(starts) - 2
     failures = starts[number].failures

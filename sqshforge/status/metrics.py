@@ -1,4 +1,4 @@
-"""How far a run has come and how fast it goes, from the end of its metrics.jsonl."""
+"""The progress and speed of a run, from the end of its metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 from sqshforge.status.records import Record, Settings, blocks, number, parse_record, whole
 
 FILE = "metrics.jsonl"
-STEPS = 1000  # the last ones, whose losses make the trend
-REPORTS = 10  # the last ones, whose median is the speed
-SURE = 2.0  # standard errors that a slope must have
+STEPS = 1000  # the number of last steps whose losses give the trend
+REPORTS = 10  # the number of last reports whose median is the speed
+SURE = 2.0  # how many standard errors a slope must exceed to count
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """How the loss goes: the means of the older and of the newer half of the last steps."""
+    """The trend of the loss: its means over the older and the newer half of the last steps."""
 
     steps: int
     before: float
@@ -28,7 +28,7 @@ class Trend:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation gave; `label` names its data where there are several."""
+    """The result of an evaluation; `label` names its data if there are several sets."""
 
     step: int
     loss: float | None
@@ -39,10 +39,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a run stands; None is what its lines do not tell.
+    """The progress of a run; None for values that its lines do not have.
 
-    The speeds are medians of the last reports, and a step's seconds are made of them: evaluations
-    are not in these times, checkpoints are as far as training waits for them.
+    The speeds are medians of the last reports, and the seconds per step follow from them: these
+    times include no evaluations, and checkpoints only as far as training waits for them.
     """
 
     step: int = 0
@@ -51,24 +51,24 @@ class Progress:
     trend: Trend | None = None
     grad_norm: float | None = None
     learning_rate: float | None = None
-    left_out: int = 0  # of the last steps, because of a loss or gradient that was no number
-    reports: int = 0  # that the speeds are of
+    left_out: int = 0  # last steps skipped for a loss or gradient that was not finite
+    reports: int = 0  # number of reports behind the speeds
     tokens_per_second_per_device: float | None = None
     tokens_per_second: float | None = None  # of all devices
     mfu: float | None = None  # share of the devices' peak
-    memory_bytes: int | None = None  # at the peak
+    memory_bytes: int | None = None  # peak
     seconds_per_step: float | None = None
     evaluations: tuple[Evaluation, ...] = ()  # of the last step that has any
 
     def seconds_left(self, num_steps: int | None, quiet: float) -> float | None:
-        """Seconds to the last step, when the last line was written `quiet` seconds ago."""
+        """Estimate the seconds to the last step, the last line being `quiet` seconds old."""
         if num_steps is None or self.seconds_per_step is None:
             return None
         return max(0.0, (num_steps - self.step) * self.seconds_per_step - quiet)
 
 
 def read(folder: Path, settings: Settings) -> Progress:
-    """Read the end of a run's metrics.jsonl: a bounded part of it, however long it is."""
+    """Read a bounded part of the end of a run's metrics.jsonl, however long it is."""
     steps, reports, evaluations = _last(folder / FILE, settings.evaluates)
     steps, reports = steps[-STEPS:], reports[-REPORTS:]
     last = (steps or reports or [{}])[-1]
@@ -95,9 +95,9 @@ def read(folder: Path, settings: Settings) -> Progress:
 
 
 def _last(path: Path, evaluates: bool) -> tuple[list[Record], list[Record], list[Record]]:
-    """The last steps, reports and evaluations, each kind in its order.
+    """Return the last steps, reports and evaluations, each kind in order.
 
-    The last block has them all, as a rule. Before it only what is still missing is looked for.
+    Usually the last block has them all. Earlier blocks are only searched for kinds still missing.
     """
     found: dict[str, list[Record]] = {"step": [], "report": [], "evaluation": []}
     wanted = ["step", "report", "evaluation"] if evaluates else ["step", "report"]
@@ -112,9 +112,9 @@ def _last(path: Path, evaluates: bool) -> tuple[list[Record], list[Record], list
 
 
 def _record(line: bytes, wanted: list[str]) -> Record | None:
-    """The record of a line if it is of a wanted kind; parsing all lines would take long.
+    """Return a line's record if it is of a wanted kind; parsing all lines would take too long.
 
-    A kind may be anything, also what no set takes.
+    `wanted` is a list, as the kind in a file may be unhashable.
     """
     if not any(kind.encode() in line for kind in wanted):
         return None
@@ -130,7 +130,7 @@ def _median(reports: Sequence[Record], name: str) -> float | None:
 
 
 def _tokens_of_a_step(records: Sequence[Record]) -> float | None:
-    """Tokens between the last two of these records; of the only one, those of a mean step."""
+    """Return the tokens per step between the last two records; with only one, the mean so far."""
     if not records:
         return None
     last, before = records[-1], records[-2] if len(records) > 1 else {}
@@ -140,7 +140,7 @@ def _tokens_of_a_step(records: Sequence[Record]) -> float | None:
 
 
 def _trend(losses: Sequence[float]) -> Trend | None:
-    """Tell whether a straight line through these losses has a slope; None of fewer than ten."""
+    """Tell whether a regression line through these losses has a slope; None for fewer than ten."""
     half = len(losses) // 2
     if half < 5:
         return None

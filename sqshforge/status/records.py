@@ -1,4 +1,4 @@
-"""The records in a run's folder: the end of a file of JSON lines, and what config.json says."""
+"""Read the records in a run's folder: the end of a file of JSON lines, and config.json."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-BLOCK = 1 << 18  # bytes that are read at once
-LARGEST = 1e100  # so that products of numbers, and sums of their squares, are numbers, too
+BLOCK = 1 << 18  # bytes to read at once
+LARGEST = 1e100  # keeps products of numbers, and sums of their squares, finite
 LATEST = 1 << 37  # seconds of the epoch: the year 6325
-MOST = 1 << 24  # bytes that are read at most, about 100,000 steps: a file may have gigabytes
+MOST = 1 << 24  # most bytes to read, about 100,000 steps: a file may have gigabytes
 
 Record = dict[str, Any]
 
 SETTINGS_FILE = "config.json"
-SETTINGS_LIMIT = 1 << 20  # bytes of it
+SETTINGS_LIMIT = 1 << 20  # most bytes of the settings file
 LENGTH = re.compile(r"(?P<value>(\d+\.?\d*|\.\d+)(e[+-]?\d+)?)(?P<unit>tok|ba)", re.IGNORECASE)
 
 
 def opened(path: Path) -> IO[bytes]:
-    """A file of a run, to be read; `OSError` for what is none.
+    """Open a run's file for reading; `OSError` if it is not a regular file.
 
-    A pipe would be waited for, and a device has no end: a run may be another user's.
+    The run may be another user's: opening a pipe could block, and a device has no end.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -38,16 +38,16 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def blocks(path: Path, block: int = BLOCK, most: int = MOST) -> Iterator[list[bytes]]:
-    """The whole lines of the end of a file, a block at a time, the last block first.
+    """Yield the complete lines at the end of a file, block by block, the last block first.
 
-    A last line without its end is being written, or was cut off, and is left out. A file that is
-    missing or cannot be read has no lines.
+    A last line without a newline is being written, or was cut off, and is left out. A file that is
+    missing or cannot be read has no lines. At most `most` bytes are read.
     """
     try:
         with opened(path) as file:
             place = file.seek(0, os.SEEK_END)
             least = max(0, place - most)
-            rest, ended = b"", False  # of a line that begins in an earlier block; its end was seen
+            rest, ended = b"", False  # of a line that begins in an earlier block; saw a newline
             while place > least:
                 begin = max(least, place - block)
                 file.seek(begin)
@@ -66,42 +66,42 @@ def blocks(path: Path, block: int = BLOCK, most: int = MOST) -> Iterator[list[by
 
 
 def parse_record(line: bytes) -> Record | None:
-    """The record of a line; None for what is none."""
+    """Parse a line's record; None if it is not a JSON object."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # no JSON, or lists within lists by the thousand
+    except (ValueError, RecursionError):  # not JSON, or nested a thousand deep
         return None
     return record if isinstance(record, dict) else None
 
 
 def last_records(path: Path, most: int = MOST) -> list[Record]:
-    """All records of the last `most` bytes of a file, in their order."""
+    """Return all records in the last `most` bytes of a file, in order."""
     lines = [line for part in reversed(list(blocks(path, most=most))) for line in part]
     return [record for line in lines if (record := parse_record(line)) is not None]
 
 
 def number(value: Any) -> float | None:
-    """A number that one can calculate with, or None for anything else that a file may hold."""
+    """Return a number that is safe to calculate with, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return value if abs(value) <= LARGEST else None
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of 64 bits, or None for anything else."""
+    """Return an integer that fits into 64 bits, or None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if abs(value) < 1 << 63 else None
 
 
 def moment(value: Any) -> float | None:
-    """Seconds of the epoch that a calendar has, or None for anything else."""
+    """Return seconds of the epoch that make a valid date, or None for any other value."""
     seconds = number(value)
     return seconds if seconds is not None and 0 <= seconds < LATEST else None
 
 
 def read_document(path: Path, most: int = MOST) -> Record | None:
-    """A file that is one JSON object; None where it is missing, too large or something else."""
+    """Read a file with one JSON object; None if it is missing, too large or something else."""
     try:
         with opened(path) as file:
             text = file.read(most + 1)
@@ -112,23 +112,23 @@ def read_document(path: Path, most: int = MOST) -> Record | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is shown of a run's settings; None where the file does not tell."""
+    """The settings of a run that are shown; None for those that the file does not have."""
 
     model: str = ""
     num_steps: int | None = None
-    world_size: int | None = None  # processes, a device each
+    world_size: int | None = None  # processes, each with one device
     report_interval: int = 1  # steps
     evaluates: bool = False
     short: str = ""  # the setting that may end a run before num_steps
 
 
 def has_settings(folder: Path) -> bool:
-    """Whether a folder has a run's config.json and not, for one, that of a model."""
+    """Whether a folder has the config.json of a run, and not, for example, of a model."""
     return _record(folder) is not None
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings of a run's folder, as its last start wrote them; empty where there are none."""
+    """Read the settings that a run's last start wrote; defaults if there are none."""
     record = _record(folder)
     if record is None:
         return Settings()
@@ -162,7 +162,7 @@ def _own(sections: dict[str, dict[str, Any]], world_size: int | None) -> Setting
 
 
 def _composer(sections: dict[str, dict[str, Any]], world_size: int | None) -> Settings:
-    """Composer's: the last step is that which reaches t_max; a sample is seq_len + 1 tokens."""
+    """Read Composer's settings: the last step reaches t_max; a sample has seq_len + 1 tokens."""
     data = sections.get("data", {})
     found = LENGTH.fullmatch(str(sections["scheduler"].get("t_max", "")))
     value = number(float(found["value"])) if found else None

@@ -1,4 +1,4 @@
-"""A run's status for people: a page of lines for one run, a row for each of several."""
+"""Show the status of runs as text: a page for one run, a table row for each of several."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-STARTS = 5  # the last ones, which are shown
+STARTS = 5  # how many of the last starts are shown
 FAILURES = 5
-HOSTS = 8  # names that are shown
-# Columns of the table that give way on a narrow terminal, the first ones first.
+HOSTS = 8  # most names of nodes or jobs to show
+# Table columns that are dropped on a narrow terminal, in this order.
 LEAST = ("checkpoint", "tokens/s", "last line", "job", "of", "loss", "left")
 
 Look = Callable[[], Sequence[Status]]
 
 
 def lines(status: Status, job: str = "") -> list[str]:
-    """One run; `job` is the one that was asked for."""
+    """Return a run's page; `job` is the job that was asked for."""
     page, last = [str(status.folder)], ""
     for name, value in _rows(status, job):
         page.append(f"  {name if name != last else '':11}  {value}")
@@ -39,7 +39,7 @@ def lines(status: Status, job: str = "") -> list[str]:
 
 
 def table(found: Sequence[Status]) -> Table:
-    """Several runs, a row each, those that were written last first."""
+    """Return a table of runs, the most recently written first."""
     from rich.table import Table
 
     drawn = Table(box=None, pad_edge=False)
@@ -54,7 +54,7 @@ def table(found: Sequence[Status]) -> Table:
 
 
 def row(status: Status) -> tuple[str, ...]:
-    """The cells of a run; what is not known is empty."""
+    """Return a run's cells; unknown values are empty."""
     facts, far = status.facts, status.facts.progress
     newest, last = facts.checkpoints.newest, facts.settings.num_steps
     return (
@@ -72,7 +72,7 @@ def row(status: Status) -> tuple[str, ...]:
 
 
 def span(seconds: float) -> str:
-    """A time of any length for people: 4 s, 3 min 20 s, 5 h 07 min, 3 d 04 h."""
+    """Format a duration of any length: 4 s, 3 min 20 s, 5 h 07 min, 3 d 04 h."""
     whole = round(seconds)
     for limit, unit, small, smaller in (
         (86400, "d", 3600, "h"),
@@ -108,7 +108,7 @@ def _rows(status: Status, job: str) -> Iterator[tuple[str, str]]:
 
 
 def _jobs(jobs: Sequence[Job], asked: str) -> Iterator[tuple[str, str]]:
-    """The last job with its starts, and what became of the one that was asked for."""
+    """Yield rows for the last job and its starts, and for an earlier job that was asked for."""
     if not jobs:
         yield "job", "none is noted: it was not started by training.launch"
         return
@@ -161,7 +161,7 @@ def _start(start: Start, is_last: bool) -> str:
 
 
 def _failure(one: Failure) -> Iterator[tuple[str, str]]:
-    """What has failed where, what followed and why, and what it cost."""
+    """Yield rows for a failure: what failed and where, what followed and why, and its cost."""
     at = "before a step was taken" if one.step is None else f"after step {one.step:,}"
     where = f" on {one.host}" if one.host else ""
     when = "" if one.time is None else f"{_clock(one.time)}, "
@@ -219,11 +219,11 @@ def _checkpoints(status: Status) -> Iterator[tuple[str, str]]:
 
 
 def _next(status: Status) -> str:
-    if status.state is State.DONE and find_spec("matplotlib"):  # which draws the report
+    if status.state is State.DONE and find_spec("matplotlib"):  # the report needs it
         return suggest.python("-m", "training.report", status.folder, "-o", "report")
     if status.state not in (State.DONE, State.FAILED, State.SILENT):
         return suggest.sqshforge("status", status.folder, "--watch")
-    # The output of the job lies where it was submitted: here, as a rule.
+    # A job's output is in the folder where it was submitted, usually this one.
     log = Path.cwd() / f"slurm-{status.jobs[0].id}.out" if status.jobs else None
     if log is not None and log.is_file():
         return f"tail -n 100 {log.name}"
@@ -231,7 +231,7 @@ def _next(status: Status) -> str:
 
 
 def _clock(moment: float) -> str:
-    """A moment of a node's clock, in this machine's time zone."""
+    """Format a time of a node's clock in this machine's time zone."""
     return datetime.fromtimestamp(moment).astimezone().strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -241,10 +241,10 @@ def _count(number: int, what: str) -> str:
 
 
 def watch(look: Look, every: float, job: str = "", *, several: bool = False) -> Sequence[Status]:
-    """Show runs every so many seconds until all are over; the last look.
+    """Show runs every `every` seconds until all are over; return their last statuses.
 
-    Without a terminal that can be drawn on a run has a line, and one that has not changed is not
-    shown again.
+    Without a terminal that can be redrawn, each run has a line, which is printed again only if its
+    state or step has changed.
     """
     from rich.live import Live
     from rich.text import Text

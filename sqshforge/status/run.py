@@ -1,4 +1,4 @@
-"""All that is known of one run at one moment: its files, their clock, its last hang, its state."""
+"""Everything about one run at one moment: its files, their clock, its last hang, its state."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ OWN = "this machine's clock"
 THEIRS = "the file system's clock"
 
 HANG_FILE = "hang.txt"
-HANG_LIMIT = 1 << 20  # bytes of its end that are read: stacks of many ranks are long
+HANG_LIMIT = 1 << 20  # bytes to read from its end: the stacks of many ranks are long
 REPORTED = re.compile(r"^(?P<when>\d{4}-\d\d-\d\dT\S+)\nhang: (?P<what>.*)$", re.MULTILINE)
 ENDED = "it has ended"
 
-LEAST = 300.0  # seconds in which a run that trains may be quiet
-INTERVALS = 4  # times as long as a report interval
-BEGIN = 1800.0  # seconds that containers, nodes and compilers take before the first report
-SAME = 60.0  # seconds between two files that one moment of a run has written
+LEAST = 300.0  # seconds that any run in training may be quiet
+INTERVALS = 4  # report intervals that a run in training may be quiet
+BEGIN = 1800.0  # seconds for containers, nodes and compilers before the first report
+SAME = 60.0  # seconds within which two files count as written at the same time
 
 FILES = (metrics.FILE, records.SETTINGS_FILE, jobs.FOLDER, checkpoints.FOLDER, HANG_FILE)
 
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock by its distance from this machine's, in seconds, and whose it is.
+    """A clock: how many seconds it is ahead of this machine's, and whose it is.
 
-    The age of a file is asked of the file system that gave it its time: the clock of the node that
-    one logs in to may be minutes off. A file without a name is made and asked for its time; it
-    leaves nothing, not even a changed folder. File systems without such files (NFS) get one with a
-    name for a moment, in a folder above the run's. Where neither can be, this machine's clock has
-    to do.
+    The age of a file must be measured by the clock of its file system, as the login node's may be
+    minutes off. The time is that of a new unnamed file, which leaves no trace, not even a changed
+    folder. On file systems without unnamed files (NFS), a named file is made for a moment in a
+    folder above the run's. If neither is possible, this machine's clock is used.
     """
 
     ahead: float
@@ -51,7 +50,7 @@ class Clock:
 
     @classmethod
     def of(cls, folder: Path) -> Clock:
-        """The clock of the file system that a folder is on."""
+        """Return the clock of a folder's file system."""
         before = time.time()
         stamp = _unnamed(folder)
         if stamp is None:
@@ -59,11 +58,11 @@ class Clock:
         return cls(0.0, OWN) if stamp is None else cls(stamp - before, THEIRS)
 
     def now(self) -> float:
-        """Seconds of the epoch."""
+        """Return the current time in seconds of the epoch."""
         return time.time() + self.ahead
 
     def age(self, moment: float) -> float:
-        """Seconds since a moment of this clock; none is less than 0."""
+        """Return the seconds since a time of this clock, at least 0."""
         return max(0.0, self.now() - moment)
 
 
@@ -79,7 +78,7 @@ def _unnamed(folder: Path) -> float | None:
 
 
 def _named(folder: Path) -> float | None:
-    """Ask the nearest folder above, of the same file system, that takes a file."""
+    """Return the time of a file made in the nearest writable parent on the same file system."""
     try:
         folder = folder.resolve()
         device = folder.stat().st_dev
@@ -96,7 +95,7 @@ def _named(folder: Path) -> float | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """Who hung where, in the watch's words; over once the run has gone on."""
+    """Which ranks hung and where, in the watch's words; over once the run has gone on."""
 
     when: str  # by the clock of the node that reported it
     what: str
@@ -105,7 +104,7 @@ class Hang:
 
 
 def read_hang(folder: Path, reported: float) -> Hang | None:
-    """The last hang of a run whose metrics.jsonl was written at `reported`; None without one."""
+    """Read the last hang of a run whose metrics.jsonl was written at `reported`; None if none."""
     path = folder / HANG_FILE
     with suppress(OSError), records.opened(path) as file:
         size = file.seek(0, 2)
@@ -124,43 +123,43 @@ def read_hang(folder: Path, reported: float) -> Hang | None:
 
 
 class State(str, Enum):
-    """What a run does."""
+    """The state of a run."""
 
     RUNNING = "running"
     WAITING = "waiting"  # for its next start, after a failure
     SAVED = "saved"  # stopped by a signal, after a checkpoint
     DONE = "done"
-    FAILED = "failed"  # and is not started again
-    SILENT = "silent"  # nothing for long, and no end was noted
+    FAILED = "failed"  # and will not be started again
+    SILENT = "silent"  # quiet for long, without a noted end
 
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What the state is judged by.
+    """The facts by which a run's state is judged.
 
-    `times` has for each kind of file when it was written last, in seconds of the epoch by the file
-    system's clock; `now` is of the same clock.
+    `times` says for each kind of file when it was last written, in seconds of the epoch by the file
+    system's clock; `now` is by the same clock.
     """
 
     settings: Settings
     progress: Progress
     checkpoints: Checkpoints
     hang: Hang | None
-    job: Job | None  # the one that was noted last
+    job: Job | None  # the most recently noted
     times: Mapping[str, float]
     now: float
 
     @property
     def quiet(self) -> float:
-        """Seconds since any file was written."""
+        """Seconds since a file was last written."""
         return max(0.0, self.now - max(self.times.values(), default=0.0))
 
     @property
     def silent_after(self) -> float:
-        """Seconds without a line after which a run is called silent.
+        """Seconds of quiet after which a run counts as silent.
 
-        Before the first report of a start they are BEGIN: what came last then is the start itself,
-        the settings, or metrics.jsonl as it was cut to the checkpoint.
+        Before the first report of a start they are BEGIN: the last thing written then is the note
+        of the start, the settings, or metrics.jsonl when it was cut back to the checkpoint.
         """
         reported, configured = self.times.get("metrics", 0.0), self.times.get("config", 0.0)
         began = max(configured, self.times.get("job", 0.0))
@@ -171,13 +170,13 @@ class Facts:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the last step was taken, and its checkpoint is complete."""
+        """Whether the last step was taken and its checkpoint is complete."""
         newest, last = self.checkpoints.newest, self.settings.num_steps
         return last is not None and newest is not None and newest.step >= last
 
 
 def judge(facts: Facts) -> tuple[State, str]:
-    """The state, and why it is taken for that."""
+    """Return a run's state, and the reason for it."""
     end = facts.job.last.end if facts.job else None
     # A run may go on after the last noted end, started by something that notes nothing.
     went_on = max(facts.times.values(), default=0.0) - facts.times.get("job", 0.0) > SAME
@@ -231,34 +230,34 @@ def _running(facts: Facts) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Status:
-    """A run's folder, what its files tell, and what follows from that."""
+    """A run's folder, the facts from its files, and what follows from them."""
 
     folder: Path
     state: State
     why: str
     facts: Facts
-    jobs: tuple[jobs.Job, ...]  # the one that was noted last first
+    jobs: tuple[jobs.Job, ...]  # the most recently noted first
     clock: Clock
     reported: float | None  # seconds since metrics.jsonl was written
-    left: float | None  # seconds to the last step, of one that runs
-    goodput: float | None  # share of the last job's time that was training which is kept
-    closed: tuple[str, ...]  # files that are there, and that this user may not read
+    left: float | None  # seconds to the last step, if the run is running
+    goodput: float | None  # share of the last job's time that became training which is kept
+    closed: tuple[str, ...]  # existing files that this user may not read
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come by itself."""
+        """Whether the run will not go on by itself."""
         if self.state is State.SAVED:
             return bool(self.jobs) and self.jobs[0].is_over
         return self.state in (State.DONE, State.FAILED)
 
     @property
     def share(self) -> float | None:
-        """Share of its steps that the run has taken."""
+        """The share of its steps that the run has taken."""
         last = self.facts.settings.num_steps
         return self.facts.progress.step / last if last else None
 
     def document(self) -> dict[str, Any]:
-        """Everything, for programs; docs/training/status.md has the keys."""
+        """Return everything for the JSON output; docs/training/status.md lists the keys."""
         facts = self.facts
         return {
             "folder": str(self.folder),
@@ -282,7 +281,7 @@ class Status:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is a run's: it tells of steps or jobs, or has a run's config.json."""
+    """Whether a folder is a run's: it has metrics, noted jobs or a run's config.json."""
     if (folder / metrics.FILE).is_file():
         return True
     if next((folder / jobs.FOLDER).glob("*.jsonl"), None) is not None:
@@ -291,19 +290,19 @@ def is_run(folder: Path) -> bool:
 
 
 def another(job: Job, folder: Path) -> Path | None:
-    """The run that a job trains, where that is another one than the folder that noted it."""
+    """Return the run that a job trains, if it is not the folder that noted the job; else None."""
     named = Path(job.last.run)
-    with suppress(OSError, ValueError):  # it may be another user's, or no path at all
+    with suppress(OSError, ValueError):  # it may be another user's, or not a valid path
         if named.is_absolute() and is_run(named) and not named.samefile(folder):
             return named
     return None
 
 
 def _own(noted: list[Job], folder: Path) -> list[Job]:
-    """The jobs of a folder that train its own run.
+    """Return the jobs noted in a folder that train its own run.
 
-    In a copy all jobs name the run that it was made of: they are its own if there are lines since
-    they began.
+    In a copy of a run's folder, all jobs name the original: they then count as its own if
+    metrics.jsonl was written after they began.
     """
     written = _written(folder / metrics.FILE) or 0.0
     return [job for job in noted if another(job, folder) is None] or [
@@ -312,7 +311,7 @@ def _own(noted: list[Job], folder: Path) -> list[Job]:
 
 
 def look(folder: Path, clock: Clock) -> Status:
-    """Read a run's files; nothing is written, and none is read that grows, but for its end."""
+    """Read a run's files; nothing is written, and of files that grow only the end is read."""
     settings = records.read_settings(folder)
     times = {
         name: time
@@ -327,7 +326,7 @@ def look(folder: Path, clock: Clock) -> Status:
     known = _own(noted, folder)
     if known:
         times["job"] = known[0].changed
-    elif not noted:  # no start can be read there, as on a full disk
+    elif not noted:  # no start can be read, as after a full disk
         for path in (folder / jobs.FOLDER).glob("*.jsonl"):
             times["job"] = max(times.get("job", 0.0), _written(path) or 0.0)
     facts = Facts(
@@ -357,7 +356,7 @@ def look(folder: Path, clock: Clock) -> Status:
 
 
 def _goodput(job: Job, state: State, clock: Clock) -> float | None:
-    """Of a job that is over, until its end; else until now."""
+    """Return a job's goodput until its end if it is over, else until now."""
     end = job.last.end
     over = state in (State.DONE, State.FAILED, State.SAVED) and end is not None
     return job.goodput(end.time if over and end and end.time else clock.now())
