@@ -1,6 +1,6 @@
-"""What of this machine is there and what is missing, each gap with the command that fixes it.
+"""Check what this machine has and what it lacks, with the command that fixes each gap.
 
-It runs before anything is installed, so nothing here takes more than Python's own library.
+It runs before anything is installed, so it needs only the standard library.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from sqshforge.project import Project, in_the_way, owner
 
 __all__ = ["Finding", "Host", "examine", "main", "require", "require_builder"]
 
-ROOM = 10e9  # bytes that building and packing one small target takes at its peak
-SHOWN = 3  # gaps that an error names
+ROOM = 10e9  # bytes that building and packing one small target needs at its peak
+SHOWN = 3  # most gaps that an error names
 
 
 def examine(host: Host) -> list[Finding]:
-    """Look at everything that building, packing, running and launching use."""
+    """Check everything that building, packing, running and launching use."""
     return [
         *_python(host),
         *_work(host, is_made=False),
@@ -42,15 +42,15 @@ def examine(host: Host) -> list[Finding]:
 
 
 def require(host: Host, sqsh: Path) -> None:
-    """Raise `MissingError` where this machine cannot build, pack and run a target.
+    """Raise `MissingError` if this machine cannot build, pack and run a target.
 
-    What makes a base image is not asked for where there is a squash file already.
+    If the squash file exists already, tools that make a base image are not required.
     """
     _refuse(_work(host, is_made=sqsh.exists()))
 
 
 def require_builder(host: Host) -> None:
-    """Raise `MissingError` where this machine cannot build an image with the host's engine."""
+    """Raise `MissingError` if this machine cannot build an image with the host's engine."""
     _refuse(
         [*engines.findings(host), *user.findings(host, builds=host.engine == "buildah", runs=False)]
     )
@@ -69,7 +69,7 @@ def _refuse(findings: Iterable[Finding]) -> None:
 
 
 def _work(host: Host, *, is_made: bool) -> Iterator[Finding]:
-    """What building, packing and running a target takes."""
+    """Yield the findings for building, packing and running a target."""
     builders = list(engines.findings(host))
     builds = any(one.what == engines.BUILDAH and one.ok and one.needed for one in builders)
     yield from builders
@@ -90,7 +90,7 @@ def _work(host: Host, *, is_made: bool) -> Iterator[Finding]:
 
 
 def report(host: Host) -> tuple[str, int]:
-    """What the doctor says, and its exit code."""
+    """Return the doctor's report, and its exit code."""
     found = examine(host)
     missing = [one for one in found if one.needed and not one.ok]
     lines = [line for one in found for line in one.lines()]
@@ -101,7 +101,7 @@ def report(host: Host) -> tuple[str, int]:
 
 
 def main(project: Project) -> int:
-    """Print the report on this machine; its exit code."""
+    """Print the report on this machine; return its exit code."""
     said, code = report(Host(project=project, engine=os.environ.get("ENGINE", "")))
     print(said)
     return code
@@ -161,7 +161,7 @@ def _certificates(host: Host) -> Iterator[Finding]:
 
 
 def _owners(host: Host) -> Iterator[Finding]:
-    """Folders of the checkout that another user, root mostly, has made."""
+    """Yield findings for folders of the checkout that another user may own, usually root."""
     root = host.project.root
     for folder in (root / ".venv", host.project.build):
         closed = in_the_way(folder)

@@ -1,4 +1,4 @@
-"""`python3 -m sqshforge.doctor`: the same as `sqshforge doctor`, where nothing is installed yet."""
+"""`python3 -m sqshforge.doctor`: `sqshforge doctor` before anything is installed."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Whether the base images of all recipes are where the recipes say."""
+"""Check whether the base images of all recipes are in their registries."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from sqshforge.doctor.finding import Finding, Host
 from sqshforge.errors import SqshforgeError
 
-TAKES = ("pydantic", "yaml")  # what reading recipes takes; on a bare machine it comes later
+TAKES = ("pydantic", "yaml")  # needed to read recipes; a bare machine gets them later
 TIMEOUT = 10.0  # seconds that a registry may take to answer
 WHAT = "base images in their registries"
 
 
 def findings(host: Host) -> Iterator[Finding]:
-    """A line for each image that is gone or kept back, and one for all that nobody tells of.
+    """Yield a finding for each image that is gone or closed, and one for all without an answer.
 
-    None of them is needed: each is a matter of its own targets.
+    None of them is `needed`: each only concerns its own targets.
     """
     if not all(importlib.util.find_spec(name) for name in TAKES):
         return

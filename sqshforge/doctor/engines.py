@@ -1,4 +1,4 @@
-"""What builds images: docker with a daemon, or buildah, which needs none. One is enough."""
+"""Check the engines: docker with its daemon, or buildah, which needs none. One is enough."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqshforge.host import suggest
 
 BUILDAH = "buildah (builds images without a daemon)"
 MOUNTS_SINCE = (1, 24)  # buildah's RUN --mount=type=bind
-NETAVARK_SINCE = (1, 35)  # where buildah starts nothing without it
-# Where buildah looks for it; it does not search the PATH.
+NETAVARK_SINCE = (1, 35)  # since this version, buildah starts nothing without netavark
+# Where buildah looks for netavark; it does not search the PATH.
 HELPERS = ("usr/local/libexec", "usr/local/lib", "usr/libexec", "usr/lib")
 
 
@@ -42,12 +42,12 @@ def findings(host: Host) -> Iterator[Finding]:
 
 
 def base(host: Host) -> Iterator[Finding]:
-    """What makes a base image from Debian's packages where no registry gives one."""
+    """Check the tools that make a base image from Debian's packages if no registry has one."""
     has_one = any((host.project.build / "bases").glob("*.tar"))
     made = tool(host, "mmdebstrap", "makes the base image where no registry answers", needed=False)
     if made.ok:
         yield made
-        names = ("gpgv", "sqv")  # apt calls the one that it was built for
+        names = ("gpgv", "sqv")  # apt calls the one it was built for
         verifier = next((path for one in names if (path := host.programs.which(one))), None)
         yield Finding(
             "gpgv or sqv (proves whose Debian's packages are)",
@@ -57,7 +57,7 @@ def base(host: Host) -> Iterator[Finding]:
             needed=not has_one,
         )
         return
-    yield made  # a registry may answer: that is seen when the base is asked for
+    yield made  # a registry may answer, which shows only when the base is pulled
 
 
 def _docker(host: Host) -> Finding:
@@ -82,7 +82,7 @@ def _docker(host: Host) -> Finding:
 
 
 def _of_version(host: Host, buildah: Path, is_used: bool) -> Iterator[Finding]:
-    """What depends on the version of buildah."""
+    """Check what depends on buildah's version."""
     said = host.programs.attempt([buildah, "--version"], timeout=20).out
     found = re.search(r"version (\d+)\.(\d+)(\.\d+)?", said)
     if found is None:

@@ -1,4 +1,4 @@
-"""What the doctor looks at, and what it says of each thing."""
+"""The machine that the doctor examines, and its findings."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ OWN_HOME = "export HOME=DIR, a folder that this user may write to"
 
 @dataclass(frozen=True, kw_only=True)
 class Host:
-    """A machine for one of its users; `root` is where its /etc, /proc and /dev are."""
+    """A machine as one of its users sees it; `root` is where its /etc, /proc and /dev are."""
 
     project: Project
     programs: Programs = field(default_factory=Programs)
-    engine: str = ""  # the one that was asked for; "" for the one that is there
+    engine: str = ""  # the engine that was asked for; "" for any
     root: Path = Path("/")
     uid: int = field(default_factory=os.geteuid)
     user: str = field(default_factory=user_name)
 
     def setting(self, name: str) -> int | None:
-        """A number that the kernel shows as a file, such as sys/user/max_user_namespaces."""
+        """Read a number from /proc, such as sys/user/max_user_namespaces; None if there is none."""
         try:
             return int((self.root / "proc" / name).read_text())
         except (OSError, ValueError):
             return None
 
     def lines(self, name: str) -> list[str]:
-        """The lines of a file of this machine; none where it is not there."""
+        """Return the lines of a file of this machine; none if it cannot be read."""
         try:
             return (self.root / name).read_text().splitlines()
         except OSError:
@@ -44,7 +44,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked for. `needed` things make the doctor's exit code 3."""
+    """The result of one check. If it is `needed` and not `ok`, the doctor's exit code is 3."""
 
     what: str
     ok: bool
@@ -53,7 +53,7 @@ class Finding:
     needed: bool = True
 
     def lines(self) -> list[str]:
-        """It for people: a line, and a second one where something is to be done."""
+        """Return it as text: a line, and a second one with the fix if it is not ok."""
         mark = "ok" if self.ok else "MISSING" if self.needed else "-"
         shown = [f"{mark:8}{self.what}: {self.detail}"]
         if not self.ok:
@@ -62,7 +62,7 @@ class Finding:
 
 
 def tool(host: Host, name: str, use: str, *, needed: bool = True) -> Finding:
-    """A program and what it is for."""
+    """Check for a program; `use` says what it is for."""
     path = host.programs.which(name)
     detail = str(path or "not found")
     return Finding(f"{name} ({use})", path is not None, detail, host.install(name), needed)

@@ -1,6 +1,7 @@
-"""What killed commands left on this machine: folders, what is mounted in them, containers.
+"""Find what killed commands left on this machine: folders, mounts in them, containers.
 
-The next command of the same kind removes its own; this names all of it, with what removes it now.
+The next command of the same kind removes its own leftovers; this lists all of them, each with the
+command that removes it now.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from sqshforge.host.programs import Programs
 from sqshforge.project import Project, cache_home
 
 WHAT = "left by a command that was killed"
-TIMEOUT = 20.0  # seconds in which an engine is to answer
+TIMEOUT = 20.0  # seconds that an engine has to answer
 
 
 def findings(programs: Programs) -> list[Finding]:
-    """A finding for each thing that was left; one that is fine where there is nothing."""
+    """Return a finding for each leftover, or a single good one if there is nothing."""
     try:
         found = [*_folders(), *_containers(programs)]
     except (OSError, MissingError) as error:
@@ -34,7 +35,7 @@ def _folders() -> Iterator[Finding]:
     pulled = cache_home() / "pulled"  # from registries, as image/registry.py does
     places = [one for one in (Path(tempfile.gettempdir()), pulled) if one.is_dir()]
     for place in (found for one in places for found in temporary.abandoned_folders(one)):
-        sudo = suggest.sudo()  # with it, as files of an ordinary user's may have other owners
+        sudo = suggest.sudo()  # an ordinary user's files may have other owners
         removal = f"{sudo}rm -rf {shlex.quote(str(place))}"
         mounts = temporary.mounts(place)
         if mounts:
@@ -61,7 +62,7 @@ def _containers(programs: Programs) -> Iterator[Finding]:
 
 
 def _of_builds(buildah: Path, programs: Programs) -> Iterator[Finding]:
-    """The working containers of builds that run no more, of all checkouts."""
+    """Yield the working containers of builds that no longer run, in all checkouts."""
     asked = programs.attempt([buildah, "info", "--format", "{{.store.GraphRoot}}"], timeout=TIMEOUT)
     if asked.code != 0:
         return

@@ -1,4 +1,4 @@
-"""Which mksquashfs is fit to pack with."""
+"""Check whether mksquashfs is fit for packing."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 
 from sqshforge.doctor.finding import Finding, Host, tool
 
-# By its release notes: since 4.7 what is packed may be corrupt where files are sparse.
+# According to its release notes, it may corrupt sparse files since 4.7.
 CORRUPTS_SINCE = (4, 7, 0)
 MENDED_IN = (4, 7, 5)
 FIX = "install squashfs-tools 4.7.5 or later, or one before 4.7"
 
 
 def finding(host: Host) -> Finding:
-    """Whether it is there, and fit."""
+    """Check whether mksquashfs is installed and fit."""
     found = tool(host, "mksquashfs", "packing")
     path = host.programs.which("mksquashfs")
     said = host.programs.attempt([path, "-version"], timeout=20).out if path else ""
@@ -22,7 +22,7 @@ def finding(host: Host) -> Finding:
 
 
 def fault(said: str) -> str:
-    """What is wrong with the version that it says; empty where nothing is."""
+    """Return what is wrong with the version in the program's output; empty if nothing is."""
     found = re.search(r"version (\d+)\.(\d+)(?:\.(\d+))?", said)
     if found is None:
         return ""

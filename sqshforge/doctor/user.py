@@ -1,4 +1,4 @@
-"""What an ordinary user takes: user namespaces, ranges of ids, storage for buildah, /dev/fuse."""
+"""Check what an ordinary user needs: user namespaces, id ranges, buildah's storage, /dev/fuse."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sqshforge.engine.buildah import Buildah
 from sqshforge.host import suggest
 from sqshforge.host.programs import Programs
 
-IDS = 65536  # that images have files of: root's to nobody's
+IDS = 65536  # number of ids that an image's files may have: root's to nobody's
 NEWLINE = r"\n"  # for printf
 FUSE = "modprobe fuse && {0}chmod 0666 /dev/fuse"
-# Settings of the kernel that keep ordinary users from namespaces, each with its bad and good value.
+# Kernel settings that may forbid namespaces to ordinary users, with their bad and good values.
 SWITCHES = (
     ("user.max_user_namespaces", 0, 10000),
     ("kernel.unprivileged_userns_clone", 0, 1),
     ("kernel.apparmor_restrict_unprivileged_userns", 1, 0),
 )
-# Mounts an overlay in a temporary folder below the one that is named.
+# Mounts an overlay in a temporary folder below $0.
 OVERLAY = """
 place=$(mktemp -d "$0/.sqshforge-XXXXXX") || exit 1
 trap 'rm -rf "$place"' EXIT
@@ -33,7 +33,7 @@ umount merged
 
 
 def findings(host: Host, *, builds: bool, runs: bool) -> Iterator[Finding]:
-    """What this user lacks to build by buildah, and to run squash files without enroot."""
+    """Check what this user needs to build with buildah, and to run squash files without enroot."""
     if host.uid == 0:
         return
     if builds or runs:
@@ -47,7 +47,7 @@ def findings(host: Host, *, builds: bool, runs: bool) -> Iterator[Finding]:
 
 
 def namespaces(host: Host, *, needed: bool) -> Finding:
-    """Whether this user may make a user namespace and mount in it: by making one."""
+    """Check whether this user may make a user namespace and mount in it, by making one."""
     what = "user namespaces (`sqshforge run` as an ordinary user)"
     if host.programs.which("unshare") is None:
         return Finding(what, False, "unshare is missing", host.install("unshare"), needed)
@@ -90,7 +90,7 @@ def _nsswitch(host: Host) -> list[str]:
 
 
 def _ranges(host: Host, file: str) -> Iterator[tuple[str, int, int]]:
-    """The lines of /etc/subuid or /etc/subgid: whose, the first id, how many."""
+    """Yield the ranges in /etc/subuid or /etc/subgid: owner, first id, count."""
     for line in host.lines(file):
         owner, _, rest = line.strip().partition(":")
         start, _, count = rest.partition(":")
@@ -113,7 +113,7 @@ def _fuse(host: Host, *, needed: bool) -> Finding:
 
 
 def fuse(host: Host) -> tuple[bool, str]:
-    """Whether /dev/fuse is there and open to this user, and that in words."""
+    """Return whether /dev/fuse is open to this user, and its state in words."""
     device = host.root / "dev/fuse"
     if not device.exists():
         return False, "not there"
@@ -124,14 +124,14 @@ def fuse(host: Host) -> tuple[bool, str]:
 
 @dataclass(frozen=True)
 class Storage:
-    """How buildah lays an image's layers over each other, and where."""
+    """How buildah combines an image's layers, and where it stores them."""
 
     driver: str  # "overlay" (the kernel's), "fuse-overlayfs" or "vfs"
     folder: Path
 
 
 def storage(buildah: Path, programs: Programs) -> Storage | str:
-    """What buildah says that it uses; its words where it cannot say."""
+    """Return the storage that buildah reports, or its error message."""
     asked = programs.attempt([buildah, "info"], timeout=60)
     if asked.code != 0:
         return (asked.err.strip().splitlines() or ["no reason given"])[-1]
@@ -143,7 +143,7 @@ def storage(buildah: Path, programs: Programs) -> Storage | str:
 
 
 def overlay_works(buildah: Path, folder: Path, programs: Programs) -> bool:
-    """Whether the kernel lets this user lay folders over each other there: by doing so."""
+    """Whether the kernel lets this user mount an overlay in a folder, by trying it."""
     words: list[str | Path] = [buildah, "unshare", "--", "sh", "-c", OVERLAY, folder]
     return programs.attempt(words, timeout=60).code == 0
 
@@ -151,7 +151,7 @@ def overlay_works(buildah: Path, folder: Path, programs: Programs) -> bool:
 def _storage(host: Host) -> Iterator[Finding]:
     what = "storage of buildah"
     try:
-        buildah = Buildah.find(host.programs).program  # set up as it is for a build
+        buildah = Buildah.find(host.programs).program  # configured as for a build
         found = storage(buildah, host.programs)
     except OSError as error:
         yield Finding(what, False, str(error), OWN_HOME)
@@ -187,7 +187,7 @@ def _storage(host: Host) -> Iterator[Finding]:
         setting += f'mount_program = "{host.programs.which("fuse-overlayfs")}"{NEWLINE}'
     file = Path("~/.config/containers/storage.conf")
     fix = f"mkdir -p {file.parent} && printf '{setting}' > {file}"
-    if file.expanduser().exists():  # it is not to be lost
+    if file.expanduser().exists():  # it must not be overwritten
         fix = f"in {file}: {' '.join(setting.split(NEWLINE))}".rstrip()
     yield Finding(what, False, detail, fix, needed=False)
 

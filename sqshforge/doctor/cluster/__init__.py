@@ -1,7 +1,7 @@
-"""What is missing on the nodes of a Slurm cluster: one small job, one table.
+"""Report what the nodes of a Slurm cluster lack: one small job, one table.
 
-`node_probe` runs on every node and tells what is there; `facts` reads it; `node_findings` and
-`cluster_findings` judge it, without a look at anything; `job` is what asks Slurm.
+`node_probe` runs on every node and reports what is there; `facts` parses that; `node_findings` and
+`cluster_findings` judge it, without any access to the system; `job` talks to Slurm.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from sqshforge.host.programs import Programs
 from sqshforge.host.terminal import Reporter, duration, show_lines
 from sqshforge.project import Project
 
-WIDEST = 24  # characters of the column of nodes, where names are longer
+WIDEST = 24  # most characters of the column of nodes
 SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for; an image of None is the newest that this checkout has packed.
+    """What to check; an image of None means the newest one in this checkout.
 
-    launcher: finds the launcher of an image, None where that is not known.
+    `launcher` finds the launcher of an image, None if it is not known.
     """
 
     nodes: int | None = None
@@ -47,10 +47,10 @@ class Request:
 
 
 def main(project: Project, request: Request, programs: Programs, reporter: Reporter) -> int:
-    """Print what the nodes lack; 0, or `MissingError`'s exit code where that is needed.
+    """Print what the nodes lack; return 0, or `MissingError`'s exit code if it is needed.
 
-    Raises `MissingError` and `RequestError` as `job.plan` does, and `WorkError` where a node does
-    not answer: the table of the others is printed before.
+    Raises `MissingError` and `RequestError` as `job.plan` does, and `WorkError` if a node does not
+    answer, after the table of the others is printed.
     """
     plan = job.plan(request.nodes, request.partition, programs)
     image = request.image or _newest(project.build)
@@ -86,7 +86,7 @@ def main(project: Project, request: Request, programs: Programs, reporter: Repor
 
 
 def _first_job(image: Path, launcher: Path, nodes: int, partition: str = "") -> str:
-    """What proves a cluster."""
+    """Return the command of a first job, which proves that a cluster works."""
     there = [f"--partition={partition}"] if partition else []
     words = ["sbatch", f"--nodes={nodes}", *there, suggest.shown(launcher)]
     return f"TRIAL=1 IMAGE={shlex.quote(suggest.shown(image))} {shlex.join(words)}"
@@ -120,7 +120,7 @@ def _require_all(
     seconds: float,
     programs: Programs,
 ) -> None:
-    """Raise `WorkError` that names the nodes which did not answer."""
+    """Raise `WorkError`, naming the nodes that did not answer, if there are any."""
     if len(nodes) >= plan.count:
         return
     listed = next((node.nodes for node in nodes if node.nodes), "")
@@ -136,9 +136,9 @@ def _require_all(
 
 @contextlib.contextmanager
 def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
-    """A new file in a folder for the length of a block, and the digest of what is in it.
+    """Create a file in a folder while the block runs; provide its path and its content's digest.
 
-    Raises `RequestError` where this user cannot write there.
+    Raises `RequestError` if this user cannot write there.
     """
     content = secrets.token_hex(64).encode()
     try:
@@ -150,7 +150,7 @@ def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
         ) from None
     path = Path(name)
     try:
-        with os.fdopen(descriptor, "wb") as file:  # closed at once: then other machines see it
+        with os.fdopen(descriptor, "wb") as file:  # closing it lets other machines see it
             file.write(content)
         yield path, hashlib.sha256(content).hexdigest()
     finally:
@@ -158,16 +158,16 @@ def _marker(folder: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _newest(build: Path) -> Path | None:
-    """The newest squash file in build/."""
-    # A link may lead to nowhere.
+    """Return the newest squash file in build/; None without one."""
+    # is_file, as a link may be broken.
     found = [(path.stat().st_mtime, path) for path in build.glob("*.sqsh") if path.is_file()]
     return max(found)[1] if found else None
 
 
 def _head(image: Path) -> Image | None:
-    """The beginning of an image as this machine reads it; None where it does not."""
+    """Read the beginning of an image on this machine; None if it cannot be read."""
     digest, read = hashlib.sha256(), 0
-    if not image.is_file():  # a pipe would wait for its writer
+    if not image.is_file():  # opening a pipe would wait for a writer
         return None
     try:
         with image.open("rb") as file:
@@ -181,7 +181,7 @@ def _head(image: Path) -> Image | None:
 
 
 def _slurm(programs: Programs) -> list[Row]:
-    """What slurm.conf says of the end of jobs."""
+    """Return findings on how Slurm is configured to end jobs."""
     config = cluster_findings.pairs(_said(programs, "scontrol", "show", "config"))
     partitions = _said(programs, "scontrol", "show", "partition", "--oneliner")
     qualities = ""

@@ -1,4 +1,4 @@
-"""What is right and wrong with the nodes together, and with Slurm's configuration."""
+"""Judge the nodes of a cluster together, and Slurm's configuration."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from sqshforge.doctor.finding import Finding
 from sqshforge.host.terminal import duration, human
 
 HERE = "this machine"
-CLOCK = 5.0  # seconds that clocks may be apart, as in the check before a job trains
+CLOCK = 5.0  # seconds that clocks may differ, as in preflight
 KILL_WAIT = 30  # seconds, Slurm's default
-# Whatever has these in two ways on the nodes of a job is reported, though each may be right.
+# Findings that must be the same on all nodes: differences are reported even if each is fine.
 ALIKE = ("enroot", "pyxis", "unsquashfs", "NVIDIA GPUs", "nvidia-container-cli", "EFA", "fi_info")
 ORDER = (PYXIS, ENROOT, OWN)
 
-Bounds = tuple[float, float]  # between how many and how many seconds a clock is ahead
+Bounds = tuple[float, float]  # least and most seconds that a clock may be ahead
 
 
 @dataclass(frozen=True)
 class Row:
-    """A finding, and the nodes that it holds for; none where it is Slurm's."""
+    """A finding, and the nodes that it applies to; none if it is about Slurm."""
 
     finding: Finding
     nodes: tuple[str, ...] = ()
 
     def lines(self, width: int) -> list[str]:
-        """It for people, with the nodes in a column of a width."""
+        """Return it as text, with the nodes in a column of this width."""
         where = folded(self.nodes) if self.nodes else "slurm"
         return replace(self.finding, what=f"{where:{width}}  {self.finding.what}").lines()
 
 
 def rows(nodes: Sequence[Node], asked: Asked, clocks: Mapping[str, Bounds]) -> list[Row]:
-    """All that the nodes show: those that agree share a row, in the order of the checks."""
+    """Return all findings, in the order of the checks; nodes that agree share a row."""
     asked = replace(asked, head=asked.head or _usual_image(nodes))
     seen = [(node.node, one) for node in nodes for one in findings(node, asked)]
     awake = [node.node for node in nodes if node.python]
@@ -54,7 +54,7 @@ def rows(nodes: Sequence[Node], asked: Asked, clocks: Mapping[str, Bounds]) -> l
 
 
 def folded(names: Iterable[str]) -> str:
-    """Names in Slurm's notation: n[1-2,4],head."""
+    """Fold names into Slurm's notation: n[1-2,4],head."""
     groups: dict[tuple[str, int], list[str]] = {}
     listed = list(dict.fromkeys(names))
     ends = [re.fullmatch(r"(.*?)(\d{1,15})", name) for name in listed]
@@ -75,7 +75,7 @@ def _ranges(numbers: Sequence[str], width: int) -> str:
     if len(numbers) == 1:
         return numbers[0]
     parts = []
-    # Numbers that follow on each other are as far from their places in the row.
+    # In a run of consecutive numbers, each differs from its index by the same amount.
     ordered = sorted(map(int, numbers))
     for _, run in itertools.groupby(enumerate(ordered), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in run]
@@ -85,13 +85,13 @@ def _ranges(numbers: Sequence[str], width: int) -> str:
 
 
 def _shared(seen: Iterable[tuple[str, Seen]]) -> list[Row]:
-    """One row for all nodes that show the same; of their own figures the worst one is reported."""
+    """Merge equal findings of nodes into one row, with the worst of the nodes' own figures."""
     order: list[str] = []
     grouped: dict[Finding, list[tuple[str, Seen]]] = {}
     for name, members in itertools.groupby(seen, lambda pair: pair[0]):
         place = -1
         for _, one in members:
-            # What the nodes before had no row of comes after the row that it follows here.
+            # A finding that no earlier node had goes after the one that it follows here.
             if one.finding.what not in order:
                 order.insert(place + 1, one.finding.what)
             place = order.index(one.finding.what)
@@ -116,7 +116,7 @@ def _seconds(count: float) -> str:
 
 
 def _alike(found: Sequence[Row]) -> Iterator[Row]:
-    """Mark what is fine by itself, but in another way on other nodes."""
+    """Mark findings that are fine by themselves but differ from those of most nodes."""
     for row in found:
         what = row.finding.what
         same = [one for one in found if one.finding.what == what and one.finding.ok]
@@ -135,7 +135,7 @@ def _alike(found: Sequence[Row]) -> Iterator[Row]:
 
 
 def _runtimes(nodes: Sequence[Node]) -> Iterator[Row]:
-    """What starts images: the first node of a job chooses for all of it."""
+    """Report which runtime starts images: the first node of a job chooses for all its nodes."""
     chosen: dict[str, list[str]] = {}
     for node in nodes:
         if node.python and not node.fault("pyxis") and not node.fault("enroot"):
@@ -150,7 +150,7 @@ def _runtimes(nodes: Sequence[Node]) -> Iterator[Row]:
 
 
 def _usual_image(nodes: Sequence[Node]) -> Image | None:
-    """The beginning that the most nodes have read."""
+    """Return the beginning of the image that most nodes have read."""
     read = Counter(
         (one.image.size, one.image.read, one.image.digest) for one in nodes if one.image.read
     )
@@ -161,10 +161,10 @@ def _usual_image(nodes: Sequence[Node]) -> Image | None:
 
 
 def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]:
-    """Whose clock is off: what most agree on is right, this machine being one like any other.
+    """Report clocks that are off from what most agree on; this machine's is one of them.
 
-    A clock is asked over Slurm's connections, so how far it is ahead is known within bounds; one
-    counts as off only where it is so at any moment between them.
+    A clock is read over Slurm's connections, so its offset is only known within bounds; it counts
+    as off only if the whole interval is.
     """
     silent = tuple(name for name in nodes if name not in clocks)
     if silent:
@@ -187,19 +187,19 @@ def _clocks(clocks: Mapping[str, Bounds], nodes: Sequence[str]) -> Iterator[Row]
 
 
 def _off(bounds: Bounds, right: float) -> float:
-    """Seconds by which a clock is ahead at the least, or behind; 0 where it may be right."""
+    """Return how many seconds a clock is at least ahead, or behind (< 0); 0 if it may be right."""
     low, high = bounds[0] - right, bounds[1] - right
     return low if low > CLOCK else high if high < -CLOCK else 0.0
 
 
 def pairs(text: str) -> dict[str, str]:
-    """The settings of `scontrol show config`, a line each."""
+    """Parse the output of `scontrol show config`, which has a setting per line."""
     lines = (line.partition("=") for line in text.splitlines())
     return {name.strip(): value.strip() for name, equals, value in lines if equals}
 
 
 def slurm(config: Mapping[str, str], graced: Sequence[str]) -> Iterator[Row]:
-    """What becomes of a job that is preempted or cancelled; `graced` may go on for a GraceTime."""
+    """Judge how jobs are preempted and cancelled; `graced` are those with a GraceTime."""
     wait = re.match(r"\d{1,6}", config.get("KillWait", ""))
     if wait is not None:
         seconds = int(wait[0])
@@ -212,7 +212,7 @@ def slurm(config: Mapping[str, str], graced: Sequence[str]) -> Iterator[Row]:
     if not graced:
         yield Row(Finding("preemption", True, "on, without GraceTime: what KillWait gives"))
         return
-    # The option went from one list to another; a Slurm that shows the newer list has it there.
+    # The option moved from one list to the other; a Slurm that shows the newer list has it there.
     newer, older = "send_user_signal", "preempt_send_user_signal"
     sends = newer in config.get("PreemptParameters", "").split(",")
     sends = sends or older in config.get("SlurmctldParameters", "").split(",")
@@ -228,7 +228,7 @@ def slurm(config: Mapping[str, str], graced: Sequence[str]) -> Iterator[Row]:
 
 
 def graced(partitions: str, qualities: str) -> list[str]:
-    """Partitions and QOS with a GraceTime, out of what scontrol and sacctmgr say of them."""
+    """Return the partitions and QOS with a GraceTime, from scontrol's and sacctmgr's output."""
     found = []
     for line in partitions.splitlines():
         words = dict(word.split("=", 1) for word in line.split() if "=" in word)

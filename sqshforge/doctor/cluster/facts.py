@@ -1,7 +1,7 @@
-"""What a node reports of itself, as values.
+"""A node's report about itself, as typed values.
 
-It comes from machines that nobody vouches for: what is missing there, of another type or without
-end has the value that says that nothing is known.
+The reports come from untrusted machines: a value that is missing, of the wrong type or too large
+is replaced by the default, which means that nothing is known.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import functools
 import typing
 from dataclasses import dataclass
 
-LONGEST = 300  # characters of a text
-MOST = 64  # entries of a list
+LONGEST = 300  # most characters of a text
+MOST = 64  # most entries of a list
 LARGEST = 2**63
 
 
 @dataclass(frozen=True)
 class Pyxis:
-    """Slurm's plugin for containers: what srun knows, and what plugstack.conf has."""
+    """Slurm's plugin for containers, according to srun and plugstack.conf."""
 
     known: bool = False
-    fault: str = ""  # of `srun --help`
+    fault: str = ""  # error of `srun --help`
     plugin: str = ""
     version: str = ""
     squashfuse: bool = False
@@ -29,7 +29,11 @@ class Pyxis:
 
 @dataclass(frozen=True)
 class Place:
-    """A folder of enroot's: where, what must be writable for it, and on what it is."""
+    """A folder that enroot uses.
+
+    `above` is the folder itself or its nearest existing parent, which must be writable (`usable`);
+    `kind` is the type of its file system.
+    """
 
     name: str = ""
     path: str = ""
@@ -42,7 +46,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Enroot:
-    """Enroot on a node; without a path there is none."""
+    """Enroot on a node; an empty path means that there is none."""
 
     path: str = ""
     version: str = ""
@@ -54,7 +58,7 @@ class Enroot:
 
 @dataclass(frozen=True)
 class Fuse:
-    """/dev/fuse, and why it cannot be opened."""
+    """/dev/fuse, and why it cannot be opened, if so."""
 
     there: bool = False
     open: bool = False
@@ -64,7 +68,7 @@ class Fuse:
 
 @dataclass(frozen=True)
 class Tools:
-    """Paths of programs, empty where they are not there; the version of unsquashfs."""
+    """Paths of programs, empty if missing; for unsquashfs, its version."""
 
     squashfuse: str = ""
     fuse_overlayfs: str = ""
@@ -74,7 +78,7 @@ class Tools:
 
 @dataclass(frozen=True)
 class Setting:
-    """One of the kernel's."""
+    """A kernel setting."""
 
     name: str = ""
     value: int = 0
@@ -82,7 +86,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Namespaces:
-    """Whether one could be made, or by enroot's own program, and what might forbid it."""
+    """Whether a namespace could be made, directly or by enroot, and what may forbid it."""
 
     works: bool = False
     enroot: bool = False
@@ -92,7 +96,7 @@ class Namespaces:
 
 @dataclass(frozen=True)
 class Nvidia:
-    """GPUs at PCI, those of the driver, and what gives them to containers."""
+    """GPUs on the PCI bus, the driver's devices, and the tool that passes them to containers."""
 
     cards: int = 0
     devices: int = 0
@@ -102,7 +106,7 @@ class Nvidia:
 
 @dataclass(frozen=True)
 class Efa:
-    """Cards at PCI, those of the driver, their devices; adapters of any maker; libfabric."""
+    """EFA cards on the PCI bus, those with a driver, their devices; all adapters; libfabric."""
 
     cards: int = 0
     driven: int = 0
@@ -113,7 +117,7 @@ class Efa:
 
 @dataclass(frozen=True)
 class Needrestart:
-    """Whether it restarts daemons by itself, and leaves Slurm's alone."""
+    """Whether needrestart restarts daemons by itself, and whether Slurm's are exempt."""
 
     there: bool = False
     mode: str = ""
@@ -123,7 +127,7 @@ class Needrestart:
 
 @dataclass(frozen=True)
 class Marker:
-    """What a shared folder's new file has in it, or why it was not read."""
+    """The digest of the new file in a shared folder, or why it could not be read."""
 
     digest: str = ""
     fault: str = ""
@@ -131,7 +135,7 @@ class Marker:
 
 @dataclass(frozen=True)
 class Image:
-    """The beginning of an image, as it was read."""
+    """The beginning of an image, as read."""
 
     size: int = 0
     read: int = 0
@@ -141,7 +145,7 @@ class Image:
 
 @dataclass(frozen=True)
 class Fault:
-    """A check that gave nothing."""
+    """A check that failed or did not finish."""
 
     check: str = ""
     text: str = ""
@@ -149,10 +153,10 @@ class Fault:
 
 @dataclass(frozen=True)
 class Node:
-    """All that a node reported: nothing where it has no usable Python."""
+    """A node's whole report: empty if it has no usable Python."""
 
     node: str = ""
-    nodes: str = ""  # of its job, in Slurm's notation
+    nodes: str = ""  # all nodes of its job, in Slurm's notation
     uid: int = 0
     python: str = ""
     kernel: str = ""
@@ -171,17 +175,17 @@ class Node:
     faults: tuple[Fault, ...] = ()
 
     def fault(self, check: str) -> str:
-        """Why a check gave nothing; empty where it did."""
+        """Return why a check gave no result; empty if it did."""
         return next((one.text for one in self.faults if one.check == check), "")
 
 
 def node(document: object, name: str) -> Node:
-    """A node out of a JSON document, by the name that its lines had."""
+    """Read a node from a JSON document; `name` is the one that its lines began with."""
     return dataclasses.replace(_read(Node, document), node=name)
 
 
 def _read(kind: typing.Any, document: object) -> typing.Any:
-    """A dataclass out of a JSON object, as far as the one has fields of the other's types."""
+    """Read a dataclass from a JSON object, ignoring unknown fields and values of wrong types."""
     values = document if isinstance(document, dict) else {}
     hints = _hints(kind)
     known = {name: _value(hint, values[name]) for name, hint in hints.items() if name in values}
@@ -194,14 +198,14 @@ def _hints(kind: typing.Any) -> dict[str, typing.Any]:
 
 
 def _value(hint: typing.Any, value: object) -> object | None:
-    """A value of the type that a field has; None for one of another type."""
+    """Return a value of a field's type; None for a value of another type."""
     if typing.get_origin(hint) is tuple:
         inner = typing.get_args(hint)[0]
         return tuple(_read(inner, one) for one in value[:MOST]) if isinstance(value, list) else None
     if dataclasses.is_dataclass(hint):
         return _read(hint, value)
     if hint is float and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value) if abs(value) < LARGEST else None  # not so with infinity and nan
+        return float(value) if abs(value) < LARGEST else None  # excludes infinity and nan
     if type(value) is not hint:
         return None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""The job that has the nodes look at themselves: which nodes, the one srun, what they answered."""
+"""The job in which the nodes examine themselves: choose nodes, call srun, collect the answers."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from sqshforge.errors import MissingError, RequestError, WorkError
 from sqshforge.host.programs import TAIL, Programs, failed
 from sqshforge.host.terminal import Reporter
 
-QUESTION = 30.0  # seconds in which slurmctld is to answer
-CLOCKS = 10.0  # seconds in which the nodes are to say what time it is
-ENDING = 15.0  # seconds in which srun is to end after its last task
-LONGEST = 64 << 10  # characters of what one node says
+QUESTION = 30.0  # seconds that slurmctld has to answer
+CLOCKS = 10.0  # seconds that the nodes have to report their time
+ENDING = 15.0  # seconds that srun has to end after its last task
+LONGEST = 64 << 10  # most characters of one node's report
 IDLE = "idle"
-POWERED_DOWN = "idle~"  # as in clouds, where Slurm starts a node when a job takes it
-# Becomes the probe, which is the first word: srun's input comes only when all nodes have started.
+POWERED_DOWN = "idle~"  # as in clouds, where Slurm starts a node when a job needs it
+# Runs the probe from its first argument, as srun's input arrives only when all nodes have started.
 START = "import base64, sys, zlib; exec(zlib.decompress(base64.b64decode(sys.argv[1])))"
 SCRIPT = """\
 command -v python3 > /dev/null 2>&1 || {
@@ -48,20 +48,20 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class Plan:
-    """Which nodes are looked at: `names`, or as many as Slurm chooses."""
+    """Which nodes to examine: `names`, or `count` nodes that Slurm chooses."""
 
     count: int
     partition: str = ""
-    is_asked: bool = False  # the partition, by an option or a variable that sbatch does not know
+    is_asked: bool = False  # whether an option, or a variable that sbatch ignores, named partition
     names: tuple[str, ...] = ()
-    others: Mapping[str, str] = field(default_factory=dict)  # state by name, of those left out
-    inside: bool = False  # of a job, whose nodes these are
-    overlap: bool = False  # a step that is to share them has to say so, as from Slurm 20.11 on
+    others: Mapping[str, str] = field(default_factory=dict)  # state by name of nodes left out
+    inside: bool = False  # within a job, whose nodes these are
+    overlap: bool = False  # a step needs --overlap to share the nodes, from Slurm 20.11 on
 
 
 @dataclass
 class Answers:
-    """What the nodes have said so far, line by line; of some names alone, where these are known."""
+    """The nodes' answers so far; if `names` is not empty, other nodes are ignored."""
 
     names: Collection[str] = ()
     pieces: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -71,7 +71,7 @@ class Answers:
     errors: list[str] = field(default_factory=list)  # of srun and Slurm
 
     def take(self, line: bytes, arrived: float) -> None:
-        """A line of srun's; what is none of a node's is left alone."""
+        """Take a line of srun's output; lines that are not a node's are ignored."""
         found = LINE.search(line.decode(errors="replace").rstrip("\r\n"))
         if found is None:
             return
@@ -80,7 +80,7 @@ class Answers:
             return
         if clock:
             if self.asked_at <= arrived:
-                # It was read at some moment between the question and the arrival of its answer.
+                # The clock was read at some time between the question and the answer's arrival.
                 self.clocks[name] = (float(clock) - arrived, float(clock) - self.asked_at)
             return
         pieces = self.pieces.setdefault(name, {})
@@ -92,10 +92,10 @@ class Answers:
 
 
 def plan(nodes: int | None, partition: str, programs: Programs) -> Plan:
-    """Choose: the idle nodes of a partition, as many of them as asked; the job's own within one.
+    """Choose idle nodes of a partition, all or as many as asked; within a job, its own nodes.
 
-    Raises `MissingError` where Slurm is not here, does not answer, or has no idle node;
-    `RequestError` for a partition that there is not, or more nodes than it has.
+    Raises `MissingError` if Slurm is not installed, does not answer, or has no idle node;
+    `RequestError` for a partition that does not exist, or more nodes than it has.
     """
     if programs.which("srun") is None or programs.which("sinfo") is None:
         raise MissingError(
@@ -176,7 +176,7 @@ def _partitions(programs: Programs) -> _States:
 
 
 def hostnames(listed: str, programs: Programs) -> list[str]:
-    """Names out of Slurm's notation."""
+    """Expand names from Slurm's notation."""
     words = ["scontrol", "show", "hostnames", listed]
     return programs.attempt(words, timeout=QUESTION).out.split() if listed else []
 
@@ -184,7 +184,7 @@ def hostnames(listed: str, programs: Programs) -> list[str]:
 def srun(
     plan: Plan, name: str, seconds: float, markers: Sequence[Path], image: Path | None
 ) -> list[str]:
-    """The call that runs the probe on each node, with nothing but its own words."""
+    """Return the srun command that runs the probe on each node; it includes the probe itself."""
     asked = {"markers": list(map(str, markers)), "image": str(image or ""), "seconds": seconds}
     words = ["srun", f"--job-name={name}", f"--nodes={plan.count}", f"--ntasks={plan.count}"]
     words += ["--ntasks-per-node=1", "--cpus-per-task=1", "--mpi=none", "--chdir=/"]
@@ -192,10 +192,10 @@ def srun(
     words += [f"--nodelist={folded(plan.names)}"] if plan.names else []
     if plan.inside:
         words += ["--overlap"] if plan.overlap else []
-        words += ["--cpu-bind=none"]  # a shell of srun hands its own binding on
+        words += ["--cpu-bind=none"]  # a shell started by srun passes its own binding on
     else:
         words += [f"--partition={plan.partition}", f"--time={math.ceil(seconds / 60) + 1}"]
-        # Should this process be killed, nothing of it waits in the queue for long.
+        # If this process is killed, its job does not wait in the queue for long.
         words += [f"--immediate={math.ceil(seconds) + 30}"]
     script = SCRIPT.replace("MARK", node_probe.MARK)
     probe = base64.b64encode(zlib.compress(Path(node_probe.__file__).read_bytes(), 9)).decode()
@@ -210,10 +210,10 @@ def ask(
     programs: Programs,
     reporter: Reporter,
 ) -> Answers:
-    """Run the job to its end, at most for so many seconds; no job of it stays.
+    """Run the job to its end, for at most `seconds`; it never leaves a job behind.
 
-    Raises `WorkError` where no node answers, with what Slurm says; who of several does not is the
-    caller's to tell.
+    Raises `WorkError` with Slurm's messages if no node answers; if only some do not, the caller
+    reports them.
     """
     name = f"{node_probe.MARK}-{uuid.uuid4().hex[:12]}"
     words = srun(plan, name, seconds, markers, image)
@@ -259,7 +259,7 @@ def ask(
 
 @contextlib.contextmanager
 def _cancelled(name: str, process: subprocess.Popen[bytes], programs: Programs) -> Iterator[None]:
-    """Whatever ends the block before srun has ended ends the job, by the name that it alone has."""
+    """Cancel the job, by its unique name, if the block ends before srun has ended."""
     try:
         yield
     finally:
@@ -268,7 +268,7 @@ def _cancelled(name: str, process: subprocess.Popen[bytes], programs: Programs) 
 
 
 def _send(process: subprocess.Popen[bytes], text: bytes | None) -> None:
-    """Write to the input of all tasks, or end it. srun may have ended."""
+    """Write to the input of all tasks, or close it for None. srun may have ended."""
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         if text is None:
@@ -279,7 +279,7 @@ def _send(process: subprocess.Popen[bytes], text: bytes | None) -> None:
 
 
 class _Output:
-    """The lines that srun hands on, each with the time at which it came."""
+    """The lines of srun's output, each with its arrival time."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None
@@ -288,7 +288,7 @@ class _Output:
         self._come: deque[tuple[bytes, float]] = deque()
 
     def until(self, deadline: float) -> Iterator[tuple[bytes, float]]:
-        """Give the lines that come before a moment, or srun's end."""
+        """Yield the lines that arrive before a deadline (of the monotonic clock) or srun's end."""
         while True:
             while self._come:
                 yield self._come.popleft()
@@ -305,7 +305,7 @@ class _Output:
 
 
 def _state(name: str, programs: Programs) -> str:
-    """The state of the job, its reason and its nodes, in Slurm's words."""
+    """Return the job's state, reason and nodes, in Slurm's words."""
     words = ["squeue", "--noheader", f"--name={name}", "--format=%T, %r %N"]
     said = programs.attempt(words, timeout=QUESTION).out.strip()
     return f": the job is {said}" if said else ""

@@ -1,4 +1,4 @@
-"""What is right and wrong with one node, from what it reported."""
+"""Judge one node from its report."""
 
 from __future__ import annotations
 
@@ -13,19 +13,22 @@ from sqshforge.doctor.finding import Finding
 from sqshforge.doctor.user import FUSE, SWITCHES
 from sqshforge.host import suggest
 
-ROOM = 10**9  # bytes below which a folder of enroot's is as good as full
-UNPACKED = 3  # sizes of a squash file that its files take, at the least
-SLOW = 10.0  # seconds for the first 64 MB of an image: a start reads several times as much
-NATIVE_OVERLAY = (6, 6)  # Linux from which on an ordinary user's overlay needs no fuse-overlayfs
-OWN_PYTHON = (3, 9)  # what the runtime that images carry takes
-OWN_UNSQUASHFS = (4, 5)  # what can read that runtime out of an image
+ROOM = 10**9  # free bytes below which a folder of enroot's is practically full
+UNPACKED = 3  # the unpacked files take at least this many times the squash file's size
+SLOW = 10.0  # seconds for the first 64 MiB of an image: a start reads several times as much
+NATIVE_OVERLAY = (6, 6)  # since this Linux, an ordinary user's overlay needs no fuse-overlayfs
+OWN_PYTHON = (3, 9)  # oldest version for the runtime that images carry
+OWN_UNSQUASHFS = (4, 5)  # oldest version that can read that runtime out of an image
 RUNTIME = "container runtime"
 PYXIS, ENROOT, OWN = "pyxis", "enroot", "the image's own"  # as the launchers choose, in this order
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A finding on one node, and what each node has another figure of."""
+    """A finding on one node, and the figures that differ from node to node.
+
+    `free` is the free space in bytes, `seconds` the time that reading the image took.
+    """
 
     finding: Finding
     free: int | None = None
@@ -34,21 +37,21 @@ class Seen:
 
 @dataclass(frozen=True)
 class Asked:
-    """What the nodes were to read, and what is in it."""
+    """What the nodes were asked to read, and its right content."""
 
     folders: tuple[Path, ...] = ()
     digests: tuple[str, ...] = ()  # of the new file in each folder
     image: Path | None = None
-    head: Image | None = None  # the beginning of the right one
+    head: Image | None = None  # the beginning of the right image
 
 
 def runtime(node: Node) -> str:
-    """What a launcher starts images with, where this node is the first of its job."""
+    """Return the runtime that a launcher uses if this node is the first of its job."""
     return PYXIS if node.pyxis.known else ENROOT if node.enroot.path else OWN
 
 
 def findings(node: Node, asked: Asked) -> Iterator[Seen]:
-    """All that one node shows by itself; of one without Python only that."""
+    """Yield all findings on one node; without Python, only that."""
     if not node.python:
         yield Seen(
             Finding("python3", False, "not there: nothing else was seen", _install(node, "python3"))
@@ -66,7 +69,7 @@ def findings(node: Node, asked: Asked) -> Iterator[Seen]:
 
 
 def _by_check(node: Node) -> Iterator[Seen]:
-    """What is judged by one check each: nothing, where that check gave nothing."""
+    """Yield the findings that depend on one check each, if that check gave a result."""
     for check, judged in (
         ("programs", _unsquashfs),
         ("pyxis", _pyxis),
@@ -86,7 +89,7 @@ def _by_check(node: Node) -> Iterator[Seen]:
 
 
 def _install(node: Node, *programs: str) -> str:
-    """How to install programs on a node, by its own package manager."""
+    """Return how to install programs on a node, with its own package manager."""
 
     def which(name: str) -> Path | None:
         return Path("/usr/bin", name) if name == node.installer else None
@@ -99,7 +102,7 @@ def _version(text: str) -> tuple[int, ...]:
 
 
 def _python(node: Node) -> Finding:
-    """The version that the runtime of an image takes, where it is that which starts images."""
+    """Judge Python's version, which matters if the image's own runtime starts images."""
     is_enough = _version(node.python) >= OWN_PYTHON or runtime(node) != OWN
     fix = "a Python from 3.9 on as python3 on the PATH, or enroot"
     return Finding("python3", is_enough, node.python, fix)
@@ -149,9 +152,9 @@ def _enroot(node: Node) -> Iterator[Finding]:
 
 
 def _folder(node: Node, place: Place) -> Seen:
-    """One of the folders that enroot makes at every call, or when it imports an image."""
+    """Judge a folder that enroot makes at every call, or when it imports an image."""
     conf, what = f"{node.enroot.settings}/enroot.conf", place.name
-    # A folder of the node's own name is the same on all nodes, as it is configured.
+    # A folder named after the node counts as the same on all nodes: the setting is the same.
     own = rf"(?<![A-Za-z0-9]){re.escape(node.node)}(?![A-Za-z0-9])"
     path, above = (re.sub(own, "NODE", one) for one in (place.path, place.above))
     if not place.usable:
@@ -173,7 +176,7 @@ def _folder(node: Node, place: Place) -> Seen:
 
 
 def _by_fuse(node: Node) -> bool:
-    """Whether squashfuse mounts an image: pyxis may unpack it, and for root the kernel does it."""
+    """Whether squashfuse mounts images: pyxis may unpack them, and for root the kernel mounts."""
     way = runtime(node)
     return way == ENROOT or (node.pyxis.squashfuse if way == PYXIS else node.uid != 0)
 
@@ -224,7 +227,7 @@ def _namespaces(node: Node) -> Iterator[Finding]:
 
 
 def _gpus(node: Node) -> Iterator[Finding]:
-    """NVIDIA's cards, and what enroot gives them to a container with."""
+    """Judge NVIDIA's cards, and the tools with which enroot passes them to a container."""
     nvidia = node.nvidia
     count = max(nvidia.cards, nvidia.devices)
     if nvidia.cards > nvidia.devices:
@@ -272,7 +275,7 @@ def _efa(node: Node) -> Iterator[Finding]:
 
 
 def _memlock(node: Node) -> Finding:
-    """Locked memory: what EFA and InfiniBand register. Programs raise it to the hard limit."""
+    """Judge the hard limit on locked memory, which EFA and InfiniBand need to register buffers."""
     is_free = node.memlock < 0
     detail = "unlimited" if is_free else f"at most {node.memlock / 1024:.0f} KiB"
     fix = "LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
@@ -281,7 +284,7 @@ def _memlock(node: Node) -> Finding:
 
 
 def _needrestart(node: Node) -> Iterator[Finding]:
-    """It may restart slurmd and munge below a job, after an update of a library."""
+    """Judge needrestart, which may restart slurmd and munge under a job after a library update."""
     found = node.needrestart
     restarts = found.mode == "a" or (found.ubuntu and not found.mode)
     if not found.there or not restarts or found.exempt:
@@ -295,7 +298,7 @@ def _needrestart(node: Node) -> Iterator[Finding]:
 
 
 def _shared(node: Node, asked: Asked) -> Iterator[Finding]:
-    """Whether a file that was made here is there, with the same in it."""
+    """Judge whether the files made here are on the node, with the same content."""
     for number, (folder, digest) in enumerate(zip(asked.folders, asked.digests, strict=True)):
         marker = node.markers[number] if number < len(node.markers) else None
         what, fix = (
@@ -316,7 +319,7 @@ def _image(node: Node, path: Path, head: Image | None) -> Seen:
     if fault or not image.read:
         fix = "copy it to a folder that all nodes see, or to each node (STAGE, launch/README.md)"
         return Seen(Finding(what, False, f"not read: {fault or 'it is empty'}", fix))
-    # Of one that was read in part only, in the time that there was, the size alone can tell.
+    # If time ran out and only a part was read, only the size can be compared.
     is_other = head is not None and (
         image.size != head.size or (image.read == head.read and image.digest != head.digest)
     )

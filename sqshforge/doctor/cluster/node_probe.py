@@ -1,9 +1,9 @@
-"""What each node of a cluster reports to `sqshforge doctor --cluster`.
+"""The probe that runs on each node of a cluster for `sqshforge doctor --cluster`.
 
-The text of this file goes to the nodes as a word of srun's command, and runs there by any Python
-from 3.6 on: it imports nothing of the project. It writes no file, takes no root, and gives up on
-every program and file system that does not answer. It prints one JSON object, in lines so short
-that srun hands each on whole.
+The text of this file is sent to the nodes as an argument of srun, and runs there with any Python
+from 3.6 on, so it imports nothing of the project. It writes no files, needs no root, and gives up
+on every program and file system that does not answer. It prints one JSON object, in lines short
+enough for srun to pass on whole.
 """
 
 import functools
@@ -23,23 +23,23 @@ from pathlib import Path
 
 ROOT = Path("/")
 MARK = "sqshforge-doctor"  # begins each line that is meant for the doctor
-PIECE = 700  # characters of the object in a line; Slurm hands on 1,024 bytes at a time
+PIECE = 700  # characters of the object per line; Slurm passes on 1,024 bytes at a time
 ANSWER = 15.0  # seconds that one program may take
-HEAD = 64 << 20  # bytes of an image that are read
+HEAD = 64 << 20  # bytes of an image to read
 BLOCK = 1 << 20
-APPEARS = 5.0  # seconds in which a new file of a shared folder is to be seen
-LONGEST = 1 << 20  # bytes of a configuration file or a plugin that are read
+APPEARS = 5.0  # seconds that a new file in a shared folder has to appear
+LONGEST = 1 << 20  # most bytes of a configuration file or a plugin to read
 RUNNING = []  # type: list[subprocess.Popen] # the programs that were asked
-# Where slurm.conf is: as packages have it, as slurmctld hands it out, on AWS's clusters.
+# Where slurm.conf is: from packages, as handed out by slurmctld, on AWS's clusters.
 SLURM = ("/etc/slurm", "/run/slurm/conf", "/opt/slurm/etc")
-# The kernel's settings that may forbid user namespaces.
+# Kernel settings that may forbid user namespaces.
 SWITCHES = (
     "user.max_user_namespaces",
     "kernel.unprivileged_userns_clone",
     "kernel.apparmor_restrict_unprivileged_userns",
 )
-# Where enroot.conf and what it includes put the folders; a variable that is set wins over both, as
-# it does in enroot. The values are shell words, which enroot has the shell expand in the same way.
+# Prints where enroot.conf and the files in enroot.conf.d put the folders; variables that are set
+# win, as in enroot. The values are shell words, which enroot has the shell expand in the same way.
 ENROOT_FOLDERS = r"""
 for file in "$@"; do
     [[ -r $file ]] || continue
@@ -59,7 +59,7 @@ FOLDERS = ("ENROOT_RUNTIME_PATH", "ENROOT_CACHE_PATH", "ENROOT_DATA_PATH", "ENRO
 
 
 def main(words: str) -> None:
-    """Look at this node, tell what was found, and then what time it is when that is asked."""
+    """Examine this node, report what was found, and then the time when it is asked for."""
     asked = json.loads(words)
     limit = asked["seconds"] / 3
     all_nodes = (pyxis, enroot, fuse, programs, namespaces, nvidia, efa, needrestart)
@@ -68,7 +68,7 @@ def main(words: str) -> None:
         checks[f"marker {number}"] = functools.partial(marker, Path(path))
     found, faults = bounded(checks, limit)
     if asked["image"]:
-        # By itself: its time is not to be that of all the others.
+        # Alone, so that the other checks do not slow the timed read down.
         read, slow = bounded({"image": lambda: image(Path(asked["image"]), limit * 0.8)}, limit)
         found.update(read)
         faults.update(slow)
@@ -93,9 +93,9 @@ def main(words: str) -> None:
     for number, piece in enumerate(pieces, 1):
         tell(f"{number}/{len(pieces)} {piece}")
     question, _ = bounded({"clock": sys.stdin.buffer.readline}, asked["seconds"])
-    if question.get("clock"):  # empty at the end of the input
+    if question.get("clock"):  # empty at the end of input
         tell(f"clock {time.time():.6f}")
-    os._exit(0)  # threads that wait for a file system would be waited for
+    os._exit(0)  # a normal exit might wait for threads that hang on a file system
 
 
 def tell(text: str) -> None:
@@ -107,7 +107,7 @@ def name_of_node() -> str:
 
 
 def bounded(checks: "dict", seconds: float) -> "tuple[dict, dict]":
-    """What the checks give, all at once, and what is wrong with those that give nothing in time."""
+    """Run checks concurrently; return the results, and the faults of those without one in time."""
     found, faults = {}, {}
 
     def run(name: str) -> None:
@@ -130,7 +130,7 @@ def bounded(checks: "dict", seconds: float) -> "tuple[dict, dict]":
 
 
 def ask(words: "list", env: "dict | None" = None) -> "tuple[int, str]":
-    """Exit code and output of a program; 127 where it cannot start, 124 without an answer."""
+    """Return a program's exit code and output; 127 if it cannot start, 124 without an answer."""
     try:
         process = subprocess.Popen(
             words,
@@ -151,7 +151,7 @@ def ask(words: "list", env: "dict | None" = None) -> "tuple[int, str]":
 
 
 def text_of(path: Path) -> str:
-    """The beginning of a file; empty where it cannot be read."""
+    """Return the beginning of a file; empty if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(LONGEST).decode(errors="replace")
@@ -160,7 +160,7 @@ def text_of(path: Path) -> str:
 
 
 def matching(pattern: Path) -> "list[Path]":
-    """The files that an absolute pattern names, in the order of their names."""
+    """Return the files that match an absolute pattern, sorted."""
     return sorted(Path("/").glob(str(pattern)[1:]))
 
 
@@ -169,20 +169,20 @@ def last_line(text: str) -> str:
 
 
 def found_in(text: str, pattern: str) -> str:
-    """What the group of a pattern stands for in a text; empty where it is not there."""
+    """Return what a pattern's first group matches in a text; empty without a match."""
     match = re.search(pattern, text)
     return match.group(1) if match else ""
 
 
 def pyxis() -> "dict":
-    """Whether srun knows containers, and what plugstack.conf says of the plugin."""
+    """Report whether srun knows containers, and what plugstack.conf says about the plugin."""
     code, said = ask(["srun", "--help"])
     plugin, words = plugstack_line(plugstack_file())
     return {
         "known": "--container-image" in said,
         "fault": last_line(said) if code not in (0, 127) else "",
         "plugin": plugin,
-        # In a message of its own. Without a path Slurm looks for it in its folder of plugins.
+        # One of the plugin's messages has it. A name without a path is in Slurm's plugin folder.
         "version": found_in(
             text_of(Path(plugin)) if plugin else "", r"version v(\d+\.\d+[\w.+-]*)"
         ),
@@ -191,7 +191,7 @@ def pyxis() -> "dict":
 
 
 def plugstack_file() -> Path:
-    """Where Slurm's list of plugins is: as slurm.conf says, else beside it."""
+    """Return the path of Slurm's list of plugins: named by slurm.conf, or beside it."""
     given = os.environ.get("SLURM_CONF")
     places = [Path(given)] if given else [Path(one, "slurm.conf") for one in SLURM]
     place = next((one for one in places if one.is_file()), places[0])
@@ -200,7 +200,7 @@ def plugstack_file() -> Path:
 
 
 def plugstack_line(path: Path, depth: int = 0) -> "tuple[str, list]":
-    """The path of pyxis in a list of plugins or one that it includes, and its settings."""
+    """Find pyxis in a list of plugins and those it includes; return its path and settings."""
     for line in text_of(path).splitlines():
         words = line.partition("#")[0].split()
         if len(words) > 1 and words[0] == "include" and depth < 5:
@@ -214,15 +214,15 @@ def plugstack_line(path: Path, depth: int = 0) -> "tuple[str, list]":
 
 
 def enroot() -> "dict":
-    """Which enroot there is, and where it puts what it makes at every call."""
+    """Report which enroot there is, and where its folders are."""
     path = shutil.which("enroot")
     if path is None:
         return {"path": ""}
-    # It is a shell script, and has the folder of its configuration in its text.
+    # It is a shell script whose text has its configuration folder.
     script = text_of(Path(path))
     settings = Path(found_in(script, r'"(/[^"\n]*)/enroot\.conf"') or "/etc/enroot")
     files = [settings / "enroot.conf", *matching(settings / "enroot.conf.d/*.conf")]
-    there = dict.fromkeys(FOLDERS[:3], "/")  # so that this call makes nothing
+    there = dict.fromkeys(FOLDERS[:3], "/")  # so that this call creates nothing
     code, said = ask([path, "version"], dict(os.environ, **there))
     bad, folders = ask(["bash", "-c", ENROOT_FOLDERS, "bash", *map(str, files)])
     places = [] if bad else zip(FOLDERS, folders.split("\n"))  # noqa: B905
@@ -237,11 +237,11 @@ def enroot() -> "dict":
 
 
 def place(path: Path) -> "dict":
-    """Of a folder that is made where it is not there: can it be, and what is it on."""
+    """Report whether a folder is writable or can be created, and on which file system it is."""
     above = next(one for one in (path, *path.parents) if os.path.lexists(str(one)))
     try:
         room = os.statvfs(str(above))
-    except OSError:  # a link to nowhere, or a file system that is gone
+    except OSError:  # a broken link, or a file system that is gone
         return {"path": str(path), "above": str(above)}
     return {
         "path": str(path),
@@ -254,7 +254,7 @@ def place(path: Path) -> "dict":
 
 
 def kind_of_file_system(path: str) -> str:
-    """Such as ext4, nfs4, tmpfs: that of the last mount above a path."""
+    """Return the type of the file system that a path is on, such as ext4, nfs4, tmpfs."""
     best, kind = "", ""
     for line in text_of(Path("/proc/self/mountinfo")).splitlines():
         fields = line.split(" ")
@@ -265,7 +265,7 @@ def kind_of_file_system(path: str) -> str:
 
 
 def fuse() -> "dict":
-    """Whether /dev/fuse is there and open to this user: by opening it."""
+    """Report whether /dev/fuse exists and is open to this user, by opening it."""
     device = Path("/dev/fuse")
     try:
         os.close(os.open(str(device), os.O_RDWR | os.O_CLOEXEC))
@@ -278,7 +278,7 @@ def fuse() -> "dict":
 
 
 def programs() -> "dict":
-    """Programs that start an image, and whether the kernel mounts squash files."""
+    """Report the programs that start an image, and whether the kernel mounts squash files."""
     modules = Path("/lib/modules", os.uname().release)
     known = text_of(modules / "modules.dep") + text_of(modules / "modules.builtin")
     code, said = ask(["unsquashfs", "-version"])
@@ -294,9 +294,9 @@ def programs() -> "dict":
 
 
 def namespaces() -> "dict":
-    """Whether this user may make a user namespace and mounts in it: by making one, two ways.
+    """Report whether this user may make a user namespace and mount in it, by trying two ways.
 
-    Where AppArmor forbids them, enroot's package has a profile for its own program.
+    Even if AppArmor forbids them, enroot's package has a profile for its own program.
     """
     beside = shutil.which("enroot-nsenter")
     code, said = ask(["unshare", "--user", "--map-root-user", "--mount", "true"])
@@ -311,7 +311,7 @@ def namespaces() -> "dict":
 
 
 def pci(root: Path, vendor: str, **beginnings: str) -> int:
-    """The cards of a maker whose files (device, class) begin with these letters."""
+    """Count a vendor's cards whose files (device, class) begin with the given text."""
     cards = [
         one
         for one in matching(root / "sys/bus/pci/devices/*")
@@ -324,7 +324,7 @@ def pci(root: Path, vendor: str, **beginnings: str) -> int:
 
 
 def nvidia(root: Path = ROOT) -> "dict":
-    """GPUs at PCI and of the driver, and what gives them to a container."""
+    """Report GPUs on the PCI bus, the driver's devices, and the tool for containers."""
     cards = pci(root, "0x10de", **{"class": "0x03"})
     devices = len(matching(root / "dev/nvidia[0-9]*"))
     searched = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"  # as enroot's hook does
@@ -335,7 +335,7 @@ def nvidia(root: Path = ROOT) -> "dict":
 
 
 def efa(root: Path = ROOT) -> "dict":
-    """EFA's cards at PCI, of the driver and as devices; the libfabric of the node itself."""
+    """Report EFA cards on the PCI bus, with a driver, and as devices, and the node's libfabric."""
     adapters = matching(root / "sys/class/infiniband/*")
     driven = sum(text_of(one / "device/vendor").strip() == "0x1d0f" for one in adapters)
     cards = pci(root, "0x1d0f", device="0xefa")
@@ -352,7 +352,7 @@ def efa(root: Path = ROOT) -> "dict":
 
 
 def needrestart(root: Path = ROOT) -> "dict":
-    """How it restarts daemons after an update of a library, and whether Slurm's are left alone."""
+    """Report how needrestart restarts daemons after library updates, and if Slurm's are exempt."""
     settings = root / "etc/needrestart"
     files = [settings / "needrestart.conf", *matching(settings / "conf.d/*.conf")]
     text = re.sub(r"(?m)^\s*#.*", "", "\n".join(text_of(one) for one in files))
@@ -368,7 +368,7 @@ def needrestart(root: Path = ROOT) -> "dict":
 
 
 def marker(path: Path) -> "dict":
-    """What a file that was just made in a shared folder has in it."""
+    """Report the digest of a file that was just made in a shared folder."""
     deadline = time.monotonic() + APPEARS
     while True:
         try:
@@ -381,7 +381,7 @@ def marker(path: Path) -> "dict":
 
 
 def image(path: Path, seconds: float) -> "dict":
-    """How long the first bytes of an image take to read, and which they are."""
+    """Report the digest of an image's first bytes, and how long they took to read."""
     digest, read, taken = hashlib.sha256(), 0, 0.0
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
