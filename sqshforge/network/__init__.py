@@ -1,1 +1,1 @@
-"""How this machine reaches the outside: settings, mirrors, registries, downloads."""
+"""Access to the network from this machine: settings, mirrors, registries, downloads."""

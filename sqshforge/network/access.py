@@ -1,6 +1,6 @@
-"""How this machine reaches the outside: pip's settings, proxies, certificates, apt, logins.
+"""Network settings of this machine: pip, proxies, certificates, apt, logins.
 
-A build gets all of it through secrets and mounts, and none of it stays in the image.
+A build gets all of them through secrets and mounts, and none of them stay in the image.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ CA_BUNDLES = (  # Debian's and Fedora's
 )
 
 TRUE = ("y", "yes", "t", "true", "on", "1")  # as pip reads its configuration
-LOGIN_VARIABLES = ("XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE")  # either names another place
+LOGIN_VARIABLES = ("XDG_RUNTIME_DIR", "REGISTRY_AUTH_FILE")  # either sets another place
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pip:
-    """What pip on this machine is configured with, files and environment merged."""
+    """The configuration of pip on this machine, merged from files and environment."""
 
     index: str | None = None
     extra_indexes: tuple[str, ...] = ()
@@ -45,14 +45,14 @@ class Pip:
     no_index: bool = False
 
     def without_local_indexes(self) -> Pip:
-        """The same configuration less the indexes that are folders of this machine."""
+        """Return this configuration without extra indexes that are local folders."""
         remote = tuple(url for url in self.extra_indexes if not _is_local(url))
         return dataclasses.replace(self, extra_indexes=remote)
 
     def for_uv(self, strategy: str = "unsafe-best-match") -> list[str]:
-        """The same for uv, as words of its command line.
+        """Return this configuration as options for uv.
 
-        pip takes the best file of all its indexes; by itself uv would stop at the first that has
+        pip takes the best file of all its indexes; by default uv stops at the first index that has
         the name, which is the strategy `first-index`.
         """
         words = ["--index-strategy", strategy]
@@ -64,7 +64,7 @@ class Pip:
         return words
 
     def remote(self) -> str:
-        """A pip.conf for inside a build: this configuration less the folders of this machine."""
+        """Return a pip.conf for use in a build: this configuration without local folders."""
         lines = ["[global]", *(["no-index = true"] if self.no_index else [])]
         if self.index and not _is_local(self.index):
             lines.append(f"index-url = {self.index}")
@@ -83,7 +83,7 @@ class Pip:
 
 
 def pip(programs: Programs) -> Pip:
-    """Ask pip itself, so that every way of configuring it counts."""
+    """Read the configuration from pip itself, so that every way of configuring it counts."""
     listing = programs.capture([sys.executable, "-m", "pip", "config", "list"])
     values: dict[str, str] = {}
     # pip's order of precedence, weakest first: [global], a command's section, the environment.
@@ -107,13 +107,13 @@ def pip(programs: Programs) -> Pip:
 
 
 def ca_bundle(settings: Pip, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The certificates that this machine trusts, a company's own among them."""
+    """Return the file of the certificates that this machine trusts, including a company's own."""
     named = [settings.cert, *(Path(environment[v]) for v in CA_VARIABLES if environment.get(v))]
     return next((path for path in [*named, *CA_BUNDLES] if path and path.is_file()), None)
 
 
 def uv_environment(settings: Pip) -> dict[str, str]:
-    """What uv needs beside its words: the certificates that this machine trusts, and a proxy."""
+    """Return uv's environment: the certificates that this machine trusts, and a proxy."""
     ca = ca_bundle(settings)
     certificates = {"SSL_CERT_FILE": str(ca)} if ca else {}
     if settings.proxy is None:
@@ -122,7 +122,7 @@ def uv_environment(settings: Pip) -> dict[str, str]:
 
 
 def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The proxy variables that are set, in both spellings as programs look for either."""
+    """Return the proxy variables that are set, in lower and upper case, as programs read either."""
     found: dict[str, str] = {}
     for name in PROXIES:
         value = environment.get(name) or environment.get(name.upper())
@@ -132,7 +132,7 @@ def proxies(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def apt_sources(suite: str, programs: Programs) -> list[str]:
-    """The `deb` lines that this machine has for a suite and its updates, if it has any."""
+    """Return this machine's `deb` lines for a suite and its updates, if it has any."""
     if programs.which("apt-get") is None:
         return []
     listing = programs.attempt(
@@ -155,10 +155,10 @@ def apt_sources(suite: str, programs: Programs) -> list[str]:
 
 
 def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterator[tuple[Path, str]]:
-    """The files of this machine's own package folders that a lock names, and their sums.
+    """Yield the files in this machine's own package folders that a lock names, with their sums.
 
     `wanted` maps normalized package names to the allowed sha256 sums. A build cannot see these
-    folders, so the files travel with its context.
+    folders, so the files are put into its context.
     """
     for name, sums in sorted(wanted.items()):
         for path in _local_files(settings, name):
@@ -169,7 +169,7 @@ def local_wheels(settings: Pip, wanted: Mapping[str, frozenset[str]]) -> Iterato
 
 
 def _local_files(settings: Pip, name: str) -> Iterator[Path]:
-    """Files of one package in local find-links folders and local indexes."""
+    """Yield a package's files in local find-links folders and local indexes."""
     for link in settings.find_links:
         folder = _local_path(link)
         if folder and folder.is_dir():
@@ -199,7 +199,7 @@ class _Links(HTMLParser):
 
 
 def _linked(page: Path) -> list[Path]:
-    """The local files that a page of a simple index (PEP 503) links to."""
+    """Return the local files that a page of a simple index (PEP 503) links to."""
     parser = _Links()
     parser.feed(page.read_text())
     addresses = [urlparse(urljoin(page.as_uri(), link)) for link in parser.found]
@@ -218,11 +218,11 @@ def _local_path(address: str) -> Path | None:
 
 
 def choose_login_file() -> None:
-    """Name the file of logins, for this process and its children, where its usual place is closed.
+    """Set REGISTRY_AUTH_FILE, for this process and its children, if its usual place is closed.
 
-    Without XDG_RUNTIME_DIR, which su, cron and Slurm do not set, both programs look into
-    /run/containers/UID first. On a machine where root has used them that is root's alone, and they
-    fail there instead of going on to the user's own files.
+    Without XDG_RUNTIME_DIR, which su, cron and Slurm do not set, both buildah and skopeo first look
+    into /run/containers/UID. If root has used them on this machine, only root can read that, and
+    they fail there instead of going on to the user's own files.
     """
     if any(os.environ.get(name) for name in LOGIN_VARIABLES):
         return
@@ -235,8 +235,8 @@ def choose_login_file() -> None:
 
 
 def _login_file() -> Path:
-    """The user's own logins, else a file of this package that has none: nothing is written."""
-    with suppress(RuntimeError):  # without HOME there are none
+    """Return the user's file of logins, else an empty one in this package; nothing is written."""
+    with suppress(RuntimeError):  # without HOME there is no file
         above = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
         for file in (above / "containers/auth.json", Path.home() / ".docker/config.json"):
             if os.access(file, os.R_OK):

@@ -1,4 +1,4 @@
-"""One file over https or from a folder: what was cut off is gone on with, and its sum proves it."""
+"""Download a file over https or from a folder: resume partial downloads, verify the checksum."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from sqshforge.network.access import Pip, ca_bundle
 from sqshforge.network.mirrors import bare, first_given
 
 TRIES = 4
-PAUSE = 2.0  # seconds before a try, times the tries before it
+PAUSE = 2.0  # seconds before the next try, times the number of tries so far
 TIMEOUT = 60.0  # seconds without a byte
 PIECE = 1 << 20
 ABSENT = "cannot be fetched: "
 FIX = "check the network and the proxy, or name a mirror (docs/images/offline.md)"
-RANGE_BEYOND_END = 416  # the part that is there was all of it
+RANGE_BEYOND_END = 416  # the part was already complete
 
 
 class RefusedError(MissingError):
-    """Every host that was asked for a file answers, and none gives it."""
+    """All hosts that were asked for a file answer, but none provides it."""
 
 
 def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Tracker) -> str:
-    """Fetch a file to `place`, and return its sha256, which is `wanted` where one is given.
+    """Fetch a file to `place`, and return its sha256, which is `wanted` if that is given.
 
-    A file that is there already with that sum is not fetched again; one with another, of an
-    earlier lock or damaged, stays until the right one has come. What was cut off lies beside it
-    and is gone on with where a sum can prove the whole. Raises `MissingError` where the host does
-    not give it, `RequestError` where the address is wrong, `WorkError` where the sum is another,
-    `OSError` where it cannot be written.
+    An existing file with that sum is not fetched again; one with another sum, from an earlier lock
+    or damaged, is kept until the right one has arrived. A partial download is kept beside it, and
+    is resumed if a sum can verify the whole. Raises `MissingError` if the host does not provide the
+    file, `RequestError` if the address is invalid, `WorkError` if the sum is wrong, `OSError` if
+    the file cannot be written.
     """
     if place.is_file():
         total = sha256(place)
@@ -53,7 +53,7 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
         part.unlink(missing_ok=True)
     was_there = part.is_file()
     total = _fetched(url, part, pip, tracker)
-    if was_there and total != wanted:  # perhaps of another file, or damaged
+    if was_there and total != wanted:  # it may be a part of another file, or damaged
         part.unlink()
         total = _fetched(url, part, pip, tracker)
     if wanted not in (None, total):
@@ -66,10 +66,10 @@ def download(url: str, place: Path, wanted: str | None, pip: Pip, tracker: Track
 def download_from(
     urls: Sequence[str], place: Path, wanted: str | None, pip: Pip, tracker: Tracker
 ) -> str:
-    """Fetch a file as `download` does, from the first of its addresses that gives it.
+    """Fetch a file as `download` does, from the first of its addresses that provides it.
 
-    Raises `MissingError` that names every address where none does, `RefusedError` where all of
-    them answer. A wrong sum is reported at once, and no further address is tried.
+    Raises `MissingError` naming every address if none does, and its subclass `RefusedError` if all
+    of them answer. A wrong sum is reported at once, and no further address is tried.
     """
     total, failed = first_given(
         urls, lambda url: download(url, place, wanted, pip, tracker), MissingError
@@ -88,7 +88,7 @@ def download_from(
 
 
 def _fetched(url: str, part: Path, pip: Pip, tracker: Tracker) -> str:
-    """The sum of the part at its whole length; no part without a byte stays."""
+    """Complete the part and return its sum; if that fails, remove an empty part."""
     try:
         _fetch(url, part, pip, tracker)
     except SqshforgeError:
@@ -99,11 +99,11 @@ def _fetched(url: str, part: Path, pip: Pip, tracker: Tracker) -> str:
 
 
 def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
-    """Bring the part to its whole length; cut connections are taken up again."""
+    """Complete the part, resuming when a connection is cut."""
     bundle = ca_bundle(pip)
     context = ssl.create_default_context(cafile=str(bundle) if bundle else None)
     for tried in range(1, TRIES + 1):
-        file = part.open("ab")  # what goes wrong here is no fault of the network
+        file = part.open("ab")  # an error here is not the network's fault
         try:
             with file, _answer(url, file.tell(), context, pip) as answer:
                 _append(answer, file, tracker)
@@ -118,7 +118,7 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
             if isinstance(error, OSError) and error.errno in FULL:
                 raise OSError(error.errno, error.strerror, str(part)) from None
             reason = getattr(error, "reason", None) or error
-            # What is not there at all will not be there in a moment either.
+            # If not a single byte came, another try will not help.
             if tried == TRIES or not part.stat().st_size:
                 raise _absent(url, str(reason)) from None
         except ValueError as error:
@@ -131,7 +131,7 @@ def _fetch(url: str, part: Path, pip: Pip, tracker: Tracker) -> None:
 
 
 def _answer(url: str, start: int, context: ssl.SSLContext, pip: Pip) -> IO[bytes]:
-    is_path = url.startswith("/")  # a mirror's
+    is_path = url.startswith("/")  # from a mirror
     address = Path(url).as_uri() if is_path else quote(bare(url), safe=string.punctuation)
     request = urllib.request.Request(address, headers={"User-Agent": "sqshforge"})
     parts = urlsplit(url)
@@ -141,7 +141,7 @@ def _answer(url: str, start: int, context: ssl.SSLContext, pip: Pip) -> IO[bytes
         request.add_unredirected_header("Authorization", f"Basic {secret}")
     if start:
         request.add_header("Range", f"bytes={start}-")
-    # The addresses are those of recipes and mirrors, which may be http, https or file.
+    # Addresses come from recipes and mirrors, which allow http, https and file.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.HTTPSHandler(context=context)]
     if pip.proxy:
         through = dict.fromkeys(("http", "https"), pip.proxy)
@@ -153,7 +153,7 @@ def _answer(url: str, start: int, context: ssl.SSLContext, pip: Pip) -> IO[bytes
 
 def _append(answer: IO[bytes], file: IO[bytes], tracker: Tracker) -> None:
     status = getattr(answer, "status", None)
-    if status != 206 and file.tell():  # no partial content: all of it comes, from the start
+    if status != 206 and file.tell():  # the server ignores Range and sends everything
         file.truncate(0)
         file.seek(0)
     length = int(getattr(answer, "headers", {}).get("Content-Length") or 0)

@@ -1,8 +1,8 @@
-"""Mirrors: where this machine gets images, packages and sources, without a change of recipe.
+"""Mirrors: other addresses for images, packages and sources, without changes to recipes.
 
-They are set in one YAML file (`mirrors.yaml` in the checkout, or what SQSHFORGE_MIRRORS names) and
-by environment variables, which win. Each is a beginning of addresses and what to put in its place;
-of several that fit, the longest counts.
+They are set in a YAML file (`mirrors.yaml` in the checkout, or the one SQSHFORGE_MIRRORS names) and
+by environment variables, which win. Each maps a prefix of addresses to its replacement; of several
+matching prefixes, the longest counts.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Failure = TypeVar("Failure", bound=SqshforgeError)
 
 
 class Mirrors(BaseModel):
-    """Beginnings of addresses, by kind, and what stands in their place."""
+    """Prefixes of addresses and their replacements, by kind."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -36,20 +36,20 @@ class Mirrors(BaseModel):
     sources: Mapping[str, str] = Field(default_factory=dict)
 
     def image(self, reference: str) -> str:
-        """Where a base image is pulled from; a name that an engine has is as good."""
+        """Return where to pull a base image from, which may be a name that only the engine has."""
         return _put(reference, self.images)
 
     def index(self, url: str) -> str:
-        """Where the packages of an index are that a recipe names."""
+        """Return where to get the packages of an index that a recipe names."""
         return _put(url, self.indexes)
 
     def source(self, url: str) -> str:
-        """Where a git repository or an archive is fetched from."""
+        """Return where to fetch a git repository or an archive from."""
         return _put(url, self.sources)
 
 
 def read_mirrors(root: Path, environment: Mapping[str, str] = os.environ) -> Mirrors:
-    """The mirrors of this machine; `RequestError` for a file or a variable that is none."""
+    """Read this machine's mirrors; `RequestError` for an invalid file or variable."""
     named = environment.get(FILE)
     path = Path(named) if named else root / "mirrors.yaml"
     if named and not path.exists():
@@ -63,12 +63,12 @@ def read_mirrors(root: Path, environment: Mapping[str, str] = os.environ) -> Mir
 
 
 def _written(path: Path) -> Mirrors:
-    """What a file says; a kind without a word after it has no mirrors."""
+    """Read the mirrors in a file; a kind without a value has none."""
     try:
         data = yaml.safe_load(path.read_text()) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise _wrong(str(error), str(path)) from None
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a day that is not in the calendar
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
         mark = getattr(error, "problem_mark", None)
         place = f"{path}, line {mark.line + 1}" if mark else str(path)
         problem = getattr(error, "problem", None) or str(error).splitlines()[0]
@@ -86,10 +86,10 @@ def _written(path: Path) -> Mirrors:
 def first_given(
     addresses: Sequence[str], take: Callable[[str], Given], failure: type[Failure]
 ) -> tuple[Given | None, list[Failure]]:
-    """What `take` gets from the first of several addresses of one thing that has it.
+    """Return what `take` gets from the first address for which it does not fail.
 
-    And how it failed at those before; nothing where it failed at all of them. Another error than
-    `failure` ends it at once.
+    The second value is the list of failures before it. If all addresses fail, the first value is
+    None. Only errors of type `failure` are caught.
     """
     failed: list[Failure] = []
     for address in addresses:
@@ -101,10 +101,10 @@ def first_given(
 
 
 def bare(address: str) -> str:
-    """An address without the password that a mirror's may have: what can be shown."""
+    """Return an address without a user and password, so that it can be shown."""
     try:
         parts = urlsplit(address)
-    except ValueError:  # it is none, and is shown in an error
+    except ValueError:  # not a valid address; an error shows it
         return re.sub("//[^/]*@", "//", address)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
