@@ -11,10 +11,10 @@ from sqshforge.host import streams
 
 
 def main() -> NoReturn:
-    """Load the command line and become it."""
+    """Load the command line and run it."""
     streams.require()
-    # Loading takes a moment, in which an interrupt would come up somewhere in a library. Nothing
-    # has begun that would have to be cleared up. A shell may have it ignored: that stays.
+    # Loading takes a moment, during which an interrupt would surface somewhere in a library. There
+    # is nothing to clean up yet, so exit at once. If a shell set SIGINT to be ignored, it stays so.
     usual = signal.getsignal(signal.SIGINT)
     if usual is signal.default_int_handler:
         signal.signal(signal.SIGINT, _interrupted)

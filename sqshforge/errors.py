@@ -1,4 +1,4 @@
-"""What can go wrong, as values: each error says what, where and how to fix it.
+"""The errors: each says what is wrong, where, and how to fix it.
 
 The exit codes are part of the command line's contract: 1 the work failed, 2 the request was
 wrong, 3 something that is needed is missing.
@@ -6,14 +6,14 @@ wrong, 3 something that is needed is missing.
 
 from __future__ import annotations
 
-LONGEST = 2000  # characters of a line that is printed
-MOST_LINES = 40  # of a message
+LONGEST = 2000  # most characters of a printed line
+MOST_LINES = 40  # most lines of a message
 
 
 def shown(text: str | bytes, most: int = LONGEST) -> str:
-    """Text of whatever origin as it is printed: in one line, nothing that a terminal obeys, cut.
+    """Make text of any origin safe to print: in one line, without control characters.
 
-    What is longer than `most` characters loses its middle.
+    Text longer than `most` characters loses its middle.
     """
     if isinstance(text, bytes):
         text = text.decode(errors="backslashreplace")
@@ -34,7 +34,7 @@ class SqshforgeError(Exception):
         self.fix = fix
 
     def lines(self) -> list[str]:
-        """The message as it is printed: the fault, then its place, then the way out."""
+        """Return the message as printed: the fault, then its place, then the fix."""
         lines = [f"error: {self.what}"]
         if self.where:
             lines.append(f"  where: {self.where}")
@@ -44,7 +44,7 @@ class SqshforgeError(Exception):
 
 
 def _printed(part: str) -> list[str]:
-    """A part of a message; its lines but for the first are set in: none passes for a part."""
+    """Return a part's lines; all except the first are indented, so none looks like another part."""
     first, *more = part.split("\n")
     if len(more) > MOST_LINES:
         more = [*more[: MOST_LINES // 2], "...", *more[-(MOST_LINES // 2) :]]

@@ -1,6 +1,6 @@
 """Write launch/*.sbatch from their templates in launch/template: `make launchers`.
 
-A launcher must stand alone, so what all of them share is one template that each extends.
+A launcher must be self-contained, so their common part is a template that each of them extends.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from sqshforge.run.passed import PASSED
 TEMPLATES = "launch/template"
 SUFFIX = ".sbatch.j2"
 BASE = "launcher"  # the template that the others extend
-# What wins over a variable of the image: what the launcher decides, and settings of the node's
-# part of a job (training.launch).
+# Variables that win over the image's: what the launcher decides, and settings for the node's part
+# of a job (training.launch).
 WINNERS = (
     *("CHECKPOINTS", "IMAGE", "LAUNCHED_AT", "NODES"),
     *("REQUEUES", "RESTARTS", "SPARES", "SHRINK", "MASTER_*"),
@@ -29,21 +29,21 @@ WINNERS = (
 
 
 def names(root: Path) -> list[str]:
-    """The launchers that have a template."""
+    """Return the names of the launchers that have a template."""
     found = (path.name.removesuffix(SUFFIX) for path in (root / TEMPLATES).glob(f"*{SUFFIX}"))
     return sorted(name for name in found if name != BASE)
 
 
 def render(root: Path, name: str) -> str:
-    """A launcher's text."""
+    """Return a launcher's text."""
     environment = jinja2.Environment(
-        # What keeps enroot's root to the end is the same for `sqshforge run`.
+        # The code that keeps enroot's root to the end is shared with `sqshforge run`.
         loader=jinja2.FileSystemLoader([root / TEMPLATES, root / "sqshforge" / "run"]),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
-        # Of the shell's ${#array[@]} the usual ones would make a comment.
+        # The default delimiters would take the shell's ${#array[@]} for a comment.
         comment_start_string="<#",
         comment_end_string="#>",
     )
@@ -56,12 +56,12 @@ def render(root: Path, name: str) -> str:
 
 
 def _expression(pattern: str) -> str:
-    """A pattern of names as grep reads it."""
+    """Turn a pattern of names into a regular expression for grep."""
     return pattern.replace("*", ".*")
 
 
 def main(root: Path) -> None:
-    """Write all of them."""
+    """Write all launchers."""
     for name in names(root):
         path = root / "launch" / f"{name}.sbatch"
         path.write_text(render(root, name), encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The platforms that images are made for, and what each is called elsewhere.
+"""The platforms that images are made for, and their names elsewhere.
 
-Standard library only, for Python 3.9 and later: the runtime that images carry has it too.
+Standard library only, for Python 3.9 and later: this module is also in the runtime of images.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from sqshforge.errors import RequestError
 
 ELF = b"\x7fELF"
-MACHINE_AT = 18  # where an ELF file says for which processor it is
-HEAD = 20  # bytes of an ELF file that tell it
+MACHINE_AT = 18  # offset of the processor's number in an ELF file
+HEAD = 20  # bytes of an ELF file that include it
 LOADED_AT = 0x10000
 
 
@@ -22,28 +22,28 @@ LOADED_AT = 0x10000
 class Platform:
     """An operating system and a processor."""
 
-    name: str  # as images have it
-    machine: str  # as uname and wheels have it
-    elf: int  # as programs have it
-    ending: bytes  # the processor's instructions that end a process with exit code 0
+    name: str  # as in images
+    machine: str  # as in uname and wheels
+    elf: int  # as in ELF files
+    ending: bytes  # machine code that ends a process with exit code 0
 
     @property
     def architecture(self) -> str:
-        """The processor as images and Debian have it."""
+        """The processor's name in images and in Debian."""
         return self.name.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """What tells names of this platform from those of the default, which have nothing."""
+        """The suffix of names for this platform; empty for the default platform."""
         return "" if self == DEFAULT else f".{self.architecture}"
 
     @property
     def is_own(self) -> bool:
-        """Whether this machine is one."""
+        """Whether this machine is of this platform."""
         return os.uname().machine == self.machine
 
     def smallest_program(self) -> bytes:
-        """A program that only ends, with exit code 0: 64 bytes of ELF header, 56 of segment."""
+        """Return a program that only exits, with code 0: 64 bytes of ELF header, 56 of segment."""
         size = 64 + 56 + len(self.ending)
         header = struct.pack(
             "<4s5B7x2HI3QI6H",
@@ -60,18 +60,18 @@ ALL = {one.name: one for one in (DEFAULT, ARM)}
 
 
 def own() -> str:
-    """The name of this machine's platform, also of one that no recipe is for."""
+    """Return the name of this machine's platform, even if no recipe supports it."""
     machine = os.uname().machine
     return next((one.name for one in ALL.values() if one.machine == machine), f"linux/{machine}")
 
 
 def preferred(names: Sequence[str]) -> str:
-    """Of these platforms this machine's own, else the first."""
+    """Return this machine's own platform if it is among these, else the first."""
     return own() if own() in names else names[0]
 
 
 def of_program(head: bytes) -> str:
-    """The platform of a program, by its first bytes; empty for what is no program."""
+    """Return a program's platform, by its first `HEAD` bytes; empty if it is not a program."""
     if len(head) < HEAD or not head.startswith(ELF):
         return ""
     (elf,) = struct.unpack_from("<H" if head[5] == 1 else ">H", head, MACHINE_AT)
@@ -80,7 +80,7 @@ def of_program(head: bytes) -> str:
 
 
 def not_for_this_machine(image: str, built_for: str) -> RequestError:
-    """The error for an image that this machine cannot start."""
+    """Return the error for an image that this machine cannot start."""
     return RequestError(
         f"the image is for {built_for}, and this machine is {own()}",
         where=image,

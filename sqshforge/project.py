@@ -1,4 +1,4 @@
-"""Where things lie in a checkout of this project, and the time that what is made of it bears."""
+"""The paths in a checkout of this project, and SOURCE_DATE_EPOCH, the time of what it makes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from pathlib import Path
 from sqshforge.errors import MissingError, RequestError
 
 EPOCH_VARIABLE = "SOURCE_DATE_EPOCH"
-NEWEST_EPOCH = 2**32 - 1  # times in a squash file are 32 bits, without a sign
+NEWEST_EPOCH = 2**32 - 1  # times in a squash file are unsigned 32-bit numbers
 
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout: recipes and templates to build from, and the folder that results go to."""
+    """A checkout: recipes and templates to build from, and the folder for results."""
 
     root: Path
 
@@ -34,28 +34,28 @@ class Project:
         return self.root / "patches"
 
     def bundle(self, target: str) -> Path:
-        """What a target's build takes from outside, gathered in one folder."""
+        """The bundle of a target: everything its build needs from outside."""
         return self.build / "vendor" / target
 
     def secrets(self, target: str) -> Path:
-        """What a target's build sees and its image never keeps, as long as that build runs."""
+        """The folder of secrets, which a build sees and its image never keeps, while it runs."""
         return self.build / target / "secrets"
 
     def build_lock(self, target: str) -> Path:
-        """What a target's build has locked as long as it runs."""
+        """The file that a target's build locks while it runs."""
         return self.build / f".{target}.lock"
 
     def sqsh(self, target: str) -> Path:
         return self.build / f"{target}.sqsh"
 
     def hot_list(self, target: str) -> Path:
-        """The list of the files that a start of a target reads; not every target has one."""
+        """The list of files that a start of a target reads; not every target has one."""
         return self.recipes / "hot" / f"{target}.txt"
 
     def require_writable(self) -> None:
-        """Raise `MissingError` where another user's files in build/ are in the way of this one's.
+        """Raise `MissingError` if another user's files in build/ are in the way.
 
-        They come from a run as root, say, in the checkout of an ordinary user.
+        They may come from a run as root in the checkout of an ordinary user.
         """
         folder = self.build if self.build.exists() else self.root
         closed = in_the_way(folder, deep=folder == self.build)
@@ -63,7 +63,7 @@ class Project:
             raise not_ours(closed, folder)
 
     def denied(self, error: OSError) -> MissingError | None:
-        """What a refused access to the checkout comes from, where it is another user's files."""
+        """Explain a denied access to the checkout if another user's files cause it; else None."""
         if not isinstance(error, PermissionError) or error.filename is None:
             return None
         path = Path(os.fsdecode(error.filename)).absolute()
@@ -75,11 +75,14 @@ class Project:
 
 
 def in_the_way(folder: Path, *, deep: bool = True) -> Path | None:
-    """The first folder or lock in a folder that another user owns and this one cannot write to."""
+    """Return the first folder or lock that another user owns and this one cannot write to.
+
+    Only `folder` itself is checked unless `deep`. None if there is no such path.
+    """
     for path in (folder, *(_below(folder) if deep else ())):
         try:
             is_foreign = path.lstat().st_uid != os.geteuid()
-        except OSError:  # it is gone, or was never there
+        except OSError:  # it is gone, or never existed
             continue
         if is_foreign and not os.access(path, os.W_OK):
             return path
@@ -87,7 +90,7 @@ def in_the_way(folder: Path, *, deep: bool = True) -> Path | None:
 
 
 def not_ours(path: Path, folder: Path) -> MissingError:
-    """The error for a path that another user owns; `folder` is what is to change its owner."""
+    """Return the error for a path that another user owns; its fix changes the owner of `folder`."""
     user = user_name()
     return MissingError(
         f"{path} belongs to {owner(path)}, and {user} cannot write there",
@@ -96,7 +99,7 @@ def not_ours(path: Path, folder: Path) -> MissingError:
 
 
 def user_name() -> str:
-    """The name of this user, or its number where it has none."""
+    """Return this user's name, or its id if it has no name."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name
     except KeyError:
@@ -117,7 +120,7 @@ def _below(folder: Path) -> Iterator[Path]:
 
 
 def find() -> Project:
-    """The checkout that this package runs from; `MissingError` for a copy without one."""
+    """Return the checkout that this package runs from; `MissingError` if it is not in one."""
     root = Path(__file__).resolve().parent.parent
     if not (root / "recipes").is_dir() or not (root / "images").is_dir():
         raise MissingError(
@@ -129,9 +132,9 @@ def find() -> Project:
 
 
 def cache_home() -> Path:
-    """The folder of what runs keep: SQSHFORGE_CACHE, else below XDG_CACHE_HOME or ~/.cache.
+    """Return the cache folder: SQSHFORGE_CACHE, else `sqshforge` in XDG_CACHE_HOME or ~/.cache.
 
-    Raises `MissingError` where this user has no home either.
+    Raises `MissingError` if neither is set and this user has no home.
     """
     own, above = os.environ.get("SQSHFORGE_CACHE"), os.environ.get("XDG_CACHE_HOME")
     if own:
@@ -145,7 +148,7 @@ def cache_home() -> Path:
 
 
 def source_date_epoch() -> int | None:
-    """SOURCE_DATE_EPOCH in seconds; None where it is not set, `RequestError` where it is none.
+    """Return SOURCE_DATE_EPOCH in seconds; None if it is not set, `RequestError` if it is invalid.
 
     https://reproducible-builds.org/specs/source-date-epoch/
     """

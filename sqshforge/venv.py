@@ -27,8 +27,8 @@ OLDEST_PYTHON = "3.10"
 # Goals of setup.sh and their extras in pyproject.toml.
 GOALS = {"quickstart": "", "test": "test", "torch22": "torch22", "composer": "composer"}
 GOALS |= {"composer-image": "composer-image"}
-OF_IMAGES = {"composer-image": "composer-mamba"}  # goals with the versions of an image
-# torch names each of its own, exactly; and a build of it for CPUs has none of them.
+OF_IMAGES = {"composer-image": "composer-mamba"}  # goals that use the versions of an image
+# torch pins each of its own dependencies exactly, and its builds for CPUs have none of these.
 OF_TORCH = ("cuda-", "nvidia-", "torch==", "triton==")
 
 
@@ -41,9 +41,9 @@ def install(
 
 
 def lock(root: Path, programs: Programs) -> None:
-    """Resolve what each goal of setup.sh installs, from the indexes that pip is configured with.
+    """Write the constraints of each goal of setup.sh, resolved with pip's configured indexes.
 
-    Raises `WorkError` with uv's words where an index lacks a package.
+    Raises `WorkError` with uv's message if an index lacks a package.
     """
     pip = replace(access.pip(programs).without_local_indexes(), find_links=())
     for goal, extra in GOALS.items():
@@ -52,7 +52,7 @@ def lock(root: Path, programs: Programs) -> None:
 
 
 def _resolved(root: Path, goal: str, extra: str, pip: access.Pip, programs: Programs) -> str:
-    """One goal's file; where it is that of an image, with all of the image's versions that fit."""
+    """Resolve a goal's constraints; goals in `OF_IMAGES` use the versions in an image's lock."""
     with temporary.folder("constraints") as folder:
         given = folder / "constraints.txt"
         given.write_text(_locked(root, OF_IMAGES[goal]) if goal in OF_IMAGES else "")
@@ -67,7 +67,7 @@ def _resolved(root: Path, goal: str, extra: str, pip: access.Pip, programs: Prog
 
 
 def _locked(root: Path, target: str) -> str:
-    """The versions of an image's packages, as its lock has them."""
+    """Return the versions of an image's packages from its lock, as constraints."""
     lock = json.loads((root / "recipes" / "locks" / f"{target}.lock").read_text())
     packages = [*lock["python"]["packages"], *lock["python"]["built"]]
     return "".join(f"{one['name']}=={one['version']}\n" for one in packages)
