@@ -128,7 +128,7 @@ def _pulled(kind: str, what: Recipe, image: LockedImage, provider: BaseImageProv
 
     Mirrors replace the addresses. An image that the engine already has is used before any registry
     is asked. Raises `NowhereError` if no address has it; with a single address, the error that
-    AWS's registry explains instead.
+    AWS's registry reported instead, if any.
     """
     references = base_references(what, image)
     mirrored = [provider.mirrors.image(one) for one in references]

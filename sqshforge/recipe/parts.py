@@ -27,7 +27,7 @@ from sqshforge.recipe.words import (
 
 
 class Part(BaseModel):
-    """A piece of a recipe: immutable, and a key that it does not know is a fault."""
+    """A piece of a recipe: immutable, and unknown keys are faults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 

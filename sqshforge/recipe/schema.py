@@ -155,7 +155,7 @@ class Recipe(Part):
         return not of_triton or self.triton is None or self.triton_from_source
 
     def _named(self) -> list[tuple[str, Mapping[str, Part], str]]:
-        """Return the references within the recipe: a name, the mapping it must be in, its key."""
+        """List references in the recipe: name, the mapping that must have it, referring key."""
         built = [one for one in self.python.built if one.source]
         return [
             *((one.source or "", self.sources, "python.built.source") for one in built),

@@ -176,7 +176,7 @@ def _folder(node: Node, place: Place) -> Seen:
 
 
 def _by_fuse(node: Node) -> bool:
-    """Whether squashfuse mounts images: pyxis may unpack them, and for root the kernel mounts."""
+    """Whether squashfuse mounts images: pyxis may unpack them, and root can use the kernel."""
     way = runtime(node)
     return way == ENROOT or (node.pyxis.squashfuse if way == PYXIS else node.uid != 0)
 
