@@ -1,1 +1,1 @@
-"""Packing: what is asked for, base and payload, the cache of bases, mksquashfs, staging."""
+"""Packing: requests, base and payload, the cache of bases, mksquashfs, staging."""

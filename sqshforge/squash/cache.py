@@ -1,11 +1,11 @@
-"""What of a packed image an edit of its /sqshforge leaves as it is, kept for the next pack.
+"""The cache of bases: what an edit of /sqshforge leaves unchanged, kept for the next pack.
 
 A base is the squash file of an image without /sqshforge. Its content lies at the start of every
-file that was made from it, so the cache keeps a second name (a hard link) of the first one, which
-costs no space until that is replaced, and beside it the base's own tables. Packed files are never
-written to, only replaced, and a change of one by somebody else is noticed. Where the cache grows
-over its limit, the bases that a newer one of the same image has superseded go first, and the least
-recently used of the others after them.
+file that was made from it, so the cache keeps a hard link to the first such file, which costs no
+space until that file is replaced, and beside it the base's own tables. Packed files are never
+written to, only replaced; if another program changes one, the cache notices. When the cache exceeds
+its limit, bases superseded by a newer one of the same image are removed first, then the least
+recently used of the others.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from sqshforge.project import cache_home
 from sqshforge.squashfs.hot_note import HotRange
 from sqshforge.squashfs.superblock import LAYOUT, Tables
 
-# Every name that lies in the folder: a base's, what is beside it, what is written, the lock.
+# All names in the folder: a base, the files beside it, partial files, the lock.
 NAME = re.compile(r"\.?(?P<base>[^.].*?\.sqsh)(\.json|\.tables)?(\.\d+\.tmp|\.lock)?")
 
 
 @dataclass(frozen=True)
 class Base:
-    """A kept base: a file that begins with its content, and that file's digests."""
+    """A kept base: a file that begins with the base's content, and the file's digests."""
 
     path: Path
     pieces: tuple[str, ...]
@@ -47,34 +47,34 @@ class Base:
     hot: HotRange | None  # where its hot files lie
     size: int
     used: float  # seconds of the epoch
-    is_untouched: bool  # by its times
+    is_untouched: bool  # judged by its times
 
 
 @dataclass(frozen=True)
 class Cache:
-    """A folder of bases, and the bytes that they may take."""
+    """A folder of bases; `limit` is how many bytes they may take."""
 
     folder: Path
     limit: int
 
     @classmethod
     def of_user(cls) -> Cache:
-        """The user's own, with SQSHFORGE_CACHE_SIZE as its limit.
+        """The user's own cache, with SQSHFORGE_CACHE_SIZE as its limit.
 
-        Raises `RequestError` for one that is no size.
+        Raises `RequestError` if that is not a size.
         """
         name = "SQSHFORGE_CACHE_SIZE"
         return cls(cache_home() / "bases", size(os.environ.get(name) or "50G", name))
 
     def has(self, key: str) -> bool:
-        """Whether there is a base of a key, at this moment."""
+        """Whether the cache has the base of a key at this moment."""
         return self._read(self._place(key)) is not None
 
     def take(self, key: str, target: Path, jobs: int) -> Base | None:
-        """Write the base of a key to a new file; None where there is no such base.
+        """Write the base of a key to a new file; return None if there is no such base.
 
-        A base that is not what was kept is none. `jobs` threads read it where its times do not
-        tell.
+        A base that has changed since it was kept counts as missing. If its times do not show that
+        it is unchanged, `jobs` threads read it and compare its digests.
         """
         base = self._read(self._place(key))
         if base is None:
@@ -84,9 +84,9 @@ class Cache:
                 return None
             tables = _tables(base.path).read_bytes()
             copy(base.path, target, base.start)
-            with suppress(PermissionError):  # it is another user's, whose cache this one shares
+            with suppress(PermissionError):  # another user's, in a shared cache
                 os.utime(_beside(base.path))
-        except (FileNotFoundError, PermissionError):  # it was pruned at this moment, or is closed
+        except (FileNotFoundError, PermissionError):  # just pruned, or not readable by this user
             target.unlink(missing_ok=True)
             return None
         Tables(tables[: LAYOUT.size], base.start, tables[LAYOUT.size :]).put(target)
@@ -101,10 +101,10 @@ class Cache:
         source: str,
         hot: HotRange | None = None,
     ) -> None:
-        """Keep the base of a key, whose content a packed file begins with, then keep to the limit.
+        """Keep the base of a key, with which the file `packed` begins, then prune to the limit.
 
-        `tables` are the base's, `pieces` the digests of the packed file. Nothing stays of a base
-        that cannot be kept, on a full disk say.
+        `tables` are the base's, `pieces` the digests of the packed file. If the base cannot be
+        kept, on a full disk for example, nothing of it stays.
         """
         place = self._place(key)
         try:
@@ -139,9 +139,9 @@ class Cache:
         publish(json.dumps(record).encode(), _beside(place))
 
     def keep(self, key: str) -> None:
-        """Go on with a base that has lost another name, which changed its ctime.
+        """Record the new ctime of a base that has just lost a hard link.
 
-        That name was the packed file's, and was replaced just now.
+        The link was the packed file, which was replaced just now.
         """
         place = self._place(key)
         try:
@@ -153,7 +153,7 @@ class Cache:
 
     @contextmanager
     def alone(self, key: str, reporter: Reporter) -> Iterator[None]:
-        """Hold a key for the length of a block, and clear up what killed packers left of it."""
+        """Hold a key's lock for the length of a block; remove its leftovers of killed packers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         place = self._place(key)
         waiting = "waiting for another packer of the same base"
@@ -162,14 +162,14 @@ class Cache:
             yield
 
     def bases(self) -> list[Base]:
-        """All bases, the last used first."""
+        """All bases, most recently used first."""
         found = (self._read(path) for path in self.folder.glob("*.sqsh"))
         return sorted((one for one in found if one is not None), key=lambda one: -one.used)
 
     def prune(self, limit: int | None = None, keep: Path | None = None) -> list[Base]:
         """Remove superseded bases, then the least recently used, until the limit holds.
 
-        Gives those that went.
+        `keep` is never removed. Returns the removed bases.
         """
         allowed = self.limit if limit is None else limit
         total, gone = 0, []
@@ -182,21 +182,21 @@ class Cache:
         return gone
 
     def remove_orphans(self) -> list[int]:
-        """Remove what failed and killed packers left that is part of no base; the files' sizes.
+        """Remove files of failed and killed packers that belong to no base; return their sizes.
 
-        What a packer works on now is left to it.
+        Files that a packer works on now stay.
         """
         gone: list[int] = []
         for place in self._orphans():
             with suppress(OSError, WorkError), unless_held(_lock(place)) as is_ours:
                 for path in self._orphans().get(place, ()) if is_ours else ():
-                    if path != _lock(place):  # it goes last
+                    if path != _lock(place):  # `unless_held` removes it last
                         gone.append(path.lstat().st_size)
                         path.unlink()
         return gone
 
     def _orphans(self) -> dict[Path, list[Path]]:
-        """All that is part of no whole base, by the place of the base that it was to be part of."""
+        """Files that belong to no complete base, by the path of the base they were meant for."""
         found: dict[Path, list[Path]] = {}
         for path in sorted(self.folder.iterdir()) if self.folder.is_dir() else ():
             match = NAME.fullmatch(path.name)
@@ -231,18 +231,18 @@ class Cache:
 
 
 def _by_worth(bases: Sequence[Base]) -> list[Base]:
-    """The last used base of each image, then those that it has superseded."""
+    """The most recently used base of each image, then the bases that these superseded."""
     seen: set[str] = set()
     current: list[Base] = []
     superseded: list[Base] = []
-    for base in bases:  # the last used first
+    for base in bases:  # most recently used first
         (superseded if base.source in seen else current).append(base)
         seen.add(base.source)
     return current + superseded
 
 
 def _parts(place: Path) -> tuple[Path, ...]:
-    """The files of a base; without the first it is none."""
+    """The files of a base; without the first it does not count as one."""
     return _beside(place), _tables(place), place
 
 

@@ -1,4 +1,4 @@
-"""An image's content while it is packed: layers merged, or streams, and /sqshforge apart."""
+"""An image's content while it is packed: merged layers or tar streams, /sqshforge apart."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sqshforge.squash.request import PackRequest
 
 @dataclass(frozen=True)
 class Opened:
-    """An image's content while it is open: mounted (`stack`), or streams.
+    """An image's content while it is open: mounted (`stack` is set), or streams.
 
-    `payload` is its /sqshforge where that can be appended, else None.
+    `payload` is the folder of its /sqshforge if that can be appended, else None.
     """
 
     content: Folder | Stream
@@ -32,10 +32,9 @@ class Opened:
 def open_content(
     content: Folder | Stream, request: PackRequest, work: Path, programs: Programs
 ) -> Iterator[Opened]:
-    """Mount an image's content, or unpack the little of it that has to be, below `work`.
+    """Mount an image's content below `work`, or unpack there only its /sqshforge.
 
-    Extended attributes cannot be carried over by an ordinary user: with them, nothing is
-    appended.
+    An ordinary user cannot carry extended attributes over: with them, nothing is appended.
     """
     mount, files = work / "mount", work / "files"
     mount.mkdir()
@@ -50,7 +49,7 @@ def open_content(
 
 
 def base_layers(request: PackRequest, content: Folder | Stream) -> tuple[str, ...] | None:
-    """The layers without those on top that touch nothing but /sqshforge; None where unknown."""
+    """The layers below those that touch only /sqshforge; None if they are unknown or none."""
     layers = request.config.layers
     count = len(layers)
     while count:

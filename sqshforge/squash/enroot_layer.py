@@ -1,4 +1,4 @@
-"""What enroot adds to an image, as a layer of its own above the image's root file system."""
+"""The files that enroot adds to an image, as a layer above the image's root file system."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from sqshforge.image import enroot
 from sqshforge.image.enroot import is_left_out
 from sqshforge.tar.writer import NAMESPACES, OVERLAY
 
-UNKEPT = (OVERLAY, b"security.selinux")  # a file's label is this machine's, and may be fixed
+UNKEPT = (OVERLAY, b"security.selinux")  # SELinux labels are this machine's, maybe unchangeable
 
 
 def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int, *, xattrs: bool) -> None:
-    """Fill the layer for an image: `files` of mode 0644, and what is missing to start it.
+    """Fill the layer `top` for an image: `files` with mode 0644, and entries that a start needs.
 
-    Where /etc is a link, what belongs there goes to the folder it leads to inside the image;
-    where it leads to none that is packed, a folder takes its place. /etc and /dev get the time
-    `epoch`, as things are put in and taken out there. With `xattrs`, folders keep their extended
-    attributes.
+    If /etc is a symlink, its files go to the folder that it leads to inside the image; if it leads
+    to no folder that is packed, a folder replaces it. /etc and /dev get the time `epoch`, because
+    their entries change. With `xattrs`, folders keep their extended attributes.
     """
     home = etc(image)
     for name in ("dev", "proc", "sys"):
@@ -41,7 +40,7 @@ def fill(top: Path, image: Path, files: Mapping[str, bytes], epoch: int, *, xatt
 
 
 def etc(image: Path) -> Path:
-    """The folder of /etc, relative to the root; `etc` where it is none yet."""
+    """The folder that /etc is, relative to the root; `etc` if it is not a folder yet."""
     with contextlib.suppress(OSError):
         found = inside(image, "etc")
         home = found.relative_to(image)
@@ -51,7 +50,7 @@ def etc(image: Path) -> Path:
 
 
 def _folder(top: Path, image: Path, path: Path, *, xattrs: bool) -> None:
-    """A folder and those above it, each with the mode and time it has in the image."""
+    """Make a folder and its parents, each with its mode and time in the image."""
     if path.parent != Path():
         _folder(top, image, path.parent, xattrs=xattrs)
     place, own = top / path, image / path
@@ -70,10 +69,10 @@ def _folder(top: Path, image: Path, path: Path, *, xattrs: bool) -> None:
 
 
 def _keep(name: str, own: Path, place: Path, path: Path) -> None:
-    """Give a folder an extended attribute that it has in the image."""
+    """Copy an extended attribute of a folder from the image."""
     try:
         os.setxattr(place, name, os.getxattr(own, name))
-    except OSError as error:  # tmpfs has those of users since Linux 6.6
+    except OSError as error:  # tmpfs supports user.* attributes since Linux 6.6
         raise WorkError(
             f"the extended attribute {name} cannot be kept: {error.strerror}",
             where=f"/{path} in the image",

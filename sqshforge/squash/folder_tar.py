@@ -1,8 +1,8 @@
-"""A folder as the tar that a reader of archives makes of the same image, hot files first.
+"""A folder as the same tar that the archive reader makes of the image, hot files first.
 
-Mksquashfs is to have something to compress at once: the hot files are found by their list, and go
-on their way before the rest of the folder is looked through, of which each file follows as soon as
-it is found. The content of large files goes from the page cache into the pipe without a copy.
+To let mksquashfs start compressing at once, the hot files are found by their list and sent before
+the rest of the folder is scanned; every other file follows as soon as it is found. The content of
+large files goes from the page cache into the pipe without a copy.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ KINDS = {
     stat.S_IFBLK: DISK,
 }
 DEVICES = (CHAR, DISK)
-FOUND = os.O_NOFOLLOW | os.O_CLOEXEC  # how what a scan has found is opened
-READ = os.O_RDONLY | os.O_NONBLOCK | FOUND  # it may be a pipe meanwhile, which nobody writes to
-SMALL = 64 << 10  # bytes: up to here a copy costs less than one more system call
-NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # of a file system that cannot
+FOUND = os.O_NOFOLLOW | os.O_CLOEXEC  # to open an entry that a scan found
+READ = os.O_RDONLY | os.O_NONBLOCK | FOUND  # it may have become a pipe that nobody writes to
+SMALL = 64 << 10  # bytes: up to this size a copy costs less than one more system call
+NO_SPLICE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)  # the file system cannot splice
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder to be packed, without what is not: /sqshforge where it is `split` off."""
+    """A folder to pack, without entries that are left out; with `split`, without /sqshforge."""
 
     root: bytes
     split: bool
@@ -47,7 +47,7 @@ class Folder:
     _found: dict[bytes, list[bytes]] = field(default_factory=dict)
 
     def hot(self, hot: HotList) -> list[bytes]:
-        """The files that a list names, in its order; the same as `HotList.found` among all."""
+        """The files that a list names, in its order, as `HotList.found` finds them among all."""
         return [
             path
             for line in hot.lines
@@ -57,7 +57,7 @@ class Folder:
         ]
 
     def walk(self) -> Iterator[tuple[bytes, os.DirEntry[bytes]]]:
-        """All that it has, in the order of a walk, each folder looked through when it is met."""
+        """All its entries in the order of a walk; each folder is scanned when it is reached."""
         todo = self._sorted(b"")
         while todo:
             path, entry = todo.pop()
@@ -66,12 +66,12 @@ class Folder:
                 todo += self._sorted(path)
 
     def _sorted(self, above: bytes) -> list[tuple[bytes, os.DirEntry[bytes]]]:
-        """What a folder has, the last first. Names of one folder sort as a walk meets them."""
+        """A folder's entries, last first. Sorted by name, they are in the order of a walk."""
         found = self._listed.get(above) or self._scanned(above)
         return sorted(found.items(), key=itemgetter(0), reverse=True)
 
     def _candidates(self, line: bytes) -> list[bytes]:
-        """Paths that a line may name: a star in it stands for anything within a name."""
+        """The paths that a line may name: a star stands for anything within a name."""
         if line not in self._found:
             above, _, name = line.rpartition(b"/")
             folders = self._candidates(above) if above else [b""]
@@ -93,7 +93,7 @@ class Folder:
         return self._entries(path.rpartition(b"/")[0])[path]
 
     def _entries(self, above: bytes) -> dict[bytes, os.DirEntry[bytes]]:
-        """What a folder has, by its paths."""
+        """A folder's entries, by path."""
         if above not in self._listed:
             self._listed[above] = self._scanned(above)
         return self._listed[above]
@@ -105,7 +105,7 @@ class Folder:
         except PermissionError:
             raise _unreadable(above) from None
         with listed as entries:
-            # What is left out lies at the top, or in a folder of which all is.
+            # Entries that are left out lie at the top, or in a folder that is left out entirely.
             if above and not is_left_out(above + b"/"):
                 return {above + b"/" + entry.name: entry for entry in entries}
             for entry in entries:
@@ -125,11 +125,11 @@ def write(
     devices: bool,
     layers: Sequence[Path] = (),
 ) -> list[bytes]:
-    """Write a folder as a tar; gives its files of the list `hot`, which come first.
+    """Write a folder as a tar, its files of the list `hot` first; return those files.
 
-    `advance` is called with the count of bytes written. `layers` are what the folder is merged of,
-    the highest first, where it is: most files are then read there. Raises `WorkError` for a file
-    that changes meanwhile.
+    `advance` is called with counts of bytes written. `layers` are the folders, highest first, that
+    `root` is merged from, if it is; most files are then read from them. Raises `WorkError` for a
+    file that shrinks meanwhile or that this user may not read.
     """
     folder = Folder(os.fsencode(root), split)
     first = folder.hot(hot)
@@ -139,8 +139,8 @@ def write(
         writer.files(first)
         others: list[bytes] = []
         writer.files(_rest(folder, set(first), others))
-        # For each entry mksquashfs looks through what its folders have so far, the newest first: a
-        # folder that came with its first file is found soon, and so is one in this order.
+        # For each entry mksquashfs searches what its folders hold so far, newest first. A folder
+        # came with its first file, so in reverse order each one is found early.
         writer.others(reversed(others), devices=devices)
         writer.output.end()
     finally:
@@ -149,7 +149,7 @@ def write(
 
 
 def _rest(folder: Folder, taken: set[bytes], others: list[bytes]) -> Iterator[bytes]:
-    """The files that were not `taken` yet; what is no file goes into `others`."""
+    """The files that are not in `taken`; entries that are not files go into `others`."""
     for path, entry in folder.walk():
         if not entry.is_file(follow_symlinks=False):
             others.append(path)
@@ -159,20 +159,20 @@ def _rest(folder: Folder, taken: set[bytes], others: list[bytes]) -> Iterator[by
 
 @dataclass
 class _Writer:
-    """Writes entries of the folder `top` in the order that they come in."""
+    """Writes entries of the folder `top` (a descriptor) in the order in which they come."""
 
     top: int
     layers: LayerFolders
     out: IO[bytes]
     output: Output
     advance: Callable[[int], object]
-    # The first name of what has several: the others are links to it.
+    # The first name of each inode with several: the others become links to it.
     named: dict[tuple[int, int], bytes] = field(default_factory=dict)
     is_spliced: bool = True
-    gone: int = 0  # bytes that were not reported yet
+    gone: int = 0  # bytes not reported yet
 
     def files(self, paths: Iterable[bytes]) -> None:
-        # The kernel looks a path up name by name, so the folder of the last file stays open.
+        # The kernel resolves a path name by name, so the folder of the last file stays open.
         above, folder, is_layer = b"", os.dup(self.top), False
         path = b""
         try:
@@ -198,10 +198,10 @@ class _Writer:
             os.close(folder)
 
     def _from_layer(self, name: bytes, folder: int) -> tuple[int, os.stat_result] | None:
-        """A file, opened in the only layer that has its folder; None where the merge is to be read.
+        """Open a file in the only layer that has its folder; None if the merge has to be read.
 
-        That is where the file came into the folder from elsewhere, or has several names, which are
-        of one device in the merge alone, or its content is in another layer.
+        That is so if the layer lacks the file, if it has several names (only the merge shows them
+        with one device), or if its content is in another layer.
         """
         try:
             file = os.open(name, READ, dir_fd=folder)
@@ -214,7 +214,7 @@ class _Writer:
         return None
 
     def others(self, paths: Iterable[bytes], *, devices: bool) -> None:
-        """All that is no file; sockets are left out."""
+        """Write entries that are not files; sockets are left out, devices too unless asked for."""
         for path in paths:
             try:
                 found = os.lstat(path, dir_fd=self.top)
@@ -253,7 +253,7 @@ class _Writer:
             raise WorkError("a file shrank while it was being packed", where=os.fsdecode(path))
 
     def _pass_on(self, file: int, size: int) -> int:
-        """Hand bytes of an open file on; how many, none at its end."""
+        """Pass bytes of an open file on; return how many, 0 at its end."""
         if self.is_spliced:
             try:
                 return os.sendfile(self.out.fileno(), file, None, min(size, PIECE))
@@ -273,7 +273,7 @@ class _Writer:
             self.gone = 0
 
     def _is_link(self, path: bytes, found: os.stat_result) -> bool:
-        """Write an entry of several names as a link where it has one already."""
+        """Write an entry as a link if another name of it was written already."""
         name = self.named.setdefault((found.st_dev, found.st_ino), path)
         if name == path:
             return False

@@ -1,7 +1,7 @@
-"""The calls of mksquashfs: a folder where it lies, a tar as it comes, and one folder more.
+"""The calls of mksquashfs: to squash a folder in place, a tar stream, and to append a folder.
 
-An image is written in two steps: first all but /sqshforge, then /sqshforge is appended. The first
-part, which takes the time, can so be used again while the training code changes.
+An image is written in two steps: first everything except /sqshforge, then /sqshforge is appended.
+So the first part, which takes most of the time, can be reused while the training code changes.
 """
 
 from __future__ import annotations
@@ -30,27 +30,28 @@ from sqshforge.squashfs.superblock import set_duplicates
 
 LEFT_OUT = ("dev/*", ".dockerenv")
 
-# Its buffers are of a megabyte each. glibc would get each from the kernel and give it back, with a
-# page fault for every 4 KiB: a tenth of the time, measured (docs/background/performance.md).
+# Settings for glibc. mksquashfs has buffers of a megabyte each; by default glibc gets each from the
+# kernel and gives it back, with a page fault for every 4 KiB, which takes a tenth of the time
+# (measured, docs/background/performance.md).
 ALLOCATION = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
 }
-# Where mksquashfs reads a folder. Blocks of zeros are blocks like others: left out, a file would
-# have an inode that depends on how many blocks it takes on this disk. Not for a tar, where that is
-# not so, and where mksquashfs (seen in 4.5.1; 4.5 to 4.7 have the same lines) with -no-sparse ends
-# or worse over empty files: a buffer of theirs goes back to a cache that it was not entered in.
+# For folders: blocks of zeros are stored like other blocks. If they were left out, a file's inode
+# would depend on how many blocks the file takes on this disk. Not for a tar, whose inodes do not,
+# and for which -no-sparse makes mksquashfs (seen in 4.5.1; 4.5 to 4.7 have the same lines) exit, or
+# worse, on empty files: it returns a buffer of theirs to a cache in which it was never entered.
 FOLDER = ("-no-sparse",)
-# zstd level and block size; docs/background/performance.md has the figures behind the choice.
+# zstd level and block size; docs/background/performance.md has the measurements behind them.
 PROFILES = {"fast": (1, "128K"), "shared": (3, "1M"), "archive": (15, "1M")}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How to pack. `jobs`, `force` and `keep` change nothing of the bytes.
+    """How to pack. `jobs`, `force` and `keep` do not change the bytes.
 
-    `hot` are the files that come first; with `xattrs` there are none. With `keep` a file of the
+    `hot` lists the files that come first; with `xattrs` there are none. With `keep`, a file of the
     same image stays as it is, whatever other options it was packed with.
     """
 
@@ -75,10 +76,10 @@ class Options:
         devices: bool = False,
         hot: HotList = NONE,
     ) -> Options:
-        """The options of a named profile; `RequestError` for a name that is none.
+        """Make the options of a named profile; raises `RequestError` for an unknown name.
 
-        By default all processors that this process may use are used, which in a Slurm job or a
-        cgroup are those of the job.
+        By default all processors that this process may use are used: in a Slurm job or a cgroup,
+        those of the job.
         """
         if profile not in PROFILES:
             raise RequestError(
@@ -98,9 +99,9 @@ class Options:
 
 
 def version(program: Path, programs: Programs) -> str:
-    """The tool and its version: another one may lay the same tree out in other bytes.
+    """The tool and its version: another version may write other bytes for the same tree.
 
-    Raises `MissingError` for one that may write corrupt files.
+    Raises `MissingError` for a version that may write corrupt files.
     """
     said = programs.attempt([program, "-version"]).out.partition("\n")[0]
     wrong = mksquashfs.fault(said)
@@ -111,9 +112,10 @@ def version(program: Path, programs: Programs) -> str:
 
 @dataclass(frozen=True)
 class Squasher:
-    """Mksquashfs with the options of one pack; all raise `WorkError` with its words on failure.
+    """Mksquashfs with the options of one pack.
 
-    `epoch` is the newest time in what is written, in seconds of the epoch.
+    In all methods, `epoch` is the newest time in the written file, in seconds since 1970. All raise
+    `WorkError` with mksquashfs's message if it fails.
     """
 
     options: Options
@@ -123,7 +125,7 @@ class Squasher:
     def folder(self, root: Path, target: Path, epoch: int) -> None:
         """Squash a folder in place, which keeps extended attributes.
 
-        What enroot leaves out and the modes it widens is done by mksquashfs as it reads.
+        Mksquashfs itself leaves out what enroot leaves out, and widens modes as enroot does.
         """
         argv: list[str | Path] = ["mksquashfs", ".", target, "-noappend"]
         argv += [*self.arguments(), *FOLDER, *self._actions()]
@@ -134,11 +136,11 @@ class Squasher:
     def stack(
         self, stack: Stack, target: Path, epoch: int, hot: HotList, *, split: bool
     ) -> list[bytes]:
-        """Squash layers, the files of the list `hot` first, which are given back.
+        """Squash layers, the files of the list `hot` first; return those files.
 
-        They go as one tar through a pipe, and so become the very bytes that an archive of the same
-        image does. By its own -sort, mksquashfs before 4.7 lays the inodes out in another order.
-        Where /sqshforge is `split` off it is left out.
+        The layers go through a pipe as one tar, so the result has the same bytes as that of an
+        archive of the image. With its own -sort, mksquashfs before 4.7 orders the inodes
+        differently. With `split`, /sqshforge is left out.
         """
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
@@ -146,7 +148,7 @@ class Squasher:
         merged = stack.merge()
         with self._running(argv, epoch, stdin=subprocess.PIPE, env=ALLOCATION) as process:
             assert process.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # then it failed, and says why
+            with contextlib.suppress(BrokenPipeError):  # mksquashfs failed and reports why
                 first = folder_tar.write(
                     process.stdin,
                     merged,
@@ -171,13 +173,13 @@ class Squasher:
         *,
         split: bool,
     ) -> list[bytes]:
-        """Squash a tar stream as it comes; gives the files of the list `hot`, which come first."""
+        """Squash a tar stream, the files of the list `hot` first; return those files."""
         first: list[bytes] = []
         argv: list[str | Path] = ["mksquashfs", "-", target, "-tar", "-noappend"]
         argv += self.arguments()
         with self._running(argv, epoch, stdin=subprocess.PIPE, env=ALLOCATION) as process:
             assert process.stdin is not None
-            # It stops reading at the tar's end mark, or earlier where it fails: then it says why.
+            # Mksquashfs stops reading at the tar's end mark, or when it fails, with a message.
             with contextlib.suppress(BrokenPipeError):
                 first = content.write_base(
                     process.stdin,
@@ -193,11 +195,11 @@ class Squasher:
         return first
 
     def append(self, payload: Path, target: Path, epoch: int) -> None:
-        """Append a folder to a squash file that has none of that name, under its own name.
+        """Append a folder, under its own name, to a squash file that has no entry of that name.
 
-        What the file has is not looked through for the same content: mksquashfs would unpack it
-        all over again for every file of a size that is there already, which takes longer than the
-        rest, and little would be found.
+        The file's content is not searched for duplicates: mksquashfs would unpack it again for
+        every appended file whose size occurs there, which takes longer than the rest and finds
+        little.
         """
         argv: list[str | Path] = ["mksquashfs", payload.name, target]
         argv += ["-keep-as-directory", "-no-recovery"]
@@ -208,9 +210,10 @@ class Squasher:
         set_duplicates(target, True)
 
     def arguments(self) -> list[str]:
-        """The words that every call has.
+        """The arguments of every call.
 
-        A tar's files have their tail ends packed together whatever is said, so a folder's have too.
+        Mksquashfs packs the tail ends of a tar's files together whatever the options say, so a
+        folder's are packed together too.
         """
         options = self.options
         words = ["-all-root", "-exports", "-exit-on-error", "-no-progress", "-always-use-fragments"]
@@ -220,7 +223,7 @@ class Squasher:
         return [*words, "-mem", resources.mksquashfs_memory(resources.memory())]
 
     def _actions(self) -> list[str]:
-        """What is done to a folder's entries as they are read."""
+        """The arguments that change or leave out a folder's entries as they are read."""
         actions = ["chmod(u+r)@type(f)", "chmod(u+rwx)@type(d)", "exclude@type(s)"]
         if not self.options.devices:
             actions.append("exclude@type(b)||type(c)")
@@ -238,11 +241,11 @@ class Squasher:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Run mksquashfs for the length of a block.
 
-        In the folder that it reads (`cwd`), as it names each file by its whole path, and one that
-        leads through another process's root is slow to follow. The epoch goes by the variable, and
-        not by -mkfs-time or -all-time: both at once it refuses.
+        It runs in the folder that it reads (`cwd`), because it opens each file by its whole path,
+        and a path through another process's root is slow to resolve. SOURCE_DATE_EPOCH sets the
+        epoch, because mksquashfs refuses -mkfs-time and -all-time together with that variable.
         """
-        # Its messages are read (host/resources.py), so they are to be in one language.
+        # host/resources.py parses the messages, so they must be in one language.
         environment = {"SOURCE_DATE_EPOCH": str(epoch), "LC_ALL": "C", **(env or {})}
         with tempfile.TemporaryFile() as said:
             with self.programs.start(
@@ -256,7 +259,10 @@ class Squasher:
                 raise failed([str(word) for word in argv], code, lines)
 
     def _passed(self, target: Path) -> Callable[[int], None]:
-        """The same as bytes go into mksquashfs: what is to be called with their count."""
+        """Return a callback that reports progress and starts writeback, as `_follow` does.
+
+        It is called with the count of bytes written to mksquashfs.
+        """
         began = time.monotonic()
 
         def passed(count: int) -> None:
@@ -269,12 +275,12 @@ class Squasher:
         return passed
 
     def _follow(self, process: subprocess.Popen[bytes], target: Path) -> None:
-        """Show how far mksquashfs is by what it has read, and see its output on to the disk.
+        """Report mksquashfs's progress by the bytes it has read, and start writing its output out.
 
-        Its own progress bar is hardly drawn where there is no terminal. The kernel by itself would
-        begin to write seconds later, and the end would have to wait for all of it.
+        Without a terminal its own progress bar is hardly drawn. On its own the kernel would begin
+        to write seconds later, and the final sync would wait for all of it.
         """
-        # Popen.wait with a timeout sleeps in between, and is up to 50 ms late.
+        # Popen.wait with a timeout polls, and returns up to 50 ms late.
         ended = os.pidfd_open(process.pid)
         try:
             while not select.select([ended], [], [], 0.2)[0]:

@@ -1,11 +1,11 @@
-"""Write an image as a squash file: flat, with enroot's files, atomic, and only once.
+"""Write an image as a squash file: flattened, with enroot's files, atomically, and only once.
 
-A mounted image and an archive go into the squash tool as the same tar. Neither way puts a root file
-system on the disk.
+A mounted image and an archive reach mksquashfs as the same tar. Neither way writes a root file
+system to the disk.
 
-A file is written in two steps: all but /sqshforge, then /sqshforge. The first step takes the
-time. What it gives depends on nothing in /sqshforge, and the cache of bases has it for the next
-pack; a cold pack goes the same two steps, and so gives the same bytes.
+A file is written in two steps: everything except /sqshforge, then /sqshforge. The first step takes
+most of the time. Its result depends on nothing in /sqshforge, and the cache of bases keeps it for
+the next pack; a cold pack takes the same two steps and so gives the same bytes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sqshforge.squash.write import Written, pack_edited, pack_whole
 
 __all__ = ["Options", "Packed", "pack", "pack_address"]
 
-LONGEST = 220  # bytes of a name, of the 255 that there are: what is beside it has longer ones
+LONGEST = 220  # bytes of a name, of the 255 allowed: the files beside it have longer names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,12 @@ def pack(
     reporter: Reporter,
     cache: Cache | None = None,
 ) -> Packed:
-    """Pack a source; a no-op where the output already is what would come out.
+    """Pack a source; do nothing if the output is already the file that it would give.
 
     The file appears under its name whole or not at all, mode 0644, with its key beside it in
     FILE.json. Without a cache of bases every pack is a cold one. Raises `RequestError` for a
-    source that is not there or an output that is not ours, `MissingError` for tools or disk
-    space, `WorkError` where packing fails.
+    source that does not exist or an output that sqshforge did not make, `MissingError` for missing
+    tools or disk space, `WorkError` if packing fails.
     """
     started = time.monotonic()
     program = programs.require("mksquashfs", "it writes the squash file")
@@ -102,7 +102,7 @@ def pack(
         known = None if config.digest is None or options.force else fitting(output, request)
         if known is None:
             _may_replace(output, options)
-            # Compressed it takes a third or so; what it takes is not known before.
+            # The compressed size is not known in advance; it is about a third.
             require_space(output.parent, max(config.size // 2, 1 << 20), f"packing {output.name}")
             for name in enroot.left_out(config):
                 reporter.say(f"the variable {name} is left out: it has a control character")
@@ -139,7 +139,7 @@ def pack_address(
 
 @dataclass(frozen=True)
 class _Pack:
-    """One squash file on its way."""
+    """One squash file that is being packed."""
 
     source: Source
     request: PackRequest
@@ -149,7 +149,7 @@ class _Pack:
     cache: Cache | None
 
     def run(self) -> None:
-        """Write the file and its record, and give them their names."""
+        """Write the file and its record, then move them to their final names."""
         written, work = partial(self.output), partial(self.output, ".work")
         full: FullDisk | None = None
         try:
@@ -169,13 +169,13 @@ class _Pack:
         with ThreadPoolExecutor(1) as side, ExitStack() as held:
             with self.source.open(self.request.config.digest) as content:
                 made, base = self._made(content, work, written, side, held)
-            # Only now: at its end a source tells that the image went away meanwhile.
+            # Not earlier: on closing, a source raises if the image was removed meanwhile.
             self._publish(written, made, base)
 
     def _made(
         self, content: Content, work: Path, written: Path, side: Executor, held: ExitStack
     ) -> tuple[Written, str | None]:
-        """Write the file; what came of it, and the key of its base, whose lock is `held`."""
+        """Write the file; return it and the key of its base, whose lock goes into `held`."""
         if isinstance(content, Remote):
             found = self._unfetched(content, work, written, side, held)
             if found is not None:
@@ -189,10 +189,10 @@ class _Pack:
     def _unfetched(
         self, content: Remote, work: Path, written: Path, side: Executor, held: ExitStack
     ) -> tuple[Written, str] | None:
-        """Write the file without a look at the layers, where the cache has the base; else None.
+        """Write the file from a cached base, without reading the layers; None if that fails.
 
-        Which base it is only the history tells. So it is looked up and never added: one that is
-        not what its key says would spoil other images.
+        Only the image's history says which base it has. So the base is looked up but never added: a
+        base that does not match its key would corrupt other images.
         """
         layers = content.claimed_base()
         if self.cache is None or self.request.options.xattrs or not layers:
@@ -220,7 +220,7 @@ class _Pack:
         return made, key
 
     def _base(self, image: Opened, held: ExitStack) -> str | None:
-        """The key of the image's base, whose lock is `held`; None where none is kept."""
+        """The key of the image's base, whose lock goes into `held`; None if no base is kept."""
         if self.cache is None or image.payload is None:
             return None
         layers = base_layers(self.request, image.content)
@@ -284,7 +284,8 @@ class _Pack:
             self.reporter.say("  fix:   sqshforge trace writes a list of it")
         written.chmod(0o644)
         sync(written)
-        # Before the file: a record without its file is harmless, a file without looks not ours.
+        # Before the file: a record without its file is harmless, but a file without its record
+        # looks as if another program made it.
         write_record(output, request, base, pieces, written, made.hot)
         signature = stale_signature(output, request, pieces)
         if signature is not None:

@@ -1,7 +1,7 @@
-"""/sqshforge of an image, where it can be appended to all the rest: small, and without devices.
+"""The /sqshforge of an image, if it can be appended to the base: it is small and has no devices.
 
-Mksquashfs appends folders only, and no tar: that of an image that is not mounted is unpacked for a
-moment. What can be appended is the same for both, so that the bytes are.
+Mksquashfs appends folders but not a tar, so the /sqshforge of an image that is not mounted is
+unpacked for a moment. The conditions are the same for both ways, so the bytes are the same too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from sqshforge.errors import WorkError
 from sqshforge.image.address import Remote, Stream
 from sqshforge.image.enroot import CARRIED
 
-MOST = 32 << 20  # bytes; a larger one is written with all the rest, and nothing is unpacked
-ENTRY = 1 << 10  # bytes that an entry counts beside its content: a tar's header and padding
-HELD = 2 * MOST  # bytes of the tar, in which long names have headers of their own
+MOST = 32 << 20  # bytes; a larger one is packed with the rest of the image, and not unpacked
+ENTRY = 1 << 10  # bytes counted for an entry besides its content: a tar's header and padding
+HELD = 2 * MOST  # bytes of the tar, in which long names take headers of their own
 
 
 def mounted(image: Path) -> Path | None:
-    """/sqshforge of a mounted image; None where it cannot be split off, as by `unpack`."""
+    """The /sqshforge of a mounted image; None if it cannot be split off, as in `unpack`."""
     place = image / CARRIED
     if not place.is_dir() or place.is_symlink():
         return None
@@ -41,9 +41,9 @@ def mounted(image: Path) -> Path | None:
 
 
 def unpack(content: Stream | Remote, work: Path) -> Path | None:
-    """Unpack /sqshforge into a folder below `work`; None where it cannot be split off.
+    """Unpack /sqshforge into a folder below `work`; return None if it cannot be split off.
 
-    That is where the image has none, or it is no folder, too large, or holds devices.
+    That is so if the image has none, or if it is not a folder, is too large, or holds devices.
     """
     held = _Held()
     try:
@@ -64,7 +64,7 @@ def unpack(content: Stream | Remote, work: Path) -> Path | None:
             return None
         for member in members:
             _unpack(tar, member, work)
-        # Last, as what is made in a folder changes its time, and its mode may forbid it.
+        # Last, because new entries change a folder's time, and its mode may forbid them.
         for member in reversed([one for one in members if one.isdir()]):
             place = _place(member.name, work)
             os.utime(place, (member.mtime, member.mtime))
@@ -104,7 +104,7 @@ def _unpack(tar: tarfile.TarFile, member: tarfile.TarInfo, work: Path) -> None:
 
 
 def _place(name: str, work: Path) -> Path:
-    """Where an entry goes; `WorkError` for a name that is not of the folder or leads out of it."""
+    """The path to unpack an entry to; `WorkError` for a name outside of /sqshforge."""
     path = PurePosixPath(name)
     if not path.parts or path.parts[0] != CARRIED or ".." in path.parts:
         raise WorkError(f"the engine gave {name!r} as a part of /{CARRIED}")

@@ -1,4 +1,4 @@
-"""What is to be packed and how, and the record of it beside a squash file: FILE.sqsh.json."""
+"""What to pack and how, and the record of that beside a squash file: FILE.sqsh.json."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from sqshforge.image.enroot import ImageConfig
 from sqshforge.squash.mksquashfs import Options
 from sqshforge.squashfs.hot_note import HotRange
 
-FORMAT = 8  # part of every key: raised when equal inputs come to give other bytes
-# Of FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
+FORMAT = 8  # part of every key: raised when the same inputs begin to give other bytes
+# The first line of a signature in FILE.sqsh.sig, which sqshforge/inspect/signature.py writes.
 ARMOR = b"-----BEGIN SSH SIGNATURE-----"
-SIGNATURE_LIMIT = 1 << 16  # bytes that we read
+SIGNATURE_LIMIT = 1 << 16  # bytes read of it
 
 
 @dataclass(frozen=True)
@@ -32,15 +32,15 @@ class PackRequest:
 
     config: ImageConfig
     options: Options
-    base_epoch: int  # the newest time in what is outside of /sqshforge, seconds of the epoch
-    epoch: int  # the newest time in the file
+    base_epoch: int  # the newest time outside of /sqshforge, seconds since 1970
+    epoch: int  # the newest time in the file, seconds since 1970
     tool: str  # the squash tool and its version
 
     @classmethod
     def of(cls, config: ImageConfig, options: Options, tool: str) -> PackRequest:
-        """The order with SOURCE_DATE_EPOCH, else with the times at which the image was made.
+        """Make a request with SOURCE_DATE_EPOCH, else with the times at which the image was made.
 
-        Raises `RequestError` for a SOURCE_DATE_EPOCH that is none.
+        Raises `RequestError` for an invalid SOURCE_DATE_EPOCH.
         """
         asked = project.source_date_epoch()
         if asked is not None:
@@ -55,7 +55,7 @@ class PackRequest:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What, apart from the image, the bytes depend on."""
+        """The settings that the bytes depend on, apart from the image."""
         settings = {
             "level": self.options.level,
             "block": self.options.block,
@@ -78,17 +78,17 @@ class PackRequest:
         return content_key(self.config, self.settings)
 
     def base_key(self, layers: Sequence[str]) -> str:
-        """The same of the image without /sqshforge, which is made of these layers."""
+        """The key of the image without /sqshforge, which consists of these layers."""
         files = {name: data.decode("latin-1") for name, data in self.files.items()}
         settings = {name: value for name, value in self.settings.items() if name != "epoch"}
         return _digest({"layers": list(layers), "files": files, **settings})
 
 
 def content_key(config: ImageConfig, settings: Mapping[str, Any]) -> str:
-    """A digest of all that the bytes of a squash file depend on.
+    """The digest of everything that the bytes of a squash file depend on.
 
-    An image is its layers and what its config says of running it; under which name it was found,
-    and in which store, does not matter.
+    An image counts as its layers and what its config says about running it; the name and the store
+    that it was found under do not matter.
     """
     facts = asdict(replace(config, size=0))
     if config.layers:
@@ -109,7 +109,7 @@ def write_record(
     file: Path,
     hot: HotRange | None,
 ) -> None:
-    """Put it beside the output; `file` is that, or what will become it.
+    """Write the record beside the output; `file` is the output, or the file that will become it.
 
     `hot` is where its hot files lie.
     """
@@ -130,7 +130,7 @@ def write_record(
 
 
 def read_record(output: Path) -> dict[str, Any] | None:
-    """What is noted beside a squash file; None where there is nothing of ours."""
+    """The record beside a squash file; None if there is none that sqshforge wrote."""
     facts = files.read_object(record_path(output))
     if facts is None or not isinstance(facts.get("key"), str):
         return None
@@ -138,9 +138,9 @@ def read_record(output: Path) -> dict[str, Any] | None:
 
 
 def record_key(facts: Mapping[str, Any]) -> str:
-    """The content key of what a record of this `FORMAT` says.
+    """The content key that follows from the facts in a record of this `FORMAT`.
 
-    Raises `WorkError` where it is not as we write it.
+    Raises `WorkError` if the record does not have the form that sqshforge writes.
     """
     settings = facts.get("settings")
     if not isinstance(settings, dict):
@@ -149,7 +149,7 @@ def record_key(facts: Mapping[str, Any]) -> str:
 
 
 def record_format(facts: Mapping[str, Any]) -> int:
-    """The `FORMAT` of the version that wrote a record; ours where it does not say."""
+    """The `FORMAT` of the version that wrote a record; the current one if it has none."""
     found = facts.get("format", FORMAT)
     if not isinstance(found, int):
         raise _broken()
@@ -157,7 +157,7 @@ def record_format(facts: Mapping[str, Any]) -> int:
 
 
 def record_image(facts: Mapping[str, Any]) -> ImageConfig:
-    """The image that a record names; `WorkError` where it is not as we write it."""
+    """The image that a record names; `WorkError` if it is not in the form that sqshforge writes."""
     names = {one.name for one in fields(ImageConfig)}
     try:
         words = {name: _frozen(value) for name, value in facts["image"].items() if name in names}
@@ -171,14 +171,14 @@ def _broken() -> WorkError:
 
 
 def _frozen(value: Any) -> Any:
-    """Lists of JSON as the tuples that they were."""
+    """Convert lists from JSON back to the tuples that they were."""
     return tuple(_frozen(one) for one in value) if isinstance(value, list) else value
 
 
 def fitting(output: Path, request: PackRequest) -> str | None:
-    """The key of the output, where it is the file that is wanted, untouched since it was written.
+    """The key of the output if it is the wanted file and unchanged since it was written, else None.
 
-    None where it is not: that is the file that would come out, or, with `keep`, one of this image.
+    Wanted is the file that the request would give or, with `keep`, any file of this image.
     """
     facts = read_record(output)
     if facts is None or not output.is_file():
@@ -200,16 +200,16 @@ def fitting(output: Path, request: PackRequest) -> str | None:
 def is_untouched(found: os.stat_result, facts: Mapping[str, Any]) -> bool:
     """Whether a file's times are those in its record.
 
-    Reading a file of many gigabytes takes long; its times tell whether that is called for.
+    Reading a file of many gigabytes takes long; its times tell whether that is needed.
     """
     times = (facts.get("mtime_ns"), facts.get("ctime_ns"))
     return (found.st_mtime_ns, found.st_ctime_ns) == times
 
 
 def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -> Path | None:
-    """The signature beside a squash file where it is of another file than these pieces make."""
+    """The signature beside a squash file if it signs another file than these pieces make."""
     path = signature_path(output)
-    if not path.is_file():  # a FIFO would wait for its writer
+    if not path.is_file():  # opening a FIFO would wait for a writer
         return None
     try:
         with path.open("rb") as file:
@@ -221,10 +221,10 @@ def stale_signature(output: Path, request: PackRequest, pieces: Sequence[str]) -
 
 
 def signature_path(output: Path) -> Path:
-    """The place of a squash file's signature."""
+    """The path of a squash file's signature."""
     return output.with_name(f"{output.name}.sig")
 
 
 def record_path(output: Path) -> Path:
-    """The place of a squash file's record."""
+    """The path of a squash file's record."""
     return output.with_name(f"{output.name}.json")

@@ -1,11 +1,11 @@
-"""A copy of a squash file on a node's own disk, made once and found again by later jobs.
+"""A copy of a squash file on a node's own disk, made once and reused by later jobs.
 
-The copy is named by the file's digest, which its record has. The content key in that would not do:
-that of a folder (`rootfs:`) says nothing of what is in it. A copy has its name only when it is
-whole and its digest is right. The least recently used copies go where a limit would be passed. Of
-several jobs on a node one copies and the others take what it made: the lock is the kernel's, on
-the node's own file system. Each user has a folder of their own in the folder of copies: a copy that
-is there is started unread, so no other user may have made it.
+The copy is named by the file's digest, which the record holds. The record's content key would not
+do: for a folder (`rootfs:`) it does not depend on the folder's content. A copy gets its name only
+when it is complete and its digest is right. The least recently used copies are removed to stay
+within a limit. Of several jobs on a node, one copies and the others use its copy: they share a
+kernel lock on the node's own file system. Each user has a folder of their own in the folder of
+copies: an existing copy is started without being read, so no other user may have made it.
 """
 
 from __future__ import annotations
@@ -32,36 +32,37 @@ from sqshforge.run.start import require_sqsh
 from sqshforge.squash import request
 
 IN_USE = 900
-"""Seconds after its last use in which a copy is not removed: a job may be about to start it."""
+"""Seconds for which a copy is kept after its last use: a job may be about to start it."""
 
 DIGITS = "[0-9a-f]{64}"
 COPY = re.compile(rf"({DIGITS}|\.[0-9]+)\.sqsh")
-"""Names of copies, and of what sbcast brings for a job. Other files in the folder are not ours."""
+"""Names of copies, and of files that sbcast brings for a job; other files are left alone."""
 
 OWN_FOLDER = "name a folder of your own, or have root make one with the mode 1777"
 
 LACKING = 1
-"""Exit code of a look at a folder that lacks the copy."""
+"""The exit code of `stage --look` if the folder lacks the copy."""
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What a squash file is: what its copies are called, and how they are known to be whole."""
+    """The identity of a squash file: it names its copies and tells whether they are whole."""
 
     size: int  # bytes
     digest: str
 
     @property
     def name(self) -> str:
-        """The digits of the digest, without what it was made by."""
+        """The digits of the digest, without the name of its algorithm."""
         return self.digest.rpartition(":")[2]
 
     @classmethod
     def of(cls, file: Path, digest: str | None = None) -> Identity:
-        """Identify a file by its record, or by its digest where it has none.
+        """Identify a file by its record, or by its digest if it has no record.
 
-        It is read unless its digest is known, or its times are still those in the record. Raises
-        `RequestError` for no sqsh, `WorkError` where the record is not that of the file.
+        The file is read unless `digest` gives its digest or its times are those in the record.
+        Raises `RequestError` if it is not a squash file, `WorkError` if the record is of another
+        file.
         """
         require_sqsh(file)
         found, facts = file.stat(), request.read_record(file)
@@ -71,7 +72,7 @@ class Identity:
             return cls(found.st_size, _valid(digest))
         is_same = found.st_size == facts["size"]
         if is_same and (digest or not request.is_untouched(found, facts)):
-            # Squash files are padded: after a small edit the size is often what it was.
+            # Squash files are padded: after a small edit the size is often the same.
             is_same = (digest or files.digest(file, processors())) == recorded
         if not is_same:
             beside = request.record_path(file)
@@ -85,17 +86,17 @@ class Identity:
 
 
 def own_folder(folder: Path) -> Path:
-    """The folder of this user in a folder of copies."""
+    """The user's own folder in a folder of copies."""
     return folder / str(os.geteuid())
 
 
 def place_of(identity: Identity, folder: Path) -> Path:
-    """The path of the copy of this user in a folder of copies."""
+    """The path of this user's copy in a folder of copies."""
     return own_folder(folder) / f"{identity.name}.sqsh"
 
 
 def is_there(identity: Identity, folder: Path) -> bool:
-    """Whether this user has the copy. What is under its name was whole when it got it."""
+    """Whether this user has the copy. A file gets the name of a copy only once it is whole."""
     place = place_of(identity, folder)
     return place.is_file() and place.stat().st_size == identity.size
 
@@ -108,13 +109,13 @@ def stage(
     arrived: Path | None = None,
     digest: str | None = None,
 ) -> Path:
-    """Copy a squash file into a folder unless it is there; the path of the copy.
+    """Copy a squash file into a folder unless it is there already; return the path of the copy.
 
     `limit` is how many bytes all copies of this user may take. `arrived` is a copy that was brought
-    to the same file system by other means, as sbcast: it is checked and moved. `digest` is that of
-    the file, where it is known. Raises `RequestError` for what is no squash file or a folder that
-    this user's copies are not safe in, `MissingError` where there is no room, and `WorkError` where
-    the file, or what was copied, is not what the record says.
+    to the same file system by other means, such as sbcast: it is checked and moved. `digest` is the
+    file's digest if it is known. Raises `RequestError` if the file is not a squash file or the
+    folder is not safe for this user's copies, `MissingError` if there is no room, and `WorkError`
+    if the file or the copy does not match the record.
     """
     try:
         identity = Identity.of(file, digest)
@@ -142,15 +143,15 @@ def look(
     arrived: Path | None = None,
     digest: str | None = None,
 ) -> bool:
-    """Whether a folder has the copy of a file; if it lacks it, room is made for one.
+    """Return whether a folder has the copy of a file; if it has not, make room for one.
 
-    What brings the copy to `arrived` next makes no room itself. Raises as `stage` does.
+    The program that brings the copy to `arrived` next makes no room itself. Raises as `stage` does.
     """
     identity = Identity.of(file, digest)
     place = place_of(identity, folder)
     with _alone(folder, reporter):
         if arrived is not None:
-            arrived.unlink(missing_ok=True)  # of this job's start that was killed
+            arrived.unlink(missing_ok=True)  # left by a start of this job that was killed
         if is_there(identity, folder):
             return True
         remove_leftovers(place, ".json")
@@ -169,18 +170,18 @@ def stage_everywhere(
     tree: bool,
     job: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Stage a file on all nodes of the Slurm job that this process is in; the copies' path.
+    """Stage a file on all nodes of this process's Slurm job; return the path of the copies.
 
-    With `tree` Slurm's sbcast brings it, which reads it once and hands it on from node to node;
-    else each node copies it from where it lies. Nodes that have it from an earlier job are asked
-    first. What has to be read to know the file is read here, once for all nodes. Raises as `stage`
-    does, `RequestError` outside of a job.
+    With `tree`, Slurm's sbcast brings the file if any node lacks it: it reads the file once and
+    passes it on from node to node. Otherwise each node copies the file itself. If the file has to
+    be read for its digest, it is read here, once for all nodes. Raises as `stage` does, and
+    `RequestError` outside of a job.
     """
     number = job.get("SLURM_JOB_ID")
     if not number:
         raise RequestError("this is not a Slurm job", fix="leave --all-nodes out, or use sbatch")
     identity = Identity.of(file)
-    # A node that is done, or lacks the copy, must not end the others' (WaitTime, KillOnBadExit=1).
+    # A node that is done or lacks the copy must not end the others' (WaitTime, KillOnBadExit=1).
     each = (
         "srun",
         "-K0",
@@ -233,7 +234,7 @@ def _copy(file: Path, identity: Identity, place: Path, arrived: Path | None) -> 
 
 @contextmanager
 def _alone(folder: Path, reporter: Reporter) -> Iterator[None]:
-    """Hold the lock of this user's folder of copies, which is made where it is missing."""
+    """Hold the lock of this user's folder of copies, which is made if it is missing."""
     own = own_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -253,9 +254,9 @@ def _alone(folder: Path, reporter: Reporter) -> Iterator[None]:
 
 
 def _require_safe(folder: Path, facts: os.stat_result, *, of_root: bool = False) -> None:
-    """Raise `RequestError` for a folder in which another user could put a file in another's place.
+    """Raise `RequestError` for a folder in which another user could replace a file.
 
-    In one of root's that everybody may write to, the sticky bit keeps each to their own.
+    With `of_root`, the folder may be root's, and writable by all users if it has the sticky bit.
     """
     owners = {os.geteuid(), 0} if of_root else {os.geteuid()}
     is_open = facts.st_mode & stat.S_IWOTH and not (of_root and facts.st_mode & stat.S_ISVTX)
@@ -269,9 +270,10 @@ def _require_safe(folder: Path, facts: os.stat_result, *, of_root: bool = False)
 
 
 def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = None) -> None:
-    """Remove the least recently used copies until one more fits into the limit.
+    """Remove the least recently used copies until one more, of `needed` bytes, fits the limit.
 
-    `arrived` is that one. What else was brought is a copy, as its job may have been killed.
+    `arrived` is that one. Other files that sbcast brought count as copies: their jobs may have been
+    killed.
     """
     found = (one for one in folder.iterdir() if COPY.fullmatch(one.name) and one != arrived)
     copies = sorted(found, key=lambda one: one.stat().st_mtime)
@@ -295,7 +297,7 @@ def _make_room(folder: Path, needed: int, limit: int, arrived: Path | None = Non
 
 
 def _valid(digest: str) -> str:
-    """A digest that a copy can be named by; `RequestError` for another."""
+    """Return a digest by which a copy can be named; raises `RequestError` for an invalid one."""
     if not re.fullmatch(DIGITS, digest.rpartition(":")[2]):
         raise RequestError(f"the digest {digest!r} is invalid", fix="pack the file anew")
     return digest

@@ -1,4 +1,4 @@
-"""Writing one squash file: whole, or as the cached base of an image and its new /sqshforge."""
+"""Write one squash file: whole, or from the cached base of an image and its new /sqshforge."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Written:
-    """A file that was written, and the tables of its base where that is new.
+    """A written file, and the tables of its base if that is new.
 
-    When `settled` is done the file is on the disk, and these are the digests of its pieces: the
-    source can be let go meanwhile.
+    When `settled` is done, the file is safely on the disk, and the result is the digests of its
+    pieces. The source is not needed for that and can be closed before.
     """
 
     settled: Future[list[str]]
@@ -38,7 +38,7 @@ class Written:
 def pack_whole(
     image: Opened, request: PackRequest, squasher: Squasher, target: Path, side: Executor
 ) -> Written:
-    """Write an image from nothing; `side` does what need not be waited for."""
+    """Write an image from scratch; `side` runs the work that need not be waited for."""
     split = image.payload is not None
     epoch = request.base_epoch if split else request.epoch
     files: list[bytes] = []  # the hot ones
@@ -74,7 +74,7 @@ def pack_edited(
     key: str,
     cache: Cache,
 ) -> Written | None:
-    """Write an image by its /sqshforge and the base that the cache has; None where it has not."""
+    """Write an image from its /sqshforge and its cached base; return None if none is cached."""
     base: Base | None = cache.take(key, target, request.options.jobs)
     if base is None:
         return None
@@ -90,9 +90,9 @@ def _note(target: Path, hot: HotRange | None) -> None:
 
 
 def _kept(start: int) -> range:
-    """The pieces that an append leaves as they are, of a file whose tables begin at `start`.
+    """The pieces that an append does not change, of a file whose tables begin at byte `start`.
 
-    It writes the superblock, in the first piece, and the tables.
+    An append writes the superblock, in the first piece, and the tables.
     """
     return range(1, start // PIECE)
 
@@ -106,7 +106,7 @@ def _settle(target: Path, jobs: int, known: Mapping[int, str]) -> list[str]:
 
 
 def _synced(target: Path, work: Callable[[], Result]) -> Result:
-    """What some work gives that is done while a file is seen safely on the disk."""
+    """Sync a file to the disk while `work` runs; return the result of `work`."""
     with ThreadPoolExecutor(1) as disk:
         synced = disk.submit(sync, target)
         found = work()
