@@ -1,1 +1,1 @@
-"""What is asked of this machine: programs, files, locks, network, namespaces, terminal."""
+"""Access to this machine: programs, files, locks, network, namespaces, terminal."""

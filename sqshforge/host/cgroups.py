@@ -1,7 +1,7 @@
-"""The cgroups that this process is in: what they allow, and what is left of it.
+"""The cgroups of this process: what they allow, and how much of that is left.
 
-The files lie below `root`, which is another folder only in tests. Nodes run this from the image's
-copy of the runtime: the standard library alone, and Python 3.9.
+The files that are read lie below `root`, which is / except in tests. Nodes run this module from the
+runtime in the image, so it uses only the standard library and Python 3.9.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ NO_LIMIT = 1 << 60  # bytes; a cgroup of version 1 without a limit has a number 
 
 @dataclass(frozen=True)
 class Group:
-    """A cgroup that this process is in, by the folder that shows it."""
+    """A cgroup that this process is in, and the folder that shows it."""
 
     folder: Path
     version: int
 
 
 def groups(root: Path, controller: str) -> Iterator[Group]:
-    """The cgroups whose limits hold for this process: its own and all above it that show."""
+    """The cgroups whose limits apply to this process: its own and its visible ancestors."""
     paths = _paths(root, controller)
     for line in file_text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
@@ -46,9 +46,9 @@ def groups(root: Path, controller: str) -> Iterator[Group]:
 
 
 def free_memory(root: Path = Path("/")) -> int:
-    """The bytes that this process can get and nobody else has to give; what caches files is free.
+    """The bytes that this process can get without taking from others; page cache counts as free.
 
-    Zero where nothing tells.
+    Zero if unknown.
     """
     found = re.search(r"^MemAvailable:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
     machine = int(found[1]) * 1024 if found else 0
@@ -56,15 +56,15 @@ def free_memory(root: Path = Path("/")) -> int:
 
 
 def memory_limits(group: Group) -> list[int]:
-    """The bytes that a cgroup may have; none where it has no limit."""
-    # A process above memory.high is not killed, but slowed down until it gives some back.
+    """The memory limits of a cgroup in bytes; empty if it has none."""
+    # A process above memory.high is not killed, but slowed down until it releases some.
     names = ("max", "high") if group.version == 2 else ("limit_in_bytes",)
     found = (positive(file_text(group.folder / f"memory.{name}")) for name in names)
     return [limit for limit in found if limit is not None and limit < NO_LIMIT]
 
 
 def _left(root: Path) -> Iterator[int]:
-    """What each limit leaves."""
+    """The bytes that each limit leaves."""
     for group in groups(root, "memory"):
         name, total = ("current", "") if group.version == 2 else ("usage_in_bytes", "total_")
         used = positive(file_text(group.folder / f"memory.{name}")) or 0
@@ -75,7 +75,7 @@ def _left(root: Path) -> Iterator[int]:
 
 
 def _paths(root: Path, controller: str) -> dict[int, str]:
-    """Where this process is in the hierarchies that may have a controller, by their version."""
+    """The path of this process in the hierarchies that may have a controller, by version."""
     found = {}
     for line in file_text(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
@@ -87,10 +87,10 @@ def _paths(root: Path, controller: str) -> dict[int, str]:
 
 
 def _below(top: str, path: str) -> tuple[str, ...] | None:
-    """The folders that lead from the top of a mount to a cgroup; None where it is not in there.
+    """The folders that lead from the top of a mount to a cgroup; None if it is not below the top.
 
-    In a cgroup namespace both are given from the namespace's own root, which is /: what lies above
-    it starts with /.. and shows no names, so that of such a mount only the top can be read.
+    In a cgroup namespace both paths are relative to the namespace's root, /. Paths above that start
+    with /.. and show no names, so only the top of such a mount can be read.
     """
     above, own = PurePosixPath(top).parts[1:], PurePosixPath(path).parts[1:]
     if own[: len(above)] == above:
@@ -100,17 +100,17 @@ def _below(top: str, path: str) -> tuple[str, ...] | None:
 
 
 def _unescaped(word: str) -> str:
-    """A path as mountinfo writes it, where a space is a backslash and 040."""
+    """Decode a path of mountinfo, which writes a space as a backslash and 040."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
 
 
 def positive(text: str) -> int | None:
-    """A whole number above zero; None for anything else ("max", -1, nothing at all)."""
+    """Parse a whole number above zero; return None for anything else ("max", -1, no text)."""
     return (int(text) or None) if text.isascii() and text.isdigit() else None
 
 
 def file_text(path: Path) -> str:
-    """What is in a small file; empty where it is not there or not for us."""
+    """The content of a small file; empty if it is missing or not readable."""
     try:
         return path.read_text(errors="surrogateescape").strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Programs of another machine on this one: whether the kernel hands them to an emulator."""
+"""Programs of another platform on this machine: whether the kernel passes them to an emulator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqshforge.platforms import Platform
 
 
 def require(platform: Platform | None, programs: Programs) -> None:
-    """Raise `MissingError` where this machine runs no programs of a platform (None: its own)."""
+    """Raise `MissingError` if this machine cannot run programs of a platform (None: its own)."""
     if platform is None or runs(platform, programs):
         return
     raise MissingError(
@@ -24,9 +24,9 @@ def require(platform: Platform | None, programs: Programs) -> None:
 
 
 def runs(platform: Platform, programs: Programs) -> bool:
-    """Whether a program of a platform runs here, also in the root of an image.
+    """Whether programs of a platform run here, also in the root of an image.
 
-    It is tried, as there is more than one way to come by an emulator.
+    The smallest program is tried, because there is more than one way to set up an emulator.
     """
     if platform.is_own:
         return True

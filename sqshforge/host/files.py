@@ -24,30 +24,30 @@ from sqshforge.host.syscalls import allocate
 from sqshforge.project import owner
 
 FICLONE = 0x40049409  # ioctl_ficlonerange(2)
-COPY_PART = 32 << 20  # bytes that go one way
+COPY_PART = 32 << 20  # bytes copied by one method before the next is chosen
 COPY_PIECE = 4 << 20  # bytes of one direct read and write
 THREADS = 3  # one reads while another writes
-PAGE = 4096  # bytes: what a direct read or write begins at and is a multiple of
+PAGE = 4096  # bytes: the alignment of a direct read or write
 
-CopyMethod = Callable[[int, int], None]  # copies what lies between two places
+CopyMethod = Callable[[int, int], None]  # copies the bytes between two offsets
 
-OBJECT = 16 << 20  # bytes of a file of JSON that we read
-NESTING = 50  # values within each other in it
+OBJECT = 16 << 20  # bytes: the largest JSON file that is read
+NESTING = 50  # levels: the deepest JSON that is accepted
 
 PIECE = 16 << 20  # bytes
-PART = 1 << 20  # bytes that are read at once
+PART = 1 << 20  # bytes read at once
 
 
 def partial(place: Path, suffix: str = "") -> Path:
-    """The name of a file, or of a folder, that is being made for a place."""
+    """The temporary name of a file or folder while it is made for `place`."""
     return place.with_name(f".{place.name}.{os.getpid()}.tmp{suffix}")
 
 
 def remove_leftovers(place: Path, *beside: str) -> None:
-    """Remove what killed processes left for a place; only its lock's holder may call this.
+    """Remove partial files that killed processes left; only the lock's holder may call this.
 
-    `beside` are the endings of the names of what is made together with it. What another user left
-    stays where this one may not remove it. Raises `WorkError` where it has a name that this very
+    `beside` are the suffixes of files that are made together with `place`. Another user's leftovers
+    stay if this one may not remove them. Raises `WorkError` if such a one has a name that this
     process needs.
     """
     endings = "|".join(map(re.escape, ("", *beside)))
@@ -76,9 +76,9 @@ def foreign(what: str, path: Path) -> WorkError:
 
 
 def publish(content: bytes, place: Path) -> None:
-    """Write a small file that everybody may read, safely on the disk before it has its name.
+    """Write a small file that all users may read; it is synced to the disk before it gets its name.
 
-    Where that fails, on a full disk say, nothing of it stays.
+    If that fails, on a full disk for example, nothing of it stays.
     """
     with _partial(place) as written:
         written.write_bytes(content)
@@ -88,9 +88,9 @@ def publish(content: bytes, place: Path) -> None:
 
 
 def read_object(path: Path) -> dict[str, Any] | None:
-    """The object of JSON in a small file; None where there is none, whatever else there is."""
+    """The JSON object in a small file; None if the file is missing or holds anything else."""
     try:
-        # Another kind of file may have no end, or no beginning: a FIFO waits for its writer.
+        # Reading another kind of file may never end, or never begin: a FIFO waits for a writer.
         if not path.is_file() or path.stat().st_size > OBJECT:
             return None
         return parse_object(path.read_bytes())
@@ -99,7 +99,7 @@ def read_object(path: Path) -> dict[str, Any] | None:
 
 
 def parse_object(data: bytes | str) -> dict[str, Any] | None:
-    """The object that a text of JSON is; None for another, and for one that is nested deep."""
+    """Parse a JSON object; return None for any other text and for deeply nested objects."""
     try:
         found = json.loads(data)
     except (ValueError, RecursionError):
@@ -116,7 +116,7 @@ def parse_object(data: bytes | str) -> dict[str, Any] | None:
 
 
 def sync(path: Path) -> None:
-    """See a file, or the names in a folder, safely on the disk."""
+    """Sync a file, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -125,12 +125,12 @@ def sync(path: Path) -> None:
 
 
 def link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where that cannot be; the name is taken at once."""
+    """Make a hard link, or a copy if that is impossible; the new name appears atomically."""
     with _partial(target) as written:
         written.unlink(missing_ok=True)
         try:
             os.link(source, written)
-        except OSError:  # another file system, or one without links
+        except OSError:  # on another file system, or one without links
             copy(source, written, source.stat().st_size)
             shutil.copystat(source, written)
         written.rename(target)
@@ -138,7 +138,7 @@ def link(source: Path, target: Path) -> None:
 
 @contextmanager
 def _partial(place: Path) -> Iterator[Path]:
-    """The name of a file that is being made for a place, and is gone after the block."""
+    """Yield the temporary name of a file for `place`; remove it after the block."""
     written = partial(place)
     try:
         yield written
@@ -147,31 +147,32 @@ def _partial(place: Path) -> Iterator[Path]:
 
 
 def copy(source: Path, target: Path, count: int) -> None:
-    """Copy the first bytes of a file to a new file, which may get more of it.
+    """Copy the first `count` bytes of a file to a new file, which may get more than those.
 
-    Blocks are shared where the file system can. Else: through the page cache a copy takes a fresh
-    page each 4 KiB. Where memory is at hand, or the disk is slow, nothing is faster; where a
-    virtual machine gets its memory from the host as it is touched, a fast disk is several times
-    faster without. Nobody tells which it is, and it may change on the way, so each part goes the
-    way that was the faster one when it was last taken.
+    Blocks are shared if the file system can do that; then the new file is whole. Otherwise the
+    bytes go through the page cache, which takes a new page for every 4 KiB, or past it. With free
+    memory or a slow disk, the page cache is fastest; on a virtual machine that gets memory from its
+    host on first touch, direct I/O on a fast disk is several times faster. Which case holds cannot
+    be known and may change during the copy, so each part takes the way that was faster when it was
+    last used.
     """
     with source.open("rb") as come, target.open("xb") as go:
         try:
             fcntl.ioctl(go.fileno(), FICLONE, come.fileno())
         except OSError:
             count = min(count, os.fstat(come.fileno()).st_size)
-            with suppress(OSError):  # then each write has to find its own room
+            with suppress(OSError):  # without it, each write allocates its own blocks
                 allocate(go.fileno(), count)
             with ExitStack() as held:
                 ways: list[CopyMethod] = [_Cached(come.fileno(), go.fileno())]
-                with suppress(OSError):  # not every file system has it
+                with suppress(OSError):  # not every file system has direct I/O
                     ways.insert(0, held.enter_context(_directly(source, target)))
                 _copy_faster(ways, count)
 
 
 def _copy_faster(ways: list[CopyMethod], count: int) -> None:
-    """Copy in parts, each the way that took less time for its last part; the last way takes all."""
-    took = dict.fromkeys(ways, 0.0)  # seconds for a byte
+    """Copy in parts, each the way that was faster for its last part; `ways[-1]` can copy any."""
+    took = dict.fromkeys(ways, 0.0)  # seconds per byte
     for start in range(0, count, COPY_PART):
         end = min(start + COPY_PART, count)
         way = min(took, key=took.__getitem__) if end % PAGE == 0 else ways[-1]
@@ -189,7 +190,7 @@ def _copy_faster(ways: list[CopyMethod], count: int) -> None:
 
 @dataclass(frozen=True)
 class _Cached:
-    """Copies through the page cache. Both are descriptors."""
+    """Copies through the page cache, from the descriptor `come` to `go`."""
 
     come: int
     go: int
@@ -225,9 +226,9 @@ def _open(path: Path, flags: int) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class _Direct:
-    """Copies pieces side by side, without the page cache, but for what of the source is there.
+    """Copies pieces in parallel, past the page cache; source pages already in it are used.
 
-    The first three are descriptors; `cached` reads through the page cache.
+    The first three fields are descriptors; `cached` reads through the page cache.
     """
 
     cached: int
@@ -243,7 +244,7 @@ class _Direct:
 
     def _piece(self, start: int, end: int) -> None:
         if not hasattr(self.buffers, "own"):
-            # It begins with a page, as direct reads must.
+            # A mapping is page-aligned, as direct reads require.
             self.buffers.own = mmap.mmap(-1, COPY_PIECE)
         piece = memoryview(self.buffers.own)[: min(COPY_PIECE, end - start)]
         done = 0
@@ -254,10 +255,10 @@ class _Direct:
             done += os.pwrite(self.go, piece[done:], start + done)
 
     def _read(self, piece: memoryview, done: int, start: int) -> int:
-        """Read on from `done`: what is in the page cache from there, else from the disk."""
+        """Read on from `done`, from the page cache if possible, else from the disk."""
         try:
             reached = done + os.preadv(self.cached, [piece[done:]], start + done, os.RWF_NOWAIT)
-        except OSError:  # it is not in the cache, or cannot be asked for
+        except OSError:  # it is not in the cache, or RWF_NOWAIT is not supported
             whole = done - done % PAGE
             reached = whole + os.preadv(self.come, [piece[whole:]], start + whole)
         if reached <= done:
@@ -268,7 +269,7 @@ class _Direct:
 def piece_digests_at(
     path: Path, indices: Iterable[int], jobs: int, advance: Callable[[float], None] = lambda _: None
 ) -> dict[int, str]:
-    """The SHA-256 of these pieces of a file, by their indices."""
+    """The SHA-256 of the pieces of a file at these indices, by index."""
     found = {}
     with path.open("rb") as file, ThreadPoolExecutor(jobs) as threads:
         descriptor = file.fileno()
@@ -285,7 +286,7 @@ def piece_digests_at(
 def _piece(descriptor: int, index: int) -> tuple[str, int]:
     """The SHA-256 and the size of a piece.
 
-    It is read in parts: memory for all of it takes as long as the hash.
+    It is read in parts: allocating memory for a whole piece takes as long as hashing it.
     """
     found, part = hashlib.sha256(), memoryview(bytearray(PART))
     place, end = index * PIECE, (index + 1) * PIECE
@@ -301,7 +302,7 @@ def piece_digests(
     known: Mapping[int, str] | None = None,
     advance: Callable[[float], None] = lambda _: None,
 ) -> list[str]:
-    """The SHA-256 of each piece of a file; those that are `known`, by index, are not read."""
+    """The SHA-256 of each piece of a file; pieces in `known`, by index, are not read."""
     count = -(-path.stat().st_size // PIECE)
     known = known or {}
     asked = (one for one in range(count) if one not in known)
@@ -310,7 +311,7 @@ def piece_digests(
 
 
 def digest_of_pieces(found: Sequence[str]) -> str:
-    """The digest of a file by those of its pieces: `sha256-16MiB:` and 64 digits."""
+    """The digest of a file from the digests of its pieces: `sha256-16MiB:` and 64 digits."""
     return "sha256-16MiB:" + hashlib.sha256("\n".join(found).encode()).hexdigest()
 
 
@@ -324,9 +325,9 @@ def sha256(path: Path) -> str:
 
 
 def digest(path: Path, jobs: int, advance: Callable[[float], None] = lambda _: None) -> str:
-    """The digest of a file, read now; `advance` is called with the bytes as they are read.
+    """The digest of a file, which is read now; `advance` is called with counts of bytes read.
 
-    The pieces are hashed side by side, and after a change at a file's end only that end is read
-    again; a plain SHA-256 of a file of 20 GB would take longer than all else that an edit takes.
+    Pieces can be hashed in parallel, and after a change at a file's end only that end is read
+    again. A plain SHA-256 of a file of 20 GB would take longer than the rest of an edit loop.
     """
     return digest_of_pieces(piece_digests(path, jobs, advance=advance))

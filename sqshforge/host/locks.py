@@ -1,4 +1,4 @@
-"""Locks between processes: files that the kernel locks, in folders that users may share."""
+"""Locks between processes: lock files, in folders that users may share."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqshforge.host.terminal import Reporter
 
 @contextmanager
 def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
-    """Hold a lock for the length of a block; `waiting` is said where somebody else has it.
+    """Hold a lock for the length of a block; report `waiting` if another process has it.
 
-    The kernel drops the lock with its holder, however that ends; the file goes with the block.
-    Where the file system has no locks, that is said, and the block runs without one.
+    The kernel drops the lock when its holder ends, in whatever way; the lock file is removed after
+    the block. On a file system without locks, a note says so, and the block runs without one.
     """
     said = False
     while True:
@@ -33,7 +33,7 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
                     reporter.say(waiting)
                 said = True
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The one before us may have removed the file that we have waited for.
+            # The previous holder may have removed the file that this process waited for.
             if not _is_same_file(lock, descriptor):
                 continue
             try:
@@ -47,9 +47,9 @@ def exclusive(lock: Path, waiting: str, reporter: Reporter) -> Iterator[None]:
 
 @contextmanager
 def unless_held(lock: Path) -> Iterator[bool]:
-    """The same for who does not wait: whether the lock is held, or somebody else's.
+    """Try a lock without waiting, for the length of a block; yield whether it is held.
 
-    Where the file system has no locks it may always be somebody else's.
+    On a file system without locks it is never held: another process may be working.
     """
     descriptor = _open_lock(lock)
     try:
@@ -67,7 +67,7 @@ def unless_held(lock: Path) -> Iterator[bool]:
 
 
 def is_held(lock: Path) -> bool:
-    """Whether somebody has a lock; where the file system has no locks, somebody may."""
+    """Whether a process has a lock; True on a file system without locks, where one may."""
     try:
         descriptor = os.open(lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -84,9 +84,9 @@ def is_held(lock: Path) -> bool:
 
 
 def _open_lock(lock: Path) -> int:
-    """Open a lock, which is made where it is missing, for all users: they may share the folder.
+    """Open a lock file; if it is missing, make one for all users, who may share the folder.
 
-    `WorkError` for another user's that this one may not open.
+    Raises `WorkError` for another user's lock that this one may not open.
     """
     while True:
         with suppress(FileExistsError):
@@ -99,13 +99,13 @@ def _open_lock(lock: Path) -> int:
             for how in (os.O_RDWR, os.O_RDONLY):
                 with suppress(PermissionError):
                     return os.open(lock, how | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:  # its holder has removed it meanwhile
+        except FileNotFoundError:  # its holder has just removed it
             continue
         raise foreign("a lock", lock)
 
 
 def _lock(path: Path, descriptor: int) -> bool:
-    """As `temporary.lock`; `WorkError` where NFS locks no file that was opened to be read alone."""
+    """As `temporary.lock`; `WorkError` if NFS refuses to lock a file that is opened read-only."""
     if temporary.lock(descriptor):
         return True
     if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:

@@ -1,7 +1,7 @@
-"""The one place from which external programs are called.
+"""The only place from which external programs are called.
 
-Everything takes a `Programs`, so that a test can stand in for a missing tool or a failing one;
-all else in the tests runs the real programs.
+Callers take a `Programs`, so that a test can imitate a missing or failing tool; otherwise the tests
+run the real programs.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import IO
 from sqshforge.errors import MissingError, WorkError
 from sqshforge.host import suggest, syscalls
 
-TAIL = 12  # lines of a failed program's output that its error shows
-PIPE = 1 << 20  # bytes that a pipe holds: what Linux gives an ordinary user; 64 KiB by itself
+TAIL = 12  # lines of a failed program's output that the error shows
+PIPE = 1 << 20  # bytes of a pipe: the most for an ordinary user; Linux's default is 64 KiB
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a finished program left behind."""
+    """The exit code and output of a finished program."""
 
     argv: tuple[str, ...]
     code: int
@@ -52,7 +52,7 @@ class Programs:
         return [Path(path) for path in dict.fromkeys(found) if path]
 
     def require(self, program: str, why: str = "") -> Path:
-        """The program's path, or a `MissingError` that names the package which brings it."""
+        """The program's path; raises a `MissingError` that names the package to install."""
         found = self.which(program)
         if found is None:
             raise MissingError(
@@ -70,7 +70,7 @@ class Programs:
         cwd: Path | None = None,
         timeout: float | None = None,
     ) -> Result:
-        """Run to the end and return what came of it; a failure is the caller's to judge."""
+        """Run to the end and return the result; the caller judges the exit code."""
         words = tuple(str(word) for word in argv)
         try:
             done = subprocess.run(
@@ -119,10 +119,9 @@ class Programs:
         stdin: IO[bytes] | None = None,
         end: signal.Signals = signal.SIGTERM,
     ) -> None:
-        """Run, handing each line of output on as it comes; raise `WorkError` on a failure.
+        """Run, passing each line of output to `on_line` as it comes; raise `WorkError` on failure.
 
-        A line that is drawn again and again with carriage returns is handed on each time. `end` is
-        what `start` takes.
+        A line that is redrawn with carriage returns is passed each time. `end` is as in `start`.
         """
         words = tuple(str(word) for word in argv)
         tail: deque[str] = deque(maxlen=TAIL)
@@ -158,8 +157,8 @@ class Programs:
     ) -> Iterator[subprocess.Popen[bytes]]:
         """Start a program for the length of a block; it never outlives the block.
 
-        If this process is killed, the program is asked to end, and can clear up after itself. With
-        SIGKILL as `end` it is not asked, here and at the end of the block.
+        If this process is killed, or the block ends first, the program gets the signal `end`. At
+        SIGTERM it can clean up after itself, at SIGKILL it cannot.
         """
         words = tuple(str(word) for word in argv)
         us = os.getpid()
@@ -177,7 +176,7 @@ class Programs:
             raise self._not_found(words, error) from None
         pipes = [one for one in (process.stdin, process.stdout, process.stderr) if one is not None]
         for pipe in pipes:
-            # Programs at both ends then wait less often; a user's share of wide pipes may be used.
+            # Programs at both ends then wait less often; fails if the user's pipe quota is used up.
             with contextlib.suppress(OSError):
                 fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE)
         try:
@@ -197,7 +196,7 @@ class Programs:
 
 
 def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
-    """Lines as they come, each with whether the next one is drawn over it (a progress bar)."""
+    """Lines as they come, each with whether the next one overwrites it (a progress bar)."""
     rest = b""
     while piece := os.read(output.fileno(), 65536):
         *whole, rest = re.split(rb"([\r\n]+)", rest + piece)
@@ -211,10 +210,10 @@ def _lines(output: IO[bytes]) -> Iterator[tuple[str, bool]]:
 def stop(
     process: subprocess.Popen[bytes], end: signal.Signals = signal.SIGTERM, timeout: float = 10.0
 ) -> None:
-    """End a program that is still running: as asked first, then for certain.
+    """End a program that is still running: with the signal `end`, then with SIGKILL.
 
-    Whether it has ended is asked of the kernel: an interrupt in the middle of `Popen.wait` can
-    leave that locked, and then `poll` always gives None and `wait` never returns.
+    The kernel is asked whether it has ended: an interrupt in the middle of `Popen.wait` can leave
+    its lock held, and then `poll` always returns None and `wait` never returns.
     """
     if _has_ended(process):
         return
@@ -233,13 +232,13 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
         return True
     try:
         found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # it was waited for, and the interrupt came before that was noted
+    except ChildProcessError:  # it was waited for, but an interrupt came before Popen noted that
         return True
     return found is not None
 
 
 def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:
-    """The error for a program that ended badly, with the last of what it said."""
+    """The error for a program that failed, with the last lines of its output."""
     how = f"signal {_signal(-code)}" if code < 0 else f"exit code {code}"
     name = Path(argv[0]).name
     said = "".join(f"\n    {line}" for line in list(output)[-TAIL:] if line.strip())
@@ -252,7 +251,7 @@ def failed(argv: Sequence[str], code: int, output: Sequence[str]) -> WorkError:
 def _signal(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # one of the real-time signals between the first and the last
+    except ValueError:  # a real-time signal between the first and the last
         return str(number)
 
 

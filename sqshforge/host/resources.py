@@ -1,7 +1,7 @@
 """How many processors, how much memory and how much disk space this process may use.
 
-The machine has what it has; a cgroup (a container's, a Slurm job's) or the job's own request may
-allow less. The files lie below `root`, which is another folder only in tests.
+A cgroup (a container's, a Slurm job's) or the job's own request may allow less than the machine
+has. The files that are read lie below `root`, which is / except in tests.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sqshforge.host.terminal import human
 
 MIB = 1 << 20
 FULL = (errno.ENOSPC, errno.EDQUOT)
-# MiB: more than MOST makes mksquashfs no faster, less than LEAST (it takes 16 and more) slower.
-# None of it changes the bytes.
+# MiB: more than MOST does not make mksquashfs faster, less than LEAST makes it slower (it accepts
+# 16 or more). The value does not change the bytes.
 MOST, LEAST = 256, 64
 
 
 def processors(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> int:
-    """The processors that this process may use, at least one.
+    """The number of processors that this process may use, at least one.
 
-    A quota of one and a half is one: a second thread would be stopped half of the time.
+    A quota of 1.5 counts as one: a second thread would be stopped half of the time.
     """
     quotas = (int(quota) for quota in _processor_quotas(root))
     job = _job_processors(environment)
@@ -38,7 +38,7 @@ def processors(root: Path = Path("/"), environment: Mapping[str, str] = os.envir
 
 
 def memory(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> int | None:
-    """The bytes of memory that this process may use; None where nothing tells."""
+    """The bytes of memory that this process may use; None if unknown."""
     limits = [limit for group in groups(root, "memory") for limit in memory_limits(group)]
     limits += _job_memory(root, environment)
     total = re.search(r"^MemTotal:\s+(\d+) kB$", file_text(root / "proc/meminfo"), re.MULTILINE)
@@ -48,9 +48,9 @@ def memory(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) 
 
 
 def mksquashfs_memory(limit: int | None) -> str:
-    """What to give mksquashfs's -mem: a quarter of the limit, within bounds.
+    """The value for mksquashfs's -mem: a quarter of the limit, within bounds.
 
-    The rest is for what it needs beyond its buffers, and for the files that it reads.
+    The rest is for its needs beyond the buffers, and for the page cache of the files that it reads.
     """
     quarter = MOST if limit is None else limit // 4 // MIB
     return f"{max(LEAST, min(MOST, quarter))}M"
@@ -69,7 +69,7 @@ def _processor_quotas(root: Path) -> Iterator[float]:
 
 
 def _job_processors(environment: Mapping[str, str]) -> int | None:
-    """What a Slurm job asked for: it counts also where Slurm confines nobody."""
+    """The processors that a Slurm job asked for, which count even if Slurm does not confine it."""
     asked = positive(environment.get("SLURM_CPUS_PER_TASK", ""))
     return asked or positive(environment.get("SLURM_CPUS_ON_NODE", ""))
 
@@ -84,7 +84,7 @@ def _job_memory(root: Path, environment: Mapping[str, str]) -> Iterator[int]:
 
 
 def require_space(folder: Path, needed: int, work: str) -> None:
-    """Raise `MissingError` where a folder's file system has fewer than `needed` bytes free."""
+    """Raise `MissingError` if a folder's file system has fewer than `needed` bytes free."""
     existing = _existing(folder)
     free = shutil.disk_usage(existing).free
     if free < needed:
@@ -97,26 +97,26 @@ def require_space(folder: Path, needed: int, work: str) -> None:
 
 
 def _existing(folder: Path) -> Path:
-    """A folder, or the next one above it that is there."""
+    """A folder, or its nearest parent that exists."""
     return next(one for one in (folder, *folder.absolute().parents) if one.exists())
 
 
 @dataclass(frozen=True)
 class FullDisk:
-    """A folder whose file system has no room left, or none for this user, and that in words."""
+    """A folder whose file system is full, or this user's quota is; `said` is the error's text."""
 
     folder: Path
     said: str
 
     @classmethod
     def of(cls, error: OSError | WorkError, folder: Path) -> FullDisk | None:
-        """What an error comes from in work that writes to a folder, and to temporary files.
+        """The full disk behind an error of work that writes to a folder and to temporary files.
 
-        It is to be asked before anything is removed. None for an error of another kind. Programs
-        whose messages are read here are to be started with LC_ALL=C.
+        None for an error of another kind. Call it before anything is removed. The messages of
+        programs are read here, so start them with LC_ALL=C.
         """
         if isinstance(error, WorkError):
-            what = error.what.lower()  # programs in Go write it so
+            what = error.what.lower()  # programs in Go write it in lower case
             said = next((one for one in map(os.strerror, FULL) if one.lower() in what), None)
             return None if said is None else cls(folder, said)
         if error.errno not in FULL:
@@ -128,7 +128,7 @@ class FullDisk:
         return cls(fullest, os.strerror(error.errno))
 
     def missing(self, needed: int, work: str) -> MissingError:
-        """The error for work that may take so many bytes there, once what it wrote is removed."""
+        """The error for work that may need `needed` bytes there; call it after the clean-up."""
         existing = _existing(self.folder)
         free = shutil.disk_usage(existing).free
         return MissingError(

@@ -1,8 +1,8 @@
-"""What an ordinary user builds with: root of a user namespace, and storage for buildah.
+"""Builds by an ordinary user: root of a user namespace, and a storage for buildah.
 
-A child process steps into the namespace and does the work there, so that the caller stays what it
-is and later steps find their usual rights. (What `buildah unshare` starts is no substitute: it
-lives on where buildah gets a signal, and how it ended is not reported.)
+A child process enters the namespace and does the work there, so that the caller keeps its own
+rights for later steps. (A process started by `buildah unshare` is no substitute: it survives a
+signal to buildah, and its exit status is not reported.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from sqshforge.host.syscalls import CLONE_NEWNS, CLONE_NEWUSER, die_with_parent,
 
 Result = TypeVar("Result")
 
-HOLDER = "echo $$; read -r _ || :"  # ends when its standard input does: however we end, it is gone
+HOLDER = "echo $$; read -r _ || :"  # ends with its standard input, so never outlives this process
 FIX = (
     "pack as root; or as root: sysctl user.max_user_namespaces=10000, and where they are known "
     "kernel.unprivileged_userns_clone=1 kernel.apparmor_restrict_unprivileged_userns=0"
@@ -45,13 +45,13 @@ COPYING = (
 
 
 def call_as_root(work: Callable[[], Result], address: str, programs: Programs) -> Result:
-    """Call a function that reads the image at an address, with the rights that this takes.
+    """Call a function that reads the image at an address, with the rights that it needs.
 
-    For root this is a plain call. For an ordinary user the function runs in a child process,
-    which is root of a user namespace where the source needs one; the result, or the error, comes
-    back. A signal that ends this process ends the child too, which clears up first.
+    For root this is a plain call. For an ordinary user the function runs in a child process, which
+    is root of a user namespace if the source needs one; its result or error is passed back. A
+    signal that ends this process also ends the child, which cleans up first.
 
-    Raises what the function raises, and `MissingError` where this user can have no such namespace.
+    Raises what the function raises, and `MissingError` if this user cannot have such a namespace.
     """
     if os.geteuid() == 0:
         return work()
@@ -68,7 +68,7 @@ def call_as_root(work: Callable[[], Result], address: str, programs: Programs) -
         with os.fdopen(reading, "rb") as answer:
             said = answer.read()
         status = os.waitpid(child, 0)[1]
-    except BaseException:  # the end of this process: SIGTERM, Ctrl-C
+    except BaseException:  # this process is to end: SIGTERM, Ctrl-C
         with contextlib.suppress(OSError):
             os.kill(child, signal.SIGTERM)
             os.waitpid(child, 0)
@@ -85,15 +85,15 @@ def call_as_root(work: Callable[[], Result], address: str, programs: Programs) -
 def _work(
     work: Callable[[], object], address: str, programs: Programs, answer: int, parent: int
 ) -> NoReturn:
-    """Do the work as the child, report the result or the error, and end."""
-    # A terminal interrupts the parent too, which then asks for the end: once is enough.
+    """Do the work in the child, send the result or the error, and exit."""
+    # A terminal interrupts the parent too, which then sends SIGTERM: once is enough.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     code = 1
     try:
         try:
             die_with_parent(signal.SIGTERM, parent)
             _enter(address, programs)
-            die_with_parent(signal.SIGTERM, parent)  # a change of rights cancels the first request
+            die_with_parent(signal.SIGTERM, parent)  # a change of rights cancels the first call
             said: tuple[bool, object] = (True, work())
         except (SqshforgeError, OSError) as error:
             said = (False, error)
@@ -111,10 +111,10 @@ def _work(
 
 
 def _enter(address: str, programs: Programs) -> None:
-    """Become root of a user namespace, with mounts of its own, where a source needs it.
+    """Become root of a user namespace, with mounts of its own, if the source needs it.
 
-    There is no way back, and no thread may run yet. Raises `MissingError` where this user can have
-    no such namespace.
+    There is no way back, and no thread may run yet. Raises `MissingError` if this user cannot have
+    such a namespace.
     """
     if address.startswith("buildah://"):
         _enter_buildahs(programs)
@@ -123,7 +123,7 @@ def _enter(address: str, programs: Programs) -> None:
 
 
 def _enter_own() -> None:
-    """Enter a namespace of our own: what is this user's is root's there, whatever its mode."""
+    """Enter a new namespace in which this user's files are root's, and so readable in any mode."""
     uid, gid = os.geteuid(), os.getegid()
     with _allowed():
         unshare(CLONE_NEWUSER | CLONE_NEWNS)
@@ -133,9 +133,9 @@ def _enter_own() -> None:
 
 
 def _enter_buildahs(programs: Programs) -> None:
-    """Enter a namespace as buildah makes it, with all uids and gids that are this user's.
+    """Enter a namespace that buildah makes, with all uids and gids of this user's ranges.
 
-    There alone it can mount the user's images.
+    Only there can buildah mount the user's images.
     """
     buildah = programs.require("buildah", "the source is in its storage")
     choose_buildah_storage(buildah, programs)
@@ -149,17 +149,17 @@ def _enter_buildahs(programs: Programs) -> None:
     with holder([buildah, "unshare", "--"], programs) as process:
         _require_ranges(process)
         join(process)
-        # What buildah tells its children of the namespace.
+        # The variables by which buildah's children know of the namespace.
         variables = (process / "environ").read_bytes().split(b"\0")
         os.environb.update(dict(one.split(b"=", 1) for one in variables if b"=" in one))
 
 
 @contextmanager
 def holder(argv: Sequence[str | Path], programs: Programs) -> Iterator[Path]:
-    """Hold a user namespace for the length of a block: the folder in /proc of a process in it.
+    """Hold a user namespace for the length of a block; yield a /proc folder of a process in it.
 
-    The process is started by the words of `argv`. Raises `MissingError` where they make no
-    namespace.
+    The command `argv` makes the namespace and starts the process. Raises `MissingError` if it
+    cannot.
     """
     pipe = subprocess.PIPE
     words: list[str | Path] = [*argv, "sh", "-c", HOLDER]
@@ -177,9 +177,9 @@ def holder(argv: Sequence[str | Path], programs: Programs) -> Iterator[Path]:
 
 
 def join(process: Path) -> None:
-    """Enter the user namespace of a process, named by its folder in /proc, with own mounts.
+    """Enter the user namespace of a process, given by its /proc folder, with mounts of its own.
 
-    There is no way back, and no thread may run yet. Raises `MissingError` where it cannot be.
+    There is no way back, and no thread may run yet. Raises `MissingError` if it is not allowed.
     """
     with _allowed():
         namespace = os.open(process / "ns/user", os.O_RDONLY | os.O_CLOEXEC)
@@ -214,18 +214,18 @@ def _allowed() -> Iterator[None]:
 def _user() -> str:
     try:
         return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:  # it has no name on this machine
+    except KeyError:  # the user has no name on this machine
         return str(os.getuid())
 
 
 def choose_buildah_storage(buildah: Path, programs: Programs) -> None:
-    """Set the variables by which buildah works with overlays, for this process and its children.
+    """Set the variables that make buildah use overlays, for this process and its children.
 
-    Nothing is changed for root, nor where the user has configured a storage.
+    Nothing changes for root, or if the user has configured a storage.
 
-    Left to itself, buildah 1.28 copies every layer whole (the driver vfs) although the kernel has
-    let ordinary users mount overlays since Linux 5.13: a build then takes many times as long, and
-    the size of the image for each of its layers.
+    By default, buildah 1.28 copies every layer whole (the driver vfs) although ordinary users can
+    mount overlays since Linux 5.13: a build then takes many times as long, and disk space of the
+    size of the image for each of its layers.
     """
     if os.geteuid() != 0 and not _is_configured(os.environ):
         for variables in _candidates(programs):
@@ -244,13 +244,13 @@ def _is_configured(environment: Mapping[str, str]) -> bool:
         return True
     try:
         above = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    except RuntimeError:  # neither HOME nor passwd has one for this user
+    except RuntimeError:  # neither HOME nor passwd names a home for this user
         return False
     return (Path(above) / "containers" / "storage.conf").exists()
 
 
 def _candidates(programs: Programs) -> Iterator[dict[str, str]]:
-    """The variables to try, the fastest first."""
+    """The variables to try, those of the fastest way first."""
     yield {"STORAGE_DRIVER": "overlay"}
     fuse = programs.which("fuse-overlayfs")
     if fuse is not None and os.access(FUSE, os.R_OK | os.W_OK):

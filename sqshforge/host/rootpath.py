@@ -1,4 +1,4 @@
-"""Paths of the container as seen from outside, while its root is not yet the root."""
+"""Paths of a container seen from outside, before its root becomes the root."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import re
 from pathlib import Path
 
-LINKS = 40  # that the kernel follows in one path, path_resolution(7)
+LINKS = 40  # the most that the kernel follows in one path, path_resolution(7)
 
 
 def inside(root: Path, path: str) -> Path:
-    """Where a path leads with `root` as /: no link and no `..` of an image leads out of it.
+    """Resolve a path with `root` as /: no link and no `..` of an image leads out of it.
 
-    The last part need not exist. Raises `OSError` (ELOOP) for links that lead in a circle.
+    The last part need not exist. Raises `OSError` (ELOOP) for links that form a loop.
     """
     place, links = root, 0
     ahead = list(reversed(Path(path).parts))
@@ -34,21 +34,21 @@ def inside(root: Path, path: str) -> Path:
 
 
 def folder(root: Path, path: str) -> Path:
-    """The same for a folder, which is made where there is none."""
+    """Resolve the path of a folder as `inside` does, and make the folder if there is none."""
     place = inside(root, path)
     place.mkdir(parents=True, exist_ok=True)
     return place
 
 
 def text(root: Path, path: str) -> str:
-    """A file of the container, its bytes kept (surrogateescape); empty where there is none.
+    """The text of a file of the container (surrogateescape keeps its bytes); empty without a file.
 
-    By its bytes, as reading text would take a carriage return for the end of a line.
+    It is read as bytes, because text mode would take a carriage return for the end of a line.
     """
     place = inside(root, path)
     return place.read_bytes().decode(errors="surrogateescape") if place.is_file() else ""
 
 
 def unescape(field: str) -> str:
-    r"""A field of fstab or mountinfo: \040 is a space, and so on."""
+    r"""Decode a field of fstab or mountinfo: \040 is a space, and so on."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)

@@ -1,18 +1,18 @@
-"""The three standard streams, of which a daemon or a cron job may have left some closed."""
+"""The three standard streams, some of which a daemon or a cron job may have closed."""
 
 from __future__ import annotations
 
 import os
 import sys
 
-MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}  # by their numbers
+MODES = {"stdin": "r", "stdout": "w", "stderr": "w"}  # in the order of their numbers
 
 
 def require() -> None:
-    """Open what is closed on /dev/null, for this process and for those that it starts.
+    """Open closed streams on /dev/null, for this process and for those that it starts.
 
-    Python has None in the place of such a stream, and the next file that is opened takes its
-    number: a program would get that as its standard input, or write into it.
+    For a closed stream Python has None, and the next opened file takes its number: a program that
+    this process starts would get that file as its standard input, or write into it.
     """
     for number, (name, mode) in enumerate(MODES.items()):
         try:

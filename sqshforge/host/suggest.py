@@ -1,4 +1,4 @@
-"""Commands for the user to type: each runs as it stands, on this machine and from this folder."""
+"""Commands for the user to type: each works as shown, on this machine and from this folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# The package of each program that we call; elsewhere it has the program's own name.
+# The package of each program that sqshforge calls, if its name is not the program's.
 DEBIAN = {
     "aws": "awscli",
     "certificates": "ca-certificates",
@@ -30,7 +30,7 @@ FEDORA = {
     "docker": "docker",
     "ensurepip": "python3-libs",
     "gpgv": "gnupg2",
-    "mmdebstrap": "",  # no package there that we know of
+    "mmdebstrap": "",  # no known package
     "mount": "util-linux",
     "nbdfuse": "nbdfuse",
     "newgidmap": "shadow-utils",
@@ -43,7 +43,7 @@ FEDORA = {
 
 
 def sqshforge(*words: str | Path) -> str:
-    """A call of this very program."""
+    """A call of this program, as it was called itself."""
     return shlex.join([*_program(), *map(shown, words)])
 
 
@@ -60,7 +60,7 @@ def python(*words: str | Path) -> str:
 
 
 def shown(word: str | Path) -> str:
-    """A path as it is reached from the current folder; any other word as it is."""
+    """An absolute path relative to the current folder if it lies below; any other word as it is."""
     if not isinstance(word, Path) or not word.is_absolute():
         return str(word)
     here = _here()
@@ -68,7 +68,7 @@ def shown(word: str | Path) -> str:
 
 
 def _here() -> Path | None:
-    """The current folder; None where it was removed meanwhile."""
+    """The current folder; None if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -76,13 +76,13 @@ def _here() -> Path | None:
 
 
 def sqsh(file: Path) -> str:
-    """A squash file for commands that take targets, too: those have neither a / nor .sqsh."""
+    """A squash file for commands that also take targets, which have neither a / nor .sqsh."""
     word = shown(file)
     return word if "/" in word or word.endswith(".sqsh") else f"./{word}"
 
 
 def _program() -> list[str]:
-    """How this program was called: by the name that the PATH has, else by its place."""
+    """How this program was called: by its name if that is on the PATH, else by its path."""
     called = Path(sys.argv[0])
     if called.name != "sqshforge":  # `python -m sqshforge`
         return [shown(Path(sys.executable)), "-m", "sqshforge"]
@@ -93,7 +93,7 @@ def _program() -> list[str]:
 
 
 def install(which: Callable[[str], Path | None], *programs: str) -> str:
-    """How to install programs on this machine; `which` finds what is there."""
+    """The command that installs programs on this machine; `which` finds installed ones."""
     is_fedora = which("apt-get") is None and which("dnf") is not None
     table = FEDORA if is_fedora else DEBIAN
     packages = dict.fromkeys(table.get(one, one) for one in programs)
@@ -104,5 +104,5 @@ def install(which: Callable[[str], Path | None], *programs: str) -> str:
 
 
 def sudo() -> str:
-    """What goes before a command that only root may run."""
+    """The prefix of a command that only root may run."""
     return "" if os.geteuid() == 0 else "sudo "

@@ -1,4 +1,4 @@
-"""The calls that Python 3.10 has no name for and that no program can make for its caller."""
+"""System calls that Python 3.10 does not offer and that no program can make for its caller."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(signal: int, parent: int) -> None:
-    """Get a signal when this parent process ends, also where it has ended already."""
+    """Get a signal when this parent process ends, or at once if it has ended already."""
     _check(_libc.prctl(PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl")
     if os.getppid() != parent:
         os.kill(os.getpid(), signal)
@@ -38,44 +38,47 @@ def pivot(root: Path) -> None:
 
 
 def detach(place: Path) -> None:
-    """Take a mount with all below it out of this namespace; what is in use ends later."""
+    """Unmount a mount and all below it lazily: files in use stay open until they are closed."""
     _check(_libc.umount2(os.fsencode(place), MNT_DETACH), "umount2")
 
 
 def remount_bind(point: Path, flags: int) -> None:
-    """Give one mount these flags (MS_RDONLY, MS_NOSUID, ...); what it says of atime stays."""
+    """Give one mount these flags (MS_RDONLY, MS_NOSUID, ...); its atime flags stay."""
     whole = ctypes.c_ulong(MS_REMOUNT | MS_BIND | flags)
     _check(_libc.mount(None, os.fsencode(point), None, whole, None), f"mount {point}")
 
 
 def forbid_new_privileges() -> None:
-    """From now on no program gives this process more rights: no set-user-id, no capabilities."""
+    """Keep programs from giving this process more rights by set-user-id or capabilities."""
     _check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
 
 
 def allocate(descriptor: int, size: int) -> None:
-    """Give a file so much room, where its file system can; Python's way writes zeros where not."""
+    """Allocate `size` bytes for a file, if its file system can.
+
+    Unlike `os.posix_fallocate`, it raises `OSError` if not, and does not write zeros instead.
+    """
     _check(_libc.fallocate(descriptor, 0, ctypes.c_long(0), ctypes.c_long(size)), "fallocate")
 
 
 def begin_writing(descriptor: int) -> None:
-    """Have the kernel begin to put what a file got on the disk, without waiting for it."""
+    """Have the kernel begin to write a file's dirty pages to the disk, without waiting for it."""
     everything = ctypes.c_long(0), ctypes.c_long(0)
     _check(_libc.sync_file_range(descriptor, *everything, SYNC_FILE_RANGE_WRITE), "sync_file_range")
 
 
 def unshare(kinds: int) -> None:
-    """Have namespaces of these kinds (CLONE_NEW...) for this process alone."""
+    """Move this process into new namespaces of these kinds (CLONE_NEW...)."""
     _check(_libc.unshare(kinds), "unshare")
 
 
 def enter(namespace: int, kind: int) -> None:
-    """Enter a namespace of this kind, given by a descriptor of its file in /proc."""
+    """Enter a namespace of this kind, given as a descriptor of its file in /proc."""
     _check(_libc.setns(namespace, kind), "setns")
 
 
 def become(uid: int, gid: int) -> None:
-    """Be the caller's own uid and gid again, in a user namespace inside the one of the set-up."""
+    """Take the caller's own uid and gid again, in a user namespace inside that of the set-up."""
     unshare(CLONE_NEWUSER)
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"{uid} 0 1")

@@ -1,10 +1,10 @@
-"""Temporary folders and names that tell whose they are, so that what a killed command left can go.
+"""Temporary folders and names that tell their owner, so that leftovers can be removed.
 
-A folder is locked for as long as it is in use, and the kernel drops the lock with its holder,
-however that ends. So a folder of ours that nobody holds is abandoned, and the next command that
-makes one of its kind removes it. A container cannot be locked, nor can a folder on some file
-systems: the name has the number of the process that it belongs to, and the namespace in which that
-is its number. Only in the same one can it be said that the process is no more.
+A folder is locked while it is in use, and the kernel drops the lock when its holder ends, in
+whatever way. So a folder with such a name that nobody has locked is abandoned, and the next command
+that makes one of its kind removes it. A container cannot be locked, nor can a folder on some file
+systems. So the name also holds the number of its process and of that process's PID namespace: only
+in the same namespace can another process check whether it has ended.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from pathlib import Path
 from sqshforge.host import syscalls
 from sqshforge.host.rootpath import unescape
 
-TIMEOUT = 5.0  # seconds in which what still writes to a folder is to end
+TIMEOUT = 5.0  # seconds to wait for processes that still write to a folder
 BUSY = (errno.ENOTEMPTY, errno.ENOENT, errno.EBUSY)  # something else makes or removes files there
 OPENED = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def name(kind: str) -> str:
-    """A new name for something of a kind (a word), with this machine's and this process's."""
+    """Make a new name of a kind (a word) that holds this machine's name and this process's id."""
     return f"sqshforge-{kind}-{_node()}.{_namespace()}.{os.getpid()}.{uuid.uuid4().hex[:12]}"
 
 
 def is_ours(name: str) -> bool:
-    """Whether `name` gave it, on this machine."""
+    """Whether the function `name` made this name, on this machine."""
     return _pattern("").fullmatch(name) is not None
 
 
 def abandoned(names: Iterable[str], kind: str = "") -> list[str]:
-    """The names, of a kind or of all, that processes of this machine gave which are no more."""
+    """The names, of one kind or of all, whose processes on this machine have ended."""
     found = ((one, _pattern(kind).fullmatch(one)) for one in names)
     return [one for one, match in found if match and _is_ended(match)]
 
 
 def clear(place: Path) -> None:
-    """Remove a folder as far as this user may; what is mounted in it is unmounted, never emptied.
+    """Remove a folder as far as this user may; mounts in it are unmounted, never emptied.
 
-    What still writes to it and is about to end is waited for.
+    If other processes still write to it, retry for up to `TIMEOUT` seconds.
     """
     for mount in mounts(place):
         with suppress(OSError):
@@ -72,9 +72,9 @@ def folder(
     mode: int = 0o700,
     above: Path | None = None,
 ) -> Iterator[Path]:
-    """An empty folder for the length of a block, in `above` or where temporary files go.
+    """Make an empty folder for the length of a block, in `above` or the folder of temporary files.
 
-    Abandoned ones of the kind go first, and are removed as this one is: by `clear`.
+    First, abandoned folders of the kind are removed. `clear` removes those and this one.
     """
     above = above or Path(tempfile.gettempdir())
     for one in abandoned_folders(above, kind):
@@ -89,9 +89,9 @@ def folder(
 
 
 def abandoned_folders(above: Path, kind: str = "") -> list[Path]:
-    """Folders of this user's whose commands did not live to remove them.
+    """Folders of this user whose commands were killed before they could remove them.
 
-    There are none to be seen in a folder that this user may write to but not list.
+    In a folder that this user may write to but not list, none are found.
     """
     try:
         found = sorted(above.iterdir())
@@ -101,7 +101,7 @@ def abandoned_folders(above: Path, kind: str = "") -> list[Path]:
 
 
 def mounts(place: Path) -> list[Path]:
-    """What is mounted on a folder and below it, the last mounted first."""
+    """The mount points at and below a folder, the last mounted first."""
     lines = Path("/proc/self/mountinfo").read_text(errors="surrogateescape").splitlines()
     points = [Path(unescape(line.split(" ")[4])) for line in lines]
     real = place.resolve()
@@ -109,11 +109,11 @@ def mounts(place: Path) -> list[Path]:
 
 
 def _made(above: Path, kind: str) -> tuple[Path, int]:
-    """A new folder, and the descriptor that holds its lock."""
+    """Make a new folder; return it and the descriptor that holds its lock."""
     while True:
         place = above / name(kind)
         place.mkdir(mode=0o700)
-        # Another command may take it for abandoned before it is locked, and remove it.
+        # Before it is locked, another command may take it for abandoned and remove it.
         with suppress(FileNotFoundError, BlockingIOError), contextlib.ExitStack() as opened:
             descriptor = os.open(place, OPENED)
             opened.callback(os.close, descriptor)
@@ -124,7 +124,7 @@ def _made(above: Path, kind: str) -> tuple[Path, int]:
 
 
 def lock(descriptor: int) -> bool:
-    """Lock a file; whether its file system can. `BlockingIOError` where somebody else has it."""
+    """Lock a file; return whether its file system can. `BlockingIOError` if another holds it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -142,7 +142,7 @@ def _is_abandoned(place: Path, kind: str) -> bool:
         if place.lstat().st_uid != os.geteuid():
             return False
         descriptor = os.open(place, OPENED)
-    except OSError:  # it is gone, or no folder
+    except OSError:  # it is gone or not a folder
         return False
     try:
         return lock(descriptor) or _is_ended(match)
@@ -159,9 +159,9 @@ def _pattern(kind: str) -> re.Pattern[str]:
 
 
 def _is_ended(match: re.Match[str]) -> bool:
-    """Whether the process is no more whose name this is; not where its number means another here.
+    """Whether the process of a name has ended; False if its number is of another namespace.
 
-    The kernel is asked by kill(2): /proc may hide the processes of others (hidepid).
+    kill(2) asks the kernel: /proc may hide the processes of other users (hidepid).
     """
     if match["namespace"] != _namespace():
         return False
@@ -175,7 +175,7 @@ def _is_ended(match: re.Match[str]) -> bool:
 
 
 def _namespace() -> str:
-    """The number of this process's PID namespace."""
+    """The inode number of this process's PID namespace."""
     return str(Path("/proc/self/ns/pid").stat().st_ino)
 
 

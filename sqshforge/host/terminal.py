@@ -1,10 +1,10 @@
-"""What people read: sizes and times, work under way, and the tables of results.
+"""Output for people: sizes and times, progress of work, and tables of results.
 
-Long work is a live line on a terminal, a line now and then elsewhere: without a terminal, on one
-that cannot move its cursor (TERM=dumb), and where plain text is asked for (NO_COLOR). All of it
-goes to standard error, so that standard output stays the command's own result. Names and texts in
-both may be those of an image: nothing is printed but by `errors.shown`. rich, which takes its time
-to load, is imported where something is drawn.
+Long work is shown as a live line on a terminal. Without a terminal, on one that cannot move its
+cursor (TERM=dumb), or if plain text is asked for (NO_COLOR), it is a line now and then. All of this
+goes to standard error, so that standard output holds only the command's result. Names and texts in
+both may come from an image, so everything is printed through `errors.shown`. rich is slow to load,
+so it is imported only when something is drawn.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Column, Table
 
-EVERY = 10.0  # seconds between two lines where there is no terminal
-WIDE = 400  # columns of a table there
-CELL = 300  # characters of one of its cells
+EVERY = 10.0  # seconds between two lines without a terminal
+WIDE = 400  # columns of a table without a terminal
+CELL = 300  # the most characters of a table's cell
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
@@ -50,7 +50,7 @@ def duration(seconds: float) -> str:
 
 
 def size(text: str, where: str) -> int:
-    """Bytes of a size such as 50G or 512M; `RequestError` for what is none, naming `where`."""
+    """The bytes of a size such as 50G or 512M; a `RequestError` for others names `where`."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
     if found is None:
         raise RequestError(
@@ -60,13 +60,13 @@ def size(text: str, where: str) -> int:
 
 
 def is_plain() -> bool:
-    """Whether text alone may be written: no colors, nothing that moves the cursor."""
+    """Whether only plain text may be written: no colors, nothing that moves the cursor."""
     kind = os.environ.get("TERM", "").lower()
     return kind in ("", "dumb", "unknown") or bool(os.environ.get("NO_COLOR"))
 
 
 class Tracker:
-    """One piece of work under way: how much of it is done, and what it is doing now."""
+    """One piece of work in progress: how much of it is done, and what it does now."""
 
     def __init__(self, name: str, total: float | None, unit: str) -> None:
         self.name = name
@@ -86,15 +86,15 @@ class Tracker:
         self.redraw()
 
     def note(self, doing: str) -> None:
-        """Say what is being done now, in a few words (the last line of a build's output, say)."""
+        """Say in a few words what is being done now, such as the last line of a build's output."""
         self.doing = doing
         self.redraw()
 
     def redraw(self) -> None:
-        """Show the new state; each kind of display has its own way."""
+        """Show the new state; subclasses do it, for each kind of display."""
 
     def figures(self) -> str:
-        """How much, how fast, how long still; empty where nothing is counted, or by no unit."""
+        """Amount done, rate and time left; empty if nothing is counted or there is no unit."""
         if not self.done or not self.unit:
             return ""
         elapsed = max(time.monotonic() - self.started, 1e-9)
@@ -128,7 +128,7 @@ class _Lines(Tracker):
 
 
 class Reporter:
-    """Says what is going on. `quiet` drops everything but results and errors."""
+    """Reports what is going on. `quiet` drops everything except results and errors."""
 
     def __init__(self, stream: TextIO | None = None, *, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -136,7 +136,7 @@ class Reporter:
 
     @cached_property
     def _terminal(self) -> Console | None:
-        """The terminal, where there is one that can be drawn on."""
+        """The terminal; None if there is none that can be drawn on."""
         if not self._stream.isatty() or is_plain():
             return None
         from rich.console import Console
@@ -144,7 +144,7 @@ class Reporter:
         return Console(file=self._stream, highlight=False)
 
     def say(self, text: str) -> None:
-        """Say one line."""
+        """Print one line."""
         if self.quiet:
             return
         text = shown(text)
@@ -181,7 +181,7 @@ class _Live(Tracker):
 
 @contextmanager
 def live(console: Console, name: str, total: float | None, unit: str) -> Iterator[Tracker]:
-    """A line that follows one piece of work, and is gone at its end."""
+    """Show a line that follows one piece of work, and remove it at the end."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (
@@ -202,15 +202,16 @@ def show_lines(*lines: str) -> None:
 
 
 def show_table(table: Table, least: Sequence[str] = ()) -> None:
-    """Print a result's table; columns of `least` only where there is room for them."""
+    """Print a result's table; the columns in `least` only if there is room for them."""
     console = output()
     console.print(fitted(table, console, least))
 
 
 def output() -> Console:
-    """Standard output: as wide as the terminal, and nothing is cut where there is none.
+    """A console for standard output: as wide as the terminal, or wide enough to cut nothing.
 
-    What is none is asked of it, not of rich, for which FORCE_COLOR makes a terminal of a log.
+    Standard output itself is asked whether it is a terminal: with FORCE_COLOR, rich takes a log for
+    one.
     """
     from rich.console import Console
 
@@ -224,9 +225,9 @@ def output() -> Console:
 
 
 def fitted(table: Table, console: Console, least: Sequence[str] = ()) -> Table:
-    """A result's table as it is printed: what its cells say is no markup.
+    """A result's table as it is printed: its cells are plain text, not markup.
 
-    On a terminal that is too narrow the columns of `least` are left out, one after the other.
+    On a terminal that is too narrow, the columns in `least` are left out one after the other.
     """
     columns = list(table.columns)
     drawn = _as_text(columns)
