@@ -53,7 +53,7 @@ LONGEST = 220  # bytes of a name, of the 255 allowed: the files beside it have l
 
 @dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A squash file and the key of what it was made from."""
+    """A squash file and its content key."""
 
     path: Path
     size: int
