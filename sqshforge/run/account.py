@@ -18,9 +18,9 @@ SKELETON = "/etc/skel"
 
 
 def add(root: Path, uid: int, gid: int, home: str) -> None:
-    """Add the caller, by the host's names, to passwd and group where the image has no such id."""
+    """Add the caller, by the host's names, to passwd and group if the image lacks the ids."""
     user = group = "user"
-    with contextlib.suppress(KeyError):  # an id that the host has no name for
+    with contextlib.suppress(KeyError):  # the host has no name for the id
         user = pwd.getpwuid(uid).pw_name
     with contextlib.suppress(KeyError):
         group = grp.getgrgid(gid).gr_name
@@ -29,10 +29,10 @@ def add(root: Path, uid: int, gid: int, home: str) -> None:
 
 
 def make_home(root: Path, home: str) -> None:
-    """Make a home folder that is not there, with what the image's /etc/skel holds, as enroot does.
+    """Make a missing home folder with the content of the image's /etc/skel, as enroot does.
 
-    Links are copied as links, and devices, pipes and sockets are left out: as root, nothing of
-    the host is read through them.
+    Links are copied as links, and devices, pipes and sockets are left out, so that root reads
+    nothing of the host through them.
     """
     place, skeleton = inside(root, home), inside(root, SKELETON)
     if place.exists() or not skeleton.is_dir() or place.is_relative_to(skeleton):
@@ -50,9 +50,9 @@ def login_shell(root: Path, uid: int) -> str:
 
 
 def login_umask(root: Path, uid: int, inherited: int) -> int:
-    """The umask by the container's login.defs(5): UMASK, and USERGROUPS_ENAB for a user.
+    """The umask from the container's login.defs(5): UMASK, and USERGROUPS_ENAB for a user.
 
-    Enroot's logins have it so. Without these settings it stays the caller's.
+    Enroot's login shells have the same. Without these settings it stays the caller's.
     """
     settings = dict(
         re.findall(r'^[ \t]*(\w+)[ \t="]+([^ \t"#\n]+)', text(root, "/etc/login.defs"), re.M)
@@ -62,19 +62,19 @@ def login_umask(root: Path, uid: int, inherited: int) -> int:
     if re.fullmatch("0[0-7]{0,4}|[1-9][0-9]{0,3}", number):
         umask = int(number, 8 if number.startswith("0") else 10) & 0o777
     if settings.get("USERGROUPS_ENAB", "").lower() in ("yes", "true") and _has_own_group(root, uid):
-        umask = umask & ~0o070 | umask >> 3 & 0o070  # for the group as for the user
+        umask = umask & ~0o070 | umask >> 3 & 0o070  # the same bits for the group as for the user
     return umask
 
 
 def _has_own_group(root: Path, uid: int) -> bool:
-    """Whether a user other than root has a group of the same number and name to itself."""
+    """Whether a user other than root has a private group, of the same number and name."""
     user = next(_entries(root, PASSWD, uid), [])
     group = next(_entries(root, GROUP, uid), [])
     return uid != 0 and user[3:4] == [str(uid)] and user[:1] == group[:1]
 
 
 def _entries(root: Path, path: str, number: int) -> Iterator[list[str]]:
-    """The fields of the entries that passwd or group has for an id."""
+    """The fields of each entry that passwd or group has for an id."""
     for entry in text(root, path).split("\n"):
         fields = entry.split(":")
         if fields[2:3] == [str(number)]:
@@ -84,7 +84,7 @@ def _entries(root: Path, path: str, number: int) -> Iterator[list[str]]:
 def _add_line(root: Path, path: str, number: int, line: str) -> None:
     """Add an entry for an id that passwd or group does not have yet.
 
-    What an image has in the place of the file (a device, a pipe) is replaced, not written to.
+    If the image has a device or a pipe in place of the file, it is replaced, not written to.
     """
     if not any(_entries(root, path, number)):
         entries = text(root, path).split("\n")
@@ -96,7 +96,7 @@ def _add_line(root: Path, path: str, number: int, line: str) -> None:
 
 
 def _special(parent: str, names: list[str]) -> list[str]:
-    """Those of a folder's entries that are neither files nor folders nor links."""
+    """The entries of a folder that are neither files nor folders nor links."""
     paths = {name: Path(parent, name) for name in names}
     return [
         name
@@ -106,7 +106,7 @@ def _special(parent: str, names: list[str]) -> list[str]:
 
 
 def _is_shell(root: Path, path: str) -> bool:
-    """Whether commands can be run by it; /usr/sbin/nologin and /bin/false are no shells."""
+    """Whether a program can run commands; /usr/sbin/nologin and /bin/false cannot."""
     place = inside(root, path)
     return (
         place.is_file()

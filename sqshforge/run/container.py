@@ -1,7 +1,7 @@
-"""What happens between the new mount namespace and the image's /etc/rc.
+"""Set up a container: the steps between the new mount namespace and the image's /etc/rc.
 
-Runs as a small program of its own in that namespace and ends by becoming the command. All mounts
-are in the namespace, so they are gone with the last process in it, however that ends.
+This module runs as a small program in that namespace and ends by becoming the command. All mounts
+are in the namespace, so they go with the last process in it, however that ends.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sqshforge.run.supervisor import Supervisor
 PROGRAMS = Programs()
 
 FROM_HOST = ("hosts", "hostname", "resolv.conf", "machine-id")
-OF_HOST = ("/proc", "/sys", "/dev")  # bound as they are: what is made in them is made on the host
-NO_EFFECT = "nosuid,nodev"  # of devices and set-user-id programs in what the image brings
+OF_HOST = ("/proc", "/sys", "/dev")  # bound as they are: files made there are made on the host
+NO_EFFECT = "nosuid,nodev"  # disable devices and set-user-id programs of the image
 FLAGS = {
     "ro": syscalls.MS_RDONLY,
     "nosuid": syscalls.MS_NOSUID,
@@ -38,20 +38,20 @@ FLAGS = {
     "noexec": syscalls.MS_NOEXEC,
     "nosymfollow": syscalls.MS_NOSYMFOLLOW,
 }
-# A mount in a folder that is closed to the caller (/sys/kernel/debug, for a user), or hidden by
-# another: the command gets to it no more than we do.
+# Errors of a mount in a folder that the caller may not enter (/sys/kernel/debug, for a user), or
+# that another mount hides: the command cannot reach it either.
 OUT_OF_REACH = (errno.EACCES, errno.ENOENT, errno.ENOTDIR, errno.EINVAL)
-OWN = "${ENROOT_ROOTFS}"  # begins the source of a volume in fstab
+OWN = "${ENROOT_ROOTFS}"  # the start of a volume's source in fstab
 
 
 def merged_environment(
     host: Mapping[str, str], image: str, asked: Mapping[str, str]
 ) -> dict[str, str]:
-    """Merge as enroot does: the image's /etc/environment wins over the host, `asked` over both.
+    """Merge as enroot does: the image's /etc/environment overrides the host, `asked` both.
 
-    But what goes into every container (`passed`) wins over the image. `${NAME}` in the image's file
-    is replaced by the host's value, or by nothing. PYTHONHOME, which a module system sets for the
-    host's Python, would keep the image's from starting.
+    Only the variables that go into every container (`passed`) override the image's. `${NAME}` in
+    the image's file is replaced by the host's value, or by nothing. PYTHONHOME is dropped: a module
+    system sets it for the host's Python, and it would keep the image's from starting.
     """
     merged = {name: value for name, value in host.items() if name != "PYTHONHOME"}
     for line in image.split("\n"):
@@ -69,12 +69,12 @@ def mount_root(
     fuse: bool | None,
     log: Path | None = None,
 ) -> Path:
-    """Mount all of it below the supervisor's place; the merged root.
+    """Mount the image and a writable layer below the supervisor's place; return the merged root.
 
-    With a `log` squashfuse mounts the file, and writes into it each call that it answers.
+    With a `log`, squashfuse mounts the file and logs each call that it answers there.
     """
     place = supervisor.place
-    if re.search(r"[:,\\]", str(place)):  # which have a meaning in overlay's options
+    if re.search(r"[:,\\]", str(place)):  # these are special in overlay's options
         raise RequestError(
             f"TMPDIR: {place.parent} has a colon, a comma or a backslash in its name, and a "
             "container cannot be mounted there",
@@ -108,9 +108,9 @@ def mount_program(*words: str | Path) -> None:
 
 
 def make_read_only(place: Path) -> None:
-    """Turn a bind mount read-only with all that is mounted below it.
+    """Make a bind mount and all mounts below it read-only.
 
-    Their other options stay: a user namespace must not drop what the host has set.
+    Their other options stay: a user namespace may not drop those that the host has set.
     """
     flags = _mounts()
     syscalls.remount_bind(place, flags.get(place, 0) | syscalls.MS_RDONLY)
@@ -123,7 +123,7 @@ def make_read_only(place: Path) -> None:
 
 
 def _mounts() -> dict[Path, int]:
-    """The flags of every mount by its place; of several in one place, those of the topmost."""
+    """The flags of each mount by its mount point; of several at one point, those of the topmost."""
     found = {}
     for line in os.fsdecode(Path("/proc/self/mountinfo").read_bytes()).split("\n")[:-1]:
         fields = line.split(" ")
@@ -141,15 +141,15 @@ def _mounted_by_kernel(image: Path, lower: Path, *, required: bool) -> bool:
     except WorkError:
         if required:
             raise
-        return False  # no loop devices here, or a kernel without squashfs or its zstd
+        return False  # no loop devices, or a kernel without squashfs or its zstd
     return True
 
 
 def _overlay_is_enough(image: Path, lower: Path, upper: Path) -> bool:
-    """Whether the kernel's overlay does for a user; it reads twice as fast as fuse-overlayfs.
+    """Whether the kernel's overlay works for a user; it reads twice as fast as fuse-overlayfs.
 
-    A folder that is removed and made anew takes user attributes on the layer in memory, which
-    Linux has from 6.6 on. And all files must be the user's: other owners cannot be changed here.
+    To remove a folder and make it again, it needs user.* attributes on the layer in memory, which
+    Linux has since 6.6. And all files must be the user's: it cannot change those of other owners.
     """
     try:
         os.setxattr(upper, "user.sqshforge", b"")
@@ -166,26 +166,26 @@ def _squashfuse() -> Path:
 
 
 def _squashfuse_with_paths() -> Path:
-    """The one whose messages name files by their paths; squashfuse_ll knows numbers only."""
+    """The squashfuse whose messages name files by path; squashfuse_ll gives only numbers."""
     return PROGRAMS.require("squashfuse", "it tells which files a start reads")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start, as the outer process decided it."""
+    """What to start, as decided by the outer process."""
 
     image: str
     command: tuple[str, ...]
     mounts: tuple[tuple[str, str, bool], ...]  # (source, target, read-only)
-    environment: Mapping[str, str]  # what was asked for; the host's is this process's own
+    environment: Mapping[str, str]  # the requested variables; the host's are this process's own
     uid: int
     gid: int
     fuse: bool | None
-    log: str | None = None  # the file that squashfuse notes its calls in
+    log: str | None = None  # the file in which squashfuse logs its calls
 
 
 def main(plan_without_command: str, *command: str) -> NoReturn:
-    """Set the container up and become its command; a few lines and an exit code if that fails."""
+    """Set up the container and become its command; on failure print a short error and exit."""
     supervisor.close_all_but(_handed_on(os.environ))
     passed.forget_coerced()
     plan = Plan(command=command, **json.loads(plan_without_command))
@@ -202,10 +202,10 @@ def main(plan_without_command: str, *command: str) -> NoReturn:
 
 
 def _handed_on(environment: Mapping[str, str]) -> set[int]:
-    """The descriptors that the command gets: the standard streams, and a process manager's socket.
+    """The descriptors that the command gets: the standard streams and a process manager's socket.
 
-    With PMI-1 and PMI-2 Slurm hands each rank one. What else the caller has open is not for the
-    image.
+    With PMI-1 and PMI-2, Slurm gives each rank such a socket. The caller's other open files are not
+    for the image.
     """
     number = environment.get("PMI_FD", "")
     return {0, 1, 2, int(number) if re.fullmatch("[0-9]{1,9}", number) else 0}
@@ -219,24 +219,24 @@ def _failure(error: OSError | ValueError | SqshforgeError, plan: Plan) -> Sqshfo
 
 
 def _become_command(plan: Plan) -> NoReturn:
-    umask = os.umask(0o022)  # what is made here is for all users of the container
+    umask = os.umask(0o022)  # files of the set-up are for all users of the container
     beside = supervisor.start()
     log = Path(plan.log) if plan.log else None
     root = mount_root(Path(plan.image), beside, as_root=plan.uid == 0, fuse=plan.fuse, log=log)
-    # Up to here and in all programs that are called for the set-up, the host's environment holds:
-    # the image's PATH or LD_LIBRARY_PATH is not for them.
+    # The set-up, and all programs that it calls, use the host's environment: the image's PATH or
+    # LD_LIBRARY_PATH is not for them.
     of_image = text(root, "/etc/environment")
     environment = merged_environment(os.environ, of_image, plan.environment)
     home = environment.get("HOME", "")
     home = home if home.startswith("/") else "/"
     _own_files(root, plan, home)
-    # All that the image says is read before anything of the host is bound: a link of the image in
-    # the place of a file must not lead into the host's /proc.
+    # Read the image's files before anything of the host is bound: a link of the image in place of a
+    # file must not lead into the host's /proc.
     shell = account.login_shell(root, plan.uid)
     umask = account.login_umask(root, plan.uid, umask)
     fstab = text(root, "/etc/fstab")
     bound = _bind_host(root, home)
-    # As for enroot's hook, the host's variables win over the image's.
+    # As for enroot's hook, the host's variables override the image's.
     asked = {**environment, **os.environ, **plan.environment}
     gpu_driver.bring_driver(root, asked, PROGRAMS)
     _volumes(root, fstab, bound)
@@ -249,7 +249,7 @@ def _become_command(plan: Plan) -> NoReturn:
     os.umask(umask)
     syscalls.forbid_new_privileges()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and that is inherited
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them, and the command inherits that
     try:
         os.execve(argv[0], [f"-{Path(argv[0]).name}", *argv[1:]], environment)
     except OSError as error:
@@ -257,7 +257,7 @@ def _become_command(plan: Plan) -> NoReturn:
 
 
 def _of_another_machine(program: Path, plan: Plan) -> RequestError | None:
-    """What to say where a program of the image is not for this machine, nor emulated here."""
+    """The error for a program of the image that is for another machine; None if it is not."""
     try:
         with program.open("rb") as file:
             built_for = platforms.of_program(file.read(platforms.HEAD))
@@ -269,21 +269,21 @@ def _of_another_machine(program: Path, plan: Plan) -> RequestError | None:
 
 
 def _own_files(root: Path, plan: Plan, home: str) -> None:
-    """What every container takes of its host into its own files: its names, its user."""
+    """Put the host's names and the caller's account into the container's own files."""
     etc = folder(root, "/etc")
     for name in FROM_HOST:
         source, target = Path("/etc") / name, etc / name
         if source.exists():
-            # Replaced, not written through: in an image it is often a link to nowhere.
+            # Replace it: in an image it is often a dangling link, which cannot be written through.
             target.unlink(missing_ok=True)
             shutil.copyfile(source, target)
     account.add(root, plan.uid, plan.gid, home)
 
 
 def _bind_host(root: Path, home: str) -> dict[Path, str]:
-    """Bind the host's folders, and make what is beside them: an empty /tmp and a home folder.
+    """Bind the host's folders, and make an empty /tmp and a home folder.
 
-    Gives the folders of the host that are bound, by where the image has them.
+    Returns the bound folders of the host by their places in the root.
     """
     bound = {folder(root, path): path for path in OF_HOST}
     temporary = folder(root, "/tmp")
@@ -298,17 +298,17 @@ def _bind_host(root: Path, home: str) -> dict[Path, str]:
 
 
 def _host_folder(place: Path, bound: Mapping[Path, str]) -> str | None:
-    """The bound folder of the host in which a place would have to be made; None for no such."""
+    """The bound host folder in which a missing place would have to be made, or None."""
     if place.exists():
         return None
     return next((path for one, path in bound.items() if place.is_relative_to(one)), None)
 
 
 def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
-    """Honour the image's /etc/fstab as enroot writes it: binds of the root's own folders.
+    """Bind the volumes in the image's /etc/fstab as enroot writes it: folders of the root itself.
 
-    Blanks and tabs alone are between its fields, fstab(5). What an image asks for of the host is
-    left out, and said.
+    Only blanks and tabs separate its fields, fstab(5). Volumes that would involve the host are left
+    out with a warning.
     """
     for line in fstab.split("\n"):
         fields = [unescape(field) for field in re.split("[ \t]+", line.strip(" \t"))]
@@ -330,15 +330,16 @@ def _volumes(root: Path, fstab: str, bound: Mapping[Path, str]) -> None:
 
 
 def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
-    """Bind what --mount names.
+    """Bind the paths that --mount names.
 
-    Raises `WorkError` where a target would be made on the host, `RequestError` for one that its
-    source does not fit.
+    Raises `WorkError` if a target would have to be made on the host, `RequestError` if source and
+    target do not fit.
     """
-    before: list[tuple[Path, Path, str]] = []  # where, by which name, and what was mounted there
+    before: list[tuple[Path, Path, str]] = []  # the place, name and source of each earlier mount
     for source, target, read_only in plan.mounts:
         place, name = inside(root, target), Path(os.path.normpath("/" + target.lstrip("/")))
-        # Into an earlier mount leads its name, which the user wrote, but no link of the image.
+        # A target may lie in an earlier mount by its name, which the user wrote, but not because a
+        # link of the image leads there.
         by_link = {at: of for at, named, of in before if not name.is_relative_to(named)}
         host = _host_folder(place, {**by_link, **bound})
         if host is not None:
@@ -351,7 +352,7 @@ def _mounts_asked(root: Path, plan: Plan, bound: Mapping[Path, str]) -> None:
 
 
 def _require_fit(source: Path, place: Path, target: str, root: Path) -> None:
-    """Raise `RequestError` where a file would go over a folder, a folder over a file or over /."""
+    """Raise `RequestError` for a file over a folder, a folder over a file, or anything over /."""
     if place == root:
         raise RequestError(
             f"{target} is all of the container, which {source} would hide",
@@ -383,9 +384,9 @@ def _bind(source: Path, place: Path, read_only: bool) -> None:
 
 
 def _start_words(plan: Plan, shell: str, home: str) -> list[str]:
-    """The login shell of the container's user with /etc/rc and the command.
+    """The arguments of the login shell that runs /etc/rc with the command.
 
-    An image without /etc/rc starts in the home folder, with the command alone or a shell.
+    An image without /etc/rc starts the command, or a shell, in the home folder.
     """
     if Path("/etc/rc").is_file():
         return [shell, "/etc/rc", *plan.command]

@@ -1,4 +1,4 @@
-"""The call of `enroot start`: its words, its environment, and what keeps the root to the end."""
+"""The call of `enroot start`: its arguments, its environment, and its configuration."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sqshforge.run import passed
 from sqshforge.run.mounts import Mount
 
 CONFIGURATION = "enroot.conf"
-ASKED = "SQSHFORGE_ENVIRON"  # lines of NAME=VALUE, which the configuration has put into a container
+ASKED = "SQSHFORGE_ENVIRON"  # lines of NAME=VALUE that the configuration puts into a container
 
 
 @dataclass(frozen=True)
 class Call:
-    """What to become: a program's words and its environment."""
+    """The program to become: its arguments and its environment."""
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
@@ -34,12 +34,12 @@ def call(
     asked: Mapping[str, str],
     programs: Programs,
 ) -> Call:
-    """The call that starts a command straight from the file.
+    """The call that starts a command directly from the squash file.
 
-    No value is seen among the words of a process: enroot takes those of `--env NAME` from its own
-    environment. What is asked for is no part of that (a PATH or an LD_PRELOAD would be for enroot
-    too). Raises `MissingError` where enroot is not installed, `RequestError` for a variable that it
-    cannot pass.
+    No value appears among the arguments of a process: enroot takes the values of `--env NAME` from
+    its own environment. The variables in `asked` are not set there (a PATH or an LD_PRELOAD would
+    affect enroot too). Raises `MissingError` if enroot is not installed, `RequestError` for a
+    variable that it cannot pass.
     """
     enroot = programs.which("enroot")
     if enroot is None:
@@ -53,11 +53,11 @@ def call(
     argv = [str(enroot), "start", "--rw", "--conf", str(_file(text))]
     for one in mounts:
         kind = "dir" if one.source.is_dir() else "file"
-        # With rbind, enroot would leave what is mounted below a read-only source writable.
+        # With rbind, enroot would leave mounts below a read-only source writable.
         options = f"x-create={kind},{'bind,ro' if one.read_only else 'rbind,rw'}"
         argv += ["--mount", f"{_field(str(one.source))}:{_field(one.target)}:{options}"]
     for name in passed.names(os.environ):
-        if name not in asked and _is_line(os.environ[name]):  # enroot's --env would win
+        if name not in asked and _is_line(os.environ[name]):  # --env would override `asked`
             argv += ["--env", name]
     lines = "".join(f"{name}={value}\n" for name, value in asked.items())
     environment = {**os.environ, ASKED: lines, **_functions(text, programs)}
@@ -65,7 +65,7 @@ def call(
 
 
 def _field(path: str) -> str:
-    r"""A path as in an fstab, where \040 stands for a blank, which would end it."""
+    r"""Escape a path as in fstab: a blank would end it, so it is written as \040."""
     return re.sub(r"[ \t\n\\]", lambda found: f"\\{ord(found[0]):03o}", path)
 
 
@@ -85,7 +85,7 @@ def _require_passable(name: str, value: str) -> None:
 
 
 def _is_line(value: str) -> bool:
-    """Whether a value is one line: of the next one, enroot would make a variable of its own."""
+    """Whether a value is one line: enroot would take a second line for another variable."""
     return "\n" not in value
 
 
@@ -96,7 +96,7 @@ def _configuration() -> str:
 
 
 def _file(text: str) -> Path:
-    """The configuration as a file; where this runs out of a zip file, one that removes itself."""
+    """The configuration as a file; if run from a zip file, a temporary one that removes itself."""
     place = Path(__file__).with_name(CONFIGURATION)
     if place.is_file():
         return place
@@ -107,9 +107,9 @@ def _file(text: str) -> Path:
 
 
 def _functions(text: str, programs: Programs) -> dict[str, str]:
-    """The configuration's functions for the FUSE servers, as bash takes them from its environment.
+    """The configuration's functions for the FUSE servers, as variables that bash imports.
 
-    None for a server that is not installed: enroot is to tell that.
+    A server that is not installed gets none: enroot reports that.
     """
     found = re.findall(r"^([a-z-]+)\(\) (\{.*\})$", text, re.MULTILINE)
     return {f"BASH_FUNC_{name}%%": f"() {body}" for name, body in found if programs.which(name)}

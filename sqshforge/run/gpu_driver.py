@@ -1,9 +1,8 @@
-"""Bring the NVIDIA driver of the host into a container, as enroot's hook 98-nvidia does.
+"""Bring the host's NVIDIA driver into a container, as enroot's hook 98-nvidia does.
 
-An image has CUDA, but never the driver's own libraries: they must be those of the kernel module
-that is loaded. NVIDIA's nvidia-container-cli mounts them into a root; the variables NVIDIA_* say
-which devices and which parts it brings (docs of the NVIDIA Container Toolkit, "Environment
-variables").
+An image has CUDA, but never the driver's own libraries, which must match the loaded kernel module.
+NVIDIA's nvidia-container-cli mounts them into a root; the variables NVIDIA_* select the devices and
+the parts of the driver (docs of the NVIDIA Container Toolkit, "Environment variables").
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 
 CLI = "nvidia-container-cli"
-CONTROL = Path("/dev/nvidiactl")  # there as soon as the driver is loaded
+CONTROL = Path("/dev/nvidiactl")  # exists once the driver is loaded
 PARTS = ("compute", "compat32", "display", "graphics", "utility", "video")
 FIX = "install it (NVIDIA's package libnvidia-container-tools), or enroot with its NVIDIA hook"
 
@@ -24,9 +23,9 @@ FIX = "install it (NVIDIA's package libnvidia-container-tools), or enroot with i
 def bring_driver(root: Path, environment: Mapping[str, str], programs: Programs) -> None:
     """Mount the driver's libraries and programs into a root, if its environment asks for devices.
 
-    Without a driver on the host nothing is done; without nvidia-container-cli that is said, and the
-    container starts without. Raises `WorkError` where nvidia-container-cli fails, as it does where
-    the image asks for a newer driver.
+    Without a driver on the host nothing is done; without nvidia-container-cli a warning is printed,
+    and the container starts without GPUs. Raises `WorkError` if nvidia-container-cli fails, as it
+    does if the image requires a newer driver.
     """
     devices = environment.get("NVIDIA_VISIBLE_DEVICES", "void")
     if devices in ("", "void") or not CONTROL.exists():
@@ -50,7 +49,10 @@ def bring_driver(root: Path, environment: Mapping[str, str], programs: Programs)
 
 
 def _options(environment: Mapping[str, str], programs: Programs) -> list[str]:
-    """The options of `configure` that the variables NVIDIA_* stand for."""
+    """The options of `configure` for the variables NVIDIA_*.
+
+    Raises `WorkError` for an unknown part of the driver.
+    """
     ldconfig = programs.which("ldconfig.real") or programs.which("ldconfig") or "/sbin/ldconfig"
     options = ["--no-cgroups", f"--ldconfig=@{ldconfig}"]
     devices = environment["NVIDIA_VISIBLE_DEVICES"]

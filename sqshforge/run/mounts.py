@@ -1,4 +1,4 @@
-"""What a request binds into a container: --mount SRC:DST[:ro]."""
+"""The host paths to bind into a container: --mount SRC:DST[:ro]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Mount:
 
     @classmethod
     def parse(cls, text: str) -> Mount:
-        """Read SRC:DST or SRC:DST:ro|rw; `RequestError` for another form or a missing SRC."""
+        """Parse SRC:DST or SRC:DST:ro|rw; `RequestError` for another form or a missing SRC."""
         source, _, rest = text.partition(":")
         target, _, flag = rest.partition(":")
         if not source or not target.startswith("/") or flag not in ("", "ro", "rw"):
@@ -27,7 +27,7 @@ class Mount:
             )
         try:
             path = Path(source).expanduser().absolute()
-        except RuntimeError:  # ~NAME of nobody, or ~ of somebody without a home
+        except RuntimeError:  # ~NAME of an unknown user, or ~ of a user without a home
             raise RequestError(
                 f"there is no such home: {source}", where=f"--mount {text}", fix="write its path"
             ) from None

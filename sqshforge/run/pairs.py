@@ -1,4 +1,4 @@
-"""Options of the form NAME=VALUE. Light: every command line is read by it."""
+"""Options of the form NAME=VALUE. Cheap to import: every command line is parsed with it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sqshforge.errors import RequestError
 
 
 def parse_pairs(words: Sequence[str], option: str) -> dict[str, str]:
-    """NAME=VALUE, each once or more; `RequestError` for a word that is none."""
+    """Parse words NAME=VALUE, the last of a name counts; `RequestError` for any other word."""
     pairs = {}
     for word in words:
         name, separator, value = word.partition("=")

@@ -1,7 +1,7 @@
-"""What of the caller's environment goes into every container, and wins over what the image says.
+"""The variables of the caller that go into every container and override the image's.
 
-The one list of it, for all runtimes. Enroot clears the rest; pyxis and the built-in runtime pass it
-where the image does not set it.
+This is the only list of them, for all runtimes. Enroot clears all others; pyxis and the built-in
+runtime pass them unless the image sets them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 
 class Passed(NamedTuple):
-    """Names that go in for one reason; a * stands for any letters at the end of a name."""
+    """Names that go in for one reason; a * stands for any end of a name."""
 
     patterns: tuple[str, ...]
     why: str
 
 
-# Never what is about the host's own files (PATH, HOME, TMPDIR, LD_LIBRARY_PATH, PYTHONPATH,
-# CUDA_HOME), nor what says what the image is (PYTORCH_VERSION).
+# Never variables about the host's own files (PATH, HOME, TMPDIR, LD_LIBRARY_PATH, PYTHONPATH,
+# CUDA_HOME), nor those that describe the image (PYTORCH_VERSION).
 PASSED = (
     Passed(("SLURM_*", "SLURMD_NODENAME"), "the job, its nodes, the place of this one among them"),
     Passed(("PMI_*", "PMI2_*", "PMIX_*"), "process managers: how the ranks of MPI find each other"),
@@ -76,7 +76,7 @@ PASSED = (
 
 
 def names(environment: Mapping[str, str]) -> list[str]:
-    """The names in an environment that go in, sorted; but for what is no name for a shell."""
+    """The names in an environment that go in, sorted, without those that no shell can use."""
     patterns = [pattern for one in PASSED for pattern in one.patterns]
     return sorted(
         name
@@ -91,9 +91,9 @@ def is_name(name: str) -> bool:
 
 
 def forget_coerced() -> None:
-    """Take out of this process's environment what Python has put there as it started.
+    """Remove the variable that Python added to this process's environment at its start.
 
-    Where the caller has no language, that is an LC_CTYPE of its own (PEP 538).
+    If the caller has set no locale, Python sets LC_CTYPE (PEP 538).
     """
     with contextlib.suppress(OSError):
         given = Path("/proc/self/environ").read_bytes().split(b"\0")

@@ -1,4 +1,4 @@
-"""The smoke test: `training.smoke` runs inside a packed file, and its findings are shown."""
+"""The smoke test: run `training.smoke` inside a packed file and show its findings."""
 
 from __future__ import annotations
 
@@ -31,31 +31,31 @@ from sqshforge.squashfs.image import open_image
 from sqshforge.squashfs.inode import FILE
 
 COMMAND = ("python3", "-m", "training.smoke", "--json")
-LAST = 12  # lines of a failed test that its error shows
-# What comes of JSON that is not what it should be, or none.
+LAST = 12  # lines of a failed test's output that the error shows
+# Errors that invalid JSON, or JSON of an unexpected form, leads to.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)
 STEP = re.compile(
     r"\[(?P<number>\d{1,4}) of (?P<count>\d{1,4}), (?P<percent>\d{1,2})%\] (?P<name>.+)"
 )
-ENOUGH = 5.0  # percent that must be done before the rest is estimated
-LINE = 1 << 12  # bytes; what the image says may have no end
-LONGEST = 1 << 24  # bytes of findings
+ENOUGH = 5.0  # percent that must be done before the time left is estimated
+LINE = 1 << 12  # bytes read at once; a line from the image may be endless
+LONGEST = 1 << 24  # bytes kept of findings
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at inside the image."""
+    """The result of one check inside the image."""
 
     name: str
     ok: bool
     seconds: float
     detail: str
-    figures: Mapping[str, Any] = field(default_factory=dict)  # what was measured, such as losses
+    figures: Mapping[str, Any] = field(default_factory=dict)  # measurements, such as losses
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the smoke test of one sqsh found."""
+    """The findings of the smoke test of one sqsh."""
 
     ok: bool
     seconds: float
@@ -73,8 +73,8 @@ class Outcome:
 def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
     """Run the smoke test inside a sqsh.
 
-    A check that fails is an outcome; `WorkError` is raised where the test itself cannot run,
-    `RequestError` for a file that is no sqsh.
+    A failed check is part of the outcome. Raises `WorkError` if the test itself cannot run,
+    `RequestError` if the file is not a sqsh.
     """
     require_sqsh(image)
     _require_machine(image, programs)
@@ -86,7 +86,7 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
         programs.start(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process,
     ):
         assert process.stdout is not None and process.stderr is not None
-        # Both at once: an image that fills the one while we wait for the other would wait for us.
+        # Read both pipes at once: an image that fills one while we wait for the other would hang.
         output = bytearray()
         reader = threading.Thread(target=_read, args=(process.stdout, output), daemon=True)
         reader.start()
@@ -111,9 +111,9 @@ def run(image: Path, programs: Programs, reporter: Reporter) -> Outcome:
 
 
 def progress(line: str, elapsed: float) -> tuple[float | None, str]:
-    """Read a line of the running test: how much is done, in percent, and what is shown of it.
+    """Parse a line of the running test: the percentage done, and the text to show.
 
-    Of a line that does not say how much is done, the first is None.
+    The percentage is None for a line that does not state it.
     """
     found = STEP.fullmatch(line)
     if found is None:
@@ -124,7 +124,7 @@ def progress(line: str, elapsed: float) -> tuple[float | None, str]:
 
 
 def _require_machine(image: Path, programs: Programs) -> None:
-    """Raise `RequestError` for an image whose programs are another machine's, not emulated here."""
+    """Raise `RequestError` for an image of another platform that is not emulated here."""
     with open_image(image) as opened:
         shell = opened.find(b"bin/sh")
         if shell is None or shell.kind != FILE:
@@ -136,13 +136,13 @@ def _require_machine(image: Path, programs: Programs) -> None:
 
 
 def _read(stream: IO[bytes], into: bytearray) -> None:
-    """Read all that comes, and keep what findings may have."""
+    """Read a stream to its end; keep at most `LONGEST` bytes."""
     while piece := stream.read(1 << 16):
         into += piece[: max(LONGEST - len(into), 0)]
 
 
 def _findings(output: bytes) -> tuple[bool, tuple[Check, ...]] | None:
-    """What an image's test printed, if it is what one prints."""
+    """Parse the output of an image's test; None if it is not valid."""
     found = parse_object(output) or {}
     try:
         ok, checks = found["ok"], tuple(_check(dict(one)) for one in found["checks"])
@@ -152,7 +152,7 @@ def _findings(output: bytes) -> tuple[bool, tuple[Check, ...]] | None:
 
 
 def _check(found: dict[str, Any]) -> Check:
-    """Raises `ValueError` or `KeyError` for what is none."""
+    """Parse a check; raises `ValueError` or `KeyError` for an invalid one."""
     name, ok, seconds, detail = (found.pop(key) for key in ("name", "ok", "seconds", "detail"))
     wanted = ((name, str), (ok, bool), (seconds, (int, float)), (detail, str))
     if not all(isinstance(value, kind) for value, kind in wanted) or not math.isfinite(seconds):
@@ -161,7 +161,7 @@ def _check(found: dict[str, Any]) -> Check:
 
 
 def recall(image: Path, key: str) -> Outcome | None:
-    """The outcome of an earlier test that this very file passed, if there is one."""
+    """The recorded outcome of an earlier test that the file with this key passed, if any."""
     record = read_object(_record(image))
     try:
         if record is None or record["key"] != key:
@@ -173,9 +173,9 @@ def recall(image: Path, key: str) -> Outcome | None:
 
 
 def remember(image: Path, key: str, outcome: Outcome) -> None:
-    """Note that this file passed, beside it; the note is of no worth to another file.
+    """Record beside a file that it passed; the record is not valid for any other file.
 
-    Where nothing can be written, the file is tested again the next time.
+    If it cannot be written, the file is tested again the next time.
     """
     record = {"key": key, **asdict(outcome)}
     del record["remembered"]

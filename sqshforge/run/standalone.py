@@ -1,7 +1,7 @@
-"""The command `sqshforge run` without the rest of sqshforge: what a node starts from an image.
+"""The command `sqshforge run` without the rest of sqshforge, for nodes to run from an image.
 
-It takes the same words and ends with the same exit codes. With all it imports it is standard
-library only and runs on Python 3.9, as the nodes of a cluster have their own Python.
+It takes the same arguments and gives the same exit codes. With all its imports it uses only the
+standard library and Python 3.9, because the nodes of a cluster have their own Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqshforge.run.pairs import parse_pairs
 
 
 def main(words: Sequence[str]) -> NoReturn:
-    """Become a command in a sqsh; what prevents it is said in a few lines, never a traceback."""
+    """Become a command in a sqsh; an error is printed in a few lines, never as a traceback."""
     streams.require()
     # Split off first: argparse would drop a second -- that belongs to the command.
     end = words.index("--") if "--" in words else len(words)

@@ -1,4 +1,4 @@
-"""Choose how a sqsh is started, check the request, and become what starts it."""
+"""Choose how to start a sqsh, check the request, and become the program that starts it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sqshforge.run import enroot, passed, warm
 from sqshforge.run.container import Plan
 from sqshforge.run.mounts import Mount
 
-RUNTIMES = ("auto", "enroot", "builtin")  # auto: enroot where it is installed
+RUNTIMES = ("auto", "enroot", "builtin")  # auto: enroot if it is installed
 MAGIC = b"hsqs"  # the first bytes of every squash file
-SIZE_AT = 40  # where its superblock says how many bytes it has, a 64-bit number
+SIZE_AT = 40  # the offset in its superblock of its size in bytes, a 64-bit number
 
 
 def run(
@@ -34,9 +34,9 @@ def run(
     """Become a command in a sqsh; without a command, the image's own.
 
     This process is the command from then on: signals and exit code are the command's own.
-    `runtime` is one of `RUNTIMES`; `fuse` says whether squashfuse mounts the file (None:
-    only where the kernel does not let us). Raises `RequestError` for a file that is no sqsh,
-    `MissingError` for what is not installed or not permitted.
+    `runtime` is one of `RUNTIMES`; `fuse` says whether squashfuse mounts the file (None: only if
+    the kernel cannot). Raises `RequestError` if the file is not a sqsh, `MissingError` for programs
+    that are not installed or rights that are not given.
     """
     programs = programs or Programs()
     environment = environment or {}
@@ -63,9 +63,9 @@ def run(
 
 
 def traced_command(image: Path, command: Sequence[str], log: str, programs: Programs) -> list[str]:
-    """The call that starts a command in a sqsh, and has the file `log` tell what is read of it.
+    """The call that starts a command in a sqsh and logs the reads of its files in the file `log`.
 
-    Raises `MissingError` for what is not installed or not permitted.
+    Raises `MissingError` for programs that are not installed or rights that are not given.
     """
     _require_rights(programs, fuse=True)
     passed.forget_coerced()
@@ -74,10 +74,10 @@ def traced_command(image: Path, command: Sequence[str], log: str, programs: Prog
 
 
 def require_sqsh(image: Path) -> None:
-    """Raise `RequestError` for what is not a whole squash file."""
+    """Raise `RequestError` if a file is not a complete squash file."""
     head = b""
     try:
-        if not image.is_fifo():  # it would wait for its writer
+        if not image.is_fifo():  # opening it would wait for a writer
             with image.open("rb") as file:
                 head = file.read(SIZE_AT + 8)
     except OSError as error:
@@ -102,10 +102,10 @@ def require_sqsh(image: Path) -> None:
 def builtin_command(unshare: Path, plan: Plan) -> list[str]:
     """The call that enters a mount namespace (and, without root, a user namespace first).
 
-    `-I` and `-S` spare the start what it does not need, such as the site's packages; so the
-    package's own folder is put on its path here.
+    `-I` and `-S` make Python skip what the start does not need, such as site packages; so the
+    package's own folder is put on the path here.
     """
-    # "slave": what the host mounts later, an automounter for one, shows inside; nothing goes back.
+    # "slave": later mounts of the host, such as an automounter's, show inside, but not vice versa.
     argv = [str(unshare), "--mount", "--propagation", "slave"]
     if plan.uid != 0:
         argv += ["--user", "--map-root-user"]
@@ -115,13 +115,13 @@ def builtin_command(unshare: Path, plan: Plan) -> list[str]:
         "from sqshforge.run.container import main; main(*sys.argv[1:])"
     )
     words = dict(plan.__dict__)
-    # Each a word of its own: one word may have 128 KiB, all together a good deal more.
+    # The command stays separate words: one may have 128 KiB, all together much more.
     command = words.pop("command")
     return [*argv, sys.executable, "-I", "-S", "-c", code, json.dumps(words), *command]
 
 
 def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process, with the dispositions of signals that Python found."""
+    """Replace this process, with the default actions for signals that Python ignores."""
     sys.stdout.flush()
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -129,7 +129,7 @@ def _become(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
 
 
 def _require_rights(programs: Programs, *, fuse: bool) -> None:
-    """The right to mount, and with `fuse` what squashfuse takes; else a `MissingError`."""
+    """Raise `MissingError` without the right to mount or, with `fuse`, the needs of squashfuse."""
     as_root = os.geteuid() == 0
     user = [] if as_root else ["--user", "--map-root-user"]
     tried = programs.attempt(["unshare", *user, "--mount", "true"])

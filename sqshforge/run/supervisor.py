@@ -1,7 +1,7 @@
-"""The process beside a container: it serves its FUSE mounts and clears up when it has ended.
+"""The supervisor: a process that serves a container's FUSE mounts and cleans up after its end.
 
-It is no child of the command, which may wait for all its children, or end them all. It lives in
-the container's mount namespace until the command ends, however that ends.
+It is not a child of the command, which may wait for all its children, or end them all. It lives in
+the container's mount namespace until the command ends, in whatever way.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from sqshforge.host import syscalls
 from sqshforge.host.programs import failed
 
 TIMEOUT = 10.0  # seconds for a FUSE server to come up
-MESSAGE = 1 << 16  # bytes; more than any request or answer has
+MESSAGE = 1 << 16  # bytes; more than any request or answer needs
 MOUNTED = "mounted"
 
-# Slurm signals all processes of a step, whatever their session: none of these may pull the file
-# system from under a command that is just saving its work. libfuse leaves ignored ones ignored.
+# Slurm signals all processes of a step, whatever their session: no such signal may take the file
+# system from a command that is saving its work. libfuse keeps ignored signals ignored.
 IGNORED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -45,16 +45,16 @@ IGNORED = (
 
 @dataclass(frozen=True)
 class Supervisor:
-    """The supervisor of this process, as long as this process sets the container up."""
+    """The connection to this process's supervisor while this process sets up the container."""
 
     line: socket.socket
     place: Path  # an empty folder of the host to mount on
 
     def serve(self, argv: Sequence[str | Path], mountpoint: Path, log: Path | None = None) -> None:
-        """Have a FUSE server run in the foreground, and wait until it has mounted.
+        """Start a FUSE server, which stays in the foreground, and wait until it has mounted.
 
-        What it says goes into the file `log` where one is named. Raises `WorkError` with the
-        server's own words where it does not mount.
+        Its messages go to the file `log` if one is named. Raises `WorkError` with the server's
+        message if it does not mount.
         """
         words = [str(word) for word in argv]
         self.line.send(json.dumps([words, str(mountpoint), str(log or "")]).encode())
@@ -63,18 +63,18 @@ class Supervisor:
             raise WorkError(answer or "the process that serves the image's files has ended")
 
     def set_up(self) -> None:
-        """Say that nothing is mounted on `place` any more: it is removed."""
+        """Report the end of the set-up: nothing is mounted on `place` any more, so remove it."""
         self.line.close()
 
 
 def start() -> Supervisor:
-    """Start the supervisor of this process, which is in the container's namespaces already."""
+    """Start the supervisor of this process, which is already in the container's namespaces."""
     watched = os.pidfd_open(os.getpid())
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     child = os.fork()
     if child == 0:
         try:
-            if os.fork() == 0:  # whose parent ends at once
+            if os.fork() == 0:  # its parent ends at once
                 ours.close()
                 _keep(watched, theirs)
         finally:
@@ -89,17 +89,17 @@ def start() -> Supervisor:
 
 
 def _keep(watched: int, line: socket.socket) -> NoReturn:
-    """Serve until the watched process ends; then end what it left."""
+    """Serve until the watched process ends; then end the processes that it left."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # By no link: what is mounted on it is found again by its path.
+    # Resolved: mounts on it are found again by their path, which must not have a link.
     place = Path(tempfile.mkdtemp(prefix="sqshforge-")).resolve()
-    parent = os.open(place.parent, os.O_PATH | os.O_DIRECTORY)  # the root will be another
+    parent = os.open(place.parent, os.O_PATH | os.O_DIRECTORY)  # the root will change
     _let_go({0, 1, 2, watched, line.fileno(), parent})
-    with contextlib.suppress(OSError):  # it was killed meanwhile
+    with contextlib.suppress(OSError):  # the starter was killed meanwhile
         line.send(os.fsencode(place))
     servers = _serve_until_set_up(line)
-    with contextlib.suppress(OSError):  # it is still mounted on, if the set-up was killed
+    with contextlib.suppress(OSError):  # it still has mounts if the set-up was killed
         os.rmdir(place.name, dir_fd=parent)
         os.close(parent)
     select.select([watched], [], [])
@@ -111,7 +111,7 @@ def _keep(watched: int, line: socket.socket) -> NoReturn:
 
 
 def _serve_until_set_up(line: socket.socket) -> set[int]:
-    """Start the servers that are asked for, until nobody is left to ask; their numbers."""
+    """Start the requested servers until the line is closed; return their process ids."""
     servers = set()
     while request := _heard(line):
         argv, mountpoint, log = json.loads(request)
@@ -127,14 +127,14 @@ def _serve_until_set_up(line: socket.socket) -> set[int]:
 
 
 def _heard(line: socket.socket) -> bytes:
-    """What the other side says; nothing where it has closed the line, or was killed."""
+    """The next message from the other side; empty if it has closed the line or was killed."""
     with contextlib.suppress(ConnectionError):
         return line.recv(MESSAGE)
     return b""
 
 
 def _let_go(kept: set[int]) -> None:
-    """Hold nothing of the caller: neither its terminal, nor its open files, nor its folder."""
+    """Let go of the caller's terminal, open files and working folder; keep these descriptors."""
     os.setsid()
     os.chdir("/")
     null = os.open(os.devnull, os.O_RDWR)
@@ -147,15 +147,15 @@ def close_all_but(kept: set[int]) -> None:
     """Close this process's descriptors except for these."""
     listed = {int(entry.name) for entry in Path("/proc/self/fd").iterdir()}
     for descriptor in listed - kept:
-        with contextlib.suppress(OSError):  # the one that listed them is closed already
+        with contextlib.suppress(OSError):  # the descriptor of the listing is closed already
             os.close(descriptor)
 
 
 def _serve(argv: Sequence[str], mountpoint: Path, log: str) -> int:
-    """Start a server that ends with this process; its number, once it has mounted."""
+    """Start a server that ends with this process; return its process id once it has mounted."""
     supervisor = os.getpid()
     before = mountpoint.stat().st_dev
-    # No pipe: nobody reads it later on, and it must not fill up.
+    # Not a pipe: nobody would read it later, and it would fill up.
     said = os.open(log, os.O_RDWR) if log else os.memfd_create("stderr")
     server = subprocess.Popen(
         argv,
@@ -178,12 +178,12 @@ def _serve(argv: Sequence[str], mountpoint: Path, log: str) -> int:
 def _device(mountpoint: Path) -> int:
     try:
         return mountpoint.stat().st_dev
-    except OSError as error:  # it has mounted, and what it serves is not sound
+    except OSError as error:  # the server has mounted, but its file system is broken
         raise WorkError(f"the image's root folder cannot be read: {error.strerror}") from None
 
 
 def _end_all_but(spared: set[int]) -> None:
-    """Kill -9 all other processes of this mount namespace, again until there are none."""
+    """Kill all other processes of this mount namespace with SIGKILL, until there are none."""
     pause = 0.01
     while found := _in_this_namespace() - spared:
         for pid in found:
@@ -198,7 +198,7 @@ def _in_this_namespace() -> set[int]:
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
-            with contextlib.suppress(OSError):  # ended meanwhile, or another user's
+            with contextlib.suppress(OSError):  # it has ended, or is another user's
                 if (entry / "ns" / "mnt").stat().st_ino == mine:
                     found.add(int(entry.name))
     return found

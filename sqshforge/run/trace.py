@@ -1,10 +1,10 @@
-"""Which files of a sqsh a start reads, in the order of their first use.
+"""Trace which files of a sqsh a start reads, in the order of their first use.
 
-The file is mounted by squashfuse, which notes every call that it answers (`-d`): the kernel asks it
-for the pages that a process reads or maps and that nobody has read before, and for nothing else. So
-the list has what is read and not only opened, by all processes of the container, whatever they are
-linked with. It takes what our runtime takes of an ordinary user anyway, and no more of root. strace
-and ptrace see calls and no page faults, and slow every one of them down; fanotify is root's alone.
+squashfuse mounts the file and logs every call that it answers (`-d`). The kernel asks it only for
+pages that a process reads or maps and that were not read before. So the list has the files that are
+read, not only opened, by all processes of the container, however they are linked. This needs no
+more rights than the built-in runtime needs for an ordinary user, also as root. strace and ptrace
+see system calls but no page faults, and slow each call down; fanotify is for root only.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from sqshforge.squashfs.image import open_image
 from sqshforge.squashfs.inode import FILE
 
 RECIPE = b"sqshforge/meta/recipe.yaml"
-MOST = 1 << 20  # bytes of a recipe that we read
-# A file of which a start reads less than this share, and which is larger, is no hot file: those are
+MOST = 1 << 20  # bytes read of a recipe
+# A file larger than LARGE bytes of which a start reads less than SHARE is not hot: hot files are
 # read ahead whole, and of CUDA's libraries, 2.3 GB, a start without a GPU reads 3 percent.
 LARGE, SHARE = 32 << 20, 0.1
-LAST = 12  # lines of a failed command that its error shows
-# Of libfuse's messages, 2.9 and 3: a file was opened under a number; so much of it was read.
+LAST = 12  # lines of a failed command's output that the error shows
+# Messages of libfuse 2.9 and 3: a file was opened under a number; so many bytes of it were read.
 OPENED = re.compile(rb" +open\[(\d+)\] flags: 0x[0-9a-f]+ /(.*)\n")
 READ = re.compile(rb" +read\[(\d+)\] ([1-9]\d*) bytes from (\d+)\n")
 MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-# Its data must be no file that a start would not read: the training code is no part of a list.
+# Its data must not add files that a start would not read: the training code is never listed.
 FIRST_STEP = (
     *("python3", "-m", "training.mamba_fsdp", "--dataset_path=text:/sqshforge/training/*.py"),
     *("--seq_length=128", "--batch_size=1", "--num_steps=2", "--save_ckpt_path=/tmp/trace"),
@@ -47,7 +47,7 @@ FIRST_STEP = (
 
 
 class Read(NamedTuple):
-    """Bytes of a file's content that were asked for; the path is from the top folder."""
+    """A read of a file's content; the path is relative to the root, offset and size in bytes."""
 
     path: bytes
     offset: int
@@ -56,7 +56,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class Trace:
-    """What one start read of its file, in order; each page once, as the kernel keeps it."""
+    """The reads of one start, in order; each page occurs once, because the kernel caches it."""
 
     reads: tuple[Read, ...]
 
@@ -67,13 +67,13 @@ class Trace:
 
     @property
     def size(self) -> int:
-        """Bytes of files' content."""
+        """The bytes read."""
         return sum(one.size for one in self.reads)
 
     def hot(self, sizes: Mapping[bytes, int]) -> tuple[bytes, ...]:
-        """The files that are worth being read ahead, the first used first; `sizes` are their bytes.
+        """The files worth reading ahead, the first used first; `sizes` are their bytes.
 
-        All but the large ones of which little was read.
+        These are all except large files of which little was read.
         """
         read: Counter[bytes] = Counter()
         for one in self.reads:
@@ -86,10 +86,10 @@ class Trace:
 
 
 def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Reporter) -> Trace:
-    """Run a command in a sqsh by our own runtime and see which files it reads.
+    """Run a command in a sqsh with the built-in runtime and record which files it reads.
 
-    Raises `RequestError` for a file that is no sqsh, `MissingError` where squashfuse is not there
-    or may not mount, `WorkError` where the command fails: its list would lack what comes after.
+    Raises `RequestError` if the file is not a sqsh, `MissingError` if squashfuse is missing or may
+    not mount, `WorkError` if the command fails: its list would lack the files that come after.
     """
     image = image.absolute()
     start.require_sqsh(image)
@@ -117,14 +117,14 @@ def trace(image: Path, command: Sequence[str], programs: Programs, reporter: Rep
 
 
 def sizes(image: Path) -> dict[bytes, int]:
-    """Bytes of each file of a sqsh."""
+    """The bytes of each file of a sqsh, by path."""
     with open_image(image) as opened:
         return {path: one.size for path, one in opened.entries.items() if one.kind == FILE}
 
 
 def read_log(lines: Iterable[bytes]) -> Trace:
-    """What libfuse's messages tell of the files that were read."""
-    names: dict[bytes, bytes] = {}  # of open files, by their numbers, which are used again
+    """Parse libfuse's messages for the reads of files."""
+    names: dict[bytes, bytes] = {}  # paths of open files by their numbers, which are reused
     found = []
     for line in lines:
         if match := OPENED.fullmatch(line):
@@ -135,9 +135,9 @@ def read_log(lines: Iterable[bytes]) -> Trace:
 
 
 def default_command(image: Path) -> tuple[str, ...]:
-    """The first steps of training, or the imports, that the recipe in a sqsh tests it by.
+    """The first steps of the training, or the imports, of the smoke test in a sqsh's recipe.
 
-    Raises `RequestError` where it has none.
+    Raises `RequestError` if it has neither.
     """
     with open_image(image) as opened:
         entry = opened.find(RECIPE)
@@ -159,9 +159,9 @@ def default_command(image: Path) -> tuple[str, ...]:
 
 
 def start_command(recipe: Mapping[str, Any]) -> tuple[str, ...]:
-    """Two steps of the training that a recipe's smoke test has, else its imports; empty for none.
+    """Two steps of the training in a recipe's smoke test, else its imports; empty without both.
 
-    Two, as the first one alone does not show what a step after an optimizer's takes.
+    Two, because the first step does not show what a step after the optimizer's first one needs.
     """
     smoke = recipe.get("smoke")
     smoke = smoke if isinstance(smoke, dict) else {}

@@ -1,8 +1,8 @@
-"""What a start reads of a squash file is brought into memory while the container starts.
+"""Warm start: read a squash file's hot files into memory while the container starts.
 
-The file notes where that lies, in one piece (squashfs/hot_note.py). It is read once, from front to
-back, by one process of the machine, whatever number of containers start. Only speed hangs on it:
-what goes wrong ends it, and nothing else.
+The file notes their range, which is contiguous (squashfs/hot_note.py). One process per machine
+reads it once, from front to back, however many containers start. It affects only speed: an error
+ends the reading, and nothing else.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from sqshforge.run.supervisor import close_all_but
 from sqshforge.squashfs.hot_note import HotRange, noted
 
 VARIABLE = "WARM"  # of the environment, and of launchers: 0 turns it off
-PIECE = 4 << 20  # bytes that are read at once
-USED_AT = 40  # where the superblock says how many bytes the file has, a 64-bit number
+PIECE = 4 << 20  # bytes read at once
+USED_AT = 40  # the offset in the superblock of the file's size in bytes, a 64-bit number
 
 
 def in_background(image: Path) -> None:
-    """Begin to read, in a process that is nobody's child and ends with this one.
+    """Start reading in a process that is not a child of this one, but ends with it.
 
-    This process may become the container's command, which is to find no child that it did not
+    This process may become the container's command, which must not have a child that it did not
     start.
     """
     if os.environ.get(VARIABLE) == "0":
@@ -36,7 +36,7 @@ def in_background(image: Path) -> None:
     except OSError:  # no more processes for this user
         return
     if between:
-        # Where SIGCHLD is ignored nobody can be waited for.
+        # If SIGCHLD is ignored, there is no child to wait for.
         with contextlib.suppress(ChildProcessError):
             os.waitpid(between, 0)
         return
@@ -45,14 +45,14 @@ def in_background(image: Path) -> None:
             os.setsid()
             _leave_streams()
             warm(image, goes_on=lambda: _runs(starter))
-    finally:  # also of an error: what called this goes on in the starter alone
+    finally:  # also after an error: only the starter may return to the caller
         os._exit(0)
 
 
 def warm(image: Path, goes_on: Callable[[], bool]) -> None:
-    """Read what a file notes as hot, as long as `goes_on` says so, where nobody else does.
+    """Read a file's hot range while `goes_on` returns true, unless another process reads it.
 
-    At most half of the free memory is taken; what a start uses first comes first.
+    At most half of the free memory is used; the files that a start needs first come first.
     """
     with image.open("rb", buffering=0) as file:
         header = os.pread(file.fileno(), USED_AT + 8, 0)
@@ -65,10 +65,10 @@ def warm(image: Path, goes_on: Callable[[], bool]) -> None:
 
 @contextlib.contextmanager
 def alone(file: IO[bytes]) -> Iterator[bool]:
-    """Be the one on this machine who reads a file; gives whether that came about.
+    """Try to become the only process of this machine that reads a file; yield whether it worked.
 
-    By a name of the kernel's that is gone with its process: a lock of the file itself would hold
-    for all nodes of a shared file system.
+    The lock is an abstract socket name, which the kernel drops with its process: a lock on the file
+    itself would apply to all nodes of a shared file system.
     """
     import socket
 
@@ -88,13 +88,13 @@ def _read(file: IO[bytes], hot: HotRange, most: int, goes_on: Callable[[], bool]
     piece = memoryview(bytearray(PIECE))
     while place < end and goes_on():
         count = os.preadv(file.fileno(), [piece[: end - place]], place)
-        if not count:  # the file has become shorter
+        if not count:  # the file was truncated
             return
         place += count
 
 
 def _leave_streams() -> None:
-    """Hold nothing of the caller's: who reads its output waits for all that may write."""
+    """Close the caller's files: a reader of its output would wait for every process that has it."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for stream in range(3):
         os.dup2(nothing, stream)
@@ -106,6 +106,6 @@ def _runs(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it is another user's by now
+    except OSError:  # the number is another user's process by now
         return True
     return True

@@ -1,6 +1,6 @@
-"""The built-in runtime as one file that Python starts: what an image carries beside its launchers.
+"""The built-in runtime as one file for Python, which an image carries beside its launchers.
 
-Nodes without sqshforge start the image by it: python3 sqshforge-run.pyz FILE.sqsh -- COMMAND.
+Nodes without sqshforge start the image with it: python3 sqshforge-run.pyz FILE.sqsh -- COMMAND.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RUN = (
     *("__init__", "account", "container", "enroot", "gpu_driver", "mounts", "pairs", "passed"),
     *("standalone", "start", "supervisor", "warm"),
 )
-# What sqshforge.run.standalone imports, and nothing outside the standard library.
+# The modules that sqshforge.run.standalone imports; otherwise it uses only the standard library.
 MODULES = (
     "__init__.py",
     "errors.py",
@@ -26,8 +26,8 @@ MODULES = (
     *("squashfs/__init__.py", "squashfs/hot_note.py"),
 )
 SHEBANG = b"#!/usr/bin/env python3\n"
-TIME = (1980, 1, 1, 0, 0, 0)  # the first that a zip file can hold
-# Python 3.6 can read it, so that an old interpreter gets a message and does not just fail.
+TIME = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip file can hold
+# Python 3.6 can parse it, so an old interpreter prints a message and does not fail otherwise.
 MAIN = b"""\
 import sys
 
@@ -46,13 +46,13 @@ main(sys.argv[1:])
 
 
 def runtime() -> bytes:
-    """The zip application, made of this package; equal sources give equal bytes."""
+    """The zip application, made from this package; equal sources give equal bytes."""
     package = Path(__file__).parents[1]
     paths = [path for pattern in MODULES for path in package.glob(pattern)]
     files = {f"sqshforge/{path.relative_to(package)}": path.read_bytes() for path in paths}
     buffer = io.BytesIO()
     buffer.write(SHEBANG)
-    # Stored: the image compresses it, and releases of zlib compress to different bytes.
+    # Not compressed: the image does that, and releases of zlib give different bytes.
     with zipfile.ZipFile(buffer, "a", zipfile.ZIP_STORED) as archive:
         for name, content in sorted({**files, "__main__.py": MAIN}.items()):
             entry = zipfile.ZipInfo(name, TIME)
