@@ -1,1 +1,1 @@
-"""Where an image is read from, and how its layers become one tree with one configuration."""
+"""Sources of images, and how an image's layers become one tree with one configuration."""

@@ -1,7 +1,7 @@
-"""Where an image is read from when it is packed.
+"""Addresses of images to pack.
 
-A source has a config and a content; the content is either folders, where the layers can be
-mounted (nothing is copied), or tar streams.
+A source has a config and a content. The content is folders if the layers can be mounted (then
+nothing is copied), else tar streams.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ SCHEMES = (
 
 
 def is_address(text: str) -> bool:
-    """Whether a word on the command line is a source's address (a target's name is none)."""
+    """Whether a word on the command line is a source's address, not a target's name."""
     return ":" in text or "/" in text
 
 
 def parse(text: str, programs: Programs, reporter: Reporter | None = None) -> Source:
-    """The source behind an address; `RequestError` for one of an unknown kind."""
+    """The source at an address; `RequestError` for an unknown kind."""
     reporter = reporter or Reporter(quiet=True)
     if text.startswith("dockerd://"):
         return Dockerd(text.removeprefix("dockerd://"), programs, reporter)

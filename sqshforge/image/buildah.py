@@ -1,4 +1,4 @@
-"""An image in buildah's storage (containers-storage), mounted for as long as it is read."""
+"""An image in buildah's storage (containers-storage), mounted while it is read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sqshforge.image.config import parse_config, steps, understanding
 from sqshforge.image.enroot import ImageConfig
 from sqshforge.image.source import Folder
 
-REMOVAL = 120  # seconds
+REMOVAL = 120  # seconds that removing a container may take
 
 
 @dataclass(frozen=True)
@@ -76,12 +76,12 @@ class Storage:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """What buildah says of the image, asked once: a name may come to mean another one."""
+        """Buildah's facts about the image, asked once: the name may come to mean another one."""
         asked = self.programs.attempt(
             [self._program, "inspect", "--type", "image", "--", self.name]
         )
         if asked.code != 0:
-            # Else the storage is at fault. A list of its images would stumble over one that another
+            # Raises if the storage is at fault. Listing its images would fail on one that another
             # process is just removing.
             self.programs.capture([self._program, "info"])
             raise RequestError(
@@ -102,27 +102,27 @@ class Storage:
             return list((self._facts["OCIv1"].get("rootfs") or {}).get("diff_ids") or ())
 
     def _remove(self, container: str) -> None:
-        """With its mount. Where buildah does not come to an end, the next packer removes it."""
+        """Remove a container with its mount; if buildah hangs, the next packer removes it."""
         self.programs.attempt([self._program, "rm", container], timeout=REMOVAL)
 
 
 def _lower(merged: Path) -> tuple[Path, ...]:
-    """The folders that the kernel's overlay on `merged` is made of, the lowest first.
+    """The folders that the kernel's overlay on `merged` consists of, the lowest first.
 
-    Empty where it is of another kind (fuse-overlayfs, vfs) or they cannot be read.
+    Empty if it is of another kind (fuse-overlayfs, vfs) or they cannot be read.
     """
     kind, options = _mounted(merged)
     found = re.search(r"(?:^|,)lowerdir=([^,]*)", options)
     if kind != "overlay" or found is None:
         return ()
-    # Its option is relative to the folder of all layers where it would be too long.
+    # The option is relative to the folder of all layers if it would be too long otherwise.
     home = merged.parent.parent
     lower = tuple(home / name for name in reversed(unescape(found[1]).split(":")))
     return lower if all(one.is_dir() for one in lower) else ()
 
 
 def _mounted(place: Path) -> tuple[str, str]:
-    """The kind of the file system that is mounted on a folder, and its options; "" for none."""
+    """The kind and the options of the file system mounted on a folder; empty texts for none."""
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         fields, _, rest = line.partition(" - ")
         if unescape(fields.split(" ")[4]) == str(place):
@@ -132,10 +132,10 @@ def _mounted(place: Path) -> tuple[str, str]:
 
 
 def _look_through(folder: Path) -> None:
-    """Look at every entry once.
+    """Stat every entry once.
 
-    Fuse-overlayfs counts the hard links of a file as it comes across them; what reads the tree
-    after that sees the same number at each, and knows them for one file.
+    Fuse-overlayfs counts a file's hard links as it meets them. After this, a reader of the tree
+    sees the same count at each of them, and recognizes them as one file.
     """
     for path in folder.rglob("*"):
         path.lstat()

@@ -1,4 +1,4 @@
-"""What engines and archives say of an image, taken apart: docker's or OCI's shape."""
+"""Parse the image configs of engines and archives, in docker's or OCI's form."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from sqshforge.errors import WorkError
 from sqshforge.image.enroot import ImageConfig, has_control
 from sqshforge.project import NEWEST_EPOCH
 
-# Steps that do not change what is outside of /sqshforge, as histories show them (docker's two
-# builders, buildah; the one without an instruction is buildah's, of a FROM alone).
+# Steps that change nothing outside of /sqshforge, as histories show them (docker's two builders,
+# buildah; the one without an instruction is buildah's, for a FROM alone).
 ELSEWHERE = re.compile(
     r"/bin/sh -c #\(nop\)\s*$"
     r"|(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
     r"|SHELL|STOPSIGNAL|USER|VOLUME)\b|.* /sqshforge(/|\s|$)"
 )
-# Steps that make no layer, and those that change nothing outside of /sqshforge whatever they do: a
-# RUN that speaks of it may do more.
+# Steps that make no layer, and those that cannot change anything outside of /sqshforge: a RUN that
+# mentions it may do more.
 WITHOUT_LAYER = re.compile(
     r"(/bin/sh -c #\(nop\) +)?(ARG|CMD|ENTRYPOINT|ENV|EXPOSE|HEALTHCHECK|LABEL|MAINTAINER|ONBUILD"
     r"|SHELL|STOPSIGNAL|USER|VOLUME)\b"
@@ -31,12 +31,12 @@ WITHIN = re.compile(
     re.DOTALL,
 )
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-NO_TIME = ("", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+00:00")  # Go's, of what has none
+NO_TIME = ("", "0001-01-01T00:00:00Z", "0001-01-01T00:00:00+00:00")  # none, or Go's zero time
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an image's history: when (RFC 3339), and by which instruction."""
+    """One step of an image's history: its time (RFC 3339) and its instruction."""
 
     created: str
     instruction: str
@@ -52,9 +52,9 @@ def parse_config(
     layers: Sequence[str] = (),
     history: Sequence[Step] = (),
 ) -> ImageConfig:
-    """An image's config in docker's or OCI's shape; keys that are absent or null are empty.
+    """Parse an image's config in docker's or OCI's form; absent or null keys count as empty.
 
-    Raises `WorkError` for a shape that is neither, and for a volume with a control character.
+    Raises `WorkError` for any other form, and for a volume with a control character.
     """
     with understanding(reference):
         return ImageConfig(
@@ -74,9 +74,9 @@ def parse_config(
 
 
 def _base_created(history: Sequence[Step]) -> int | None:
-    """When the last step outside of /sqshforge was taken; None where the history does not say it.
+    """The time of the last step outside of /sqshforge; None if the history does not state it.
 
-    The times of steps are optional, and of a base image that other tools made may be missing.
+    Times of steps are optional, and may be missing in a base image that other tools made.
     """
     steps = [one for one in history if not ELSEWHERE.match(one.instruction)]
     if not steps or steps[-1].created in NO_TIME:
@@ -85,11 +85,11 @@ def _base_created(history: Sequence[Step]) -> int | None:
 
 
 def layers_below(history: Sequence[Step], count: int) -> int:
-    """How many of an image's `count` layers may touch more than /sqshforge, as its history has it.
+    """How many of an image's `count` layers may touch more than /sqshforge, by its history.
 
-    A history does not say which of its steps made a layer: all that can have made one are taken to
-    have done so, but for those on top, whose layers are what is left then. It may lie, or lack
-    steps. 0 where nothing can be said.
+    A history does not say which of its steps made a layer. Every step that can make one is assumed
+    to have made one, except the steps at the top that stay within /sqshforge: the layers that are
+    left are theirs. The history may be wrong or lack steps. Returns 0 if it gives no answer.
     """
     makers = [one.instruction for one in history if not WITHOUT_LAYER.match(one.instruction)]
     below = len(makers)
@@ -100,7 +100,7 @@ def layers_below(history: Sequence[Step], count: int) -> int:
 
 @contextmanager
 def understanding(reference: str) -> Iterator[None]:
-    """Turn what goes wrong in taking an engine's answer apart into a `WorkError`."""
+    """Turn errors in parsing an engine's answer into a `WorkError`."""
     try:
         yield
     except (TypeError, ValueError, AttributeError, LookupError) as error:
@@ -108,13 +108,13 @@ def understanding(reference: str) -> Iterator[None]:
 
 
 def parse_time(text: str) -> int:
-    """Seconds of the epoch of an RFC 3339 time with any number of decimals; 0 for none.
+    """Parse an RFC 3339 time with any number of decimals to seconds since 1970; 0 for no text.
 
-    One that is later than a squash file can hold is the last that it can, as for files in layers.
+    A time later than a squash file can hold becomes the latest that it can, as for files in layers.
     """
     if not text:
         return 0
-    # Python 3.10 knows neither Z nor more decimals than six.
+    # Python 3.10 accepts neither Z nor more than six decimals.
     whole = re.sub(r"\.\d+", "", text).replace("Z", "+00:00")
     seconds = int((datetime.fromisoformat(whole) - EPOCH).total_seconds())
     return min(max(0, seconds), NEWEST_EPOCH)
@@ -132,7 +132,7 @@ def _volumes(found: Any, reference: str) -> tuple[str, ...]:
     if not isinstance(found, dict):
         raise TypeError(f"volumes as the keys of an object were expected, not {found!r}")
     for volume in found:
-        # Each becomes a line of /etc/fstab, whose readers differ in what ends a line.
+        # Each becomes a line of /etc/fstab, and readers of that differ in what ends a line.
         if has_control(volume):
             raise WorkError(
                 f"the image is refused: its volume {volume!r} has a control character",

@@ -1,4 +1,4 @@
-"""An image of a docker daemon: its layers mounted by root of its machine, else saved and read."""
+"""An image of a docker daemon: root on its machine mounts the layers, others save and read them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sqshforge.image.config import Step, layers_below, parse_config, understandi
 from sqshforge.image.enroot import CARRIED, ImageConfig
 from sqshforge.image.source import Content, Folder, Stream
 
-NO_TIME = -62135596800  # seconds of the epoch: the year 1, Go's time of what has none
+NO_TIME = -62135596800  # seconds since 1970: the year 1, Go's zero time
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Dockerd:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """What docker says of the image, asked once: a name may come to mean another one."""
+        """Docker's facts about the image, asked once: the name may come to mean another one."""
         found = self._daemon.image(self.name)
         if found is None:
             raise RequestError(
@@ -82,9 +82,9 @@ class Dockerd:
 
 @dataclass(frozen=True)
 class Saved:
-    """An image whose layers this process cannot read: docker saves it, and that is read.
+    """An image whose layers this process cannot read: docker saves it as an archive to read.
 
-    Its /sqshforge alone is copied from a container of it that is never started.
+    Only its /sqshforge can be copied without that, from a container that is never started.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Saved:
     @contextmanager
     def fetched(self, folder: Path) -> Iterator[Stream]:
         size = int(self.facts.get("Size") or 0)
-        # The packed file lies beside it, and takes a third or so.
+        # The packed file is written beside it, and takes about a third.
         require_space(folder, size + size // 2, f"saving {self.name}")
         tar = folder / "image.tar"
         try:
@@ -135,7 +135,7 @@ class Saved:
 
 
 def _settings(facts: dict[str, Any]) -> dict[str, Any]:
-    """How an image is to be run; docker has had two names for it."""
+    """The settings to run an image with; docker has had two names for them."""
     found: dict[str, Any] = facts.get("Config") or facts.get("ContainerConfig") or {}
     return found
 
@@ -146,7 +146,7 @@ def _layers(facts: dict[str, Any]) -> list[str]:
 
 
 def _history(daemon: Daemon, image: str) -> list[Step]:
-    """The steps that an image was made by, the first one first."""
+    """The steps that made an image, the first one first."""
     return [
         Step(_time(one["Created"]), one.get("CreatedBy") or "")
         for one in reversed(daemon.history(image))
@@ -154,7 +154,7 @@ def _history(daemon: Daemon, image: str) -> list[Step]:
 
 
 def _time(seconds: int) -> str:
-    """When a step was taken, by the daemon's number; empty where its image does not say it."""
+    """The time of a step, from the daemon's number; empty if the image does not state it."""
     if seconds <= NO_TIME:
         return ""
     return datetime.fromtimestamp(max(0, seconds), timezone.utc).isoformat()
@@ -163,7 +163,7 @@ def _time(seconds: int) -> str:
 def _folders(facts: dict[str, Any]) -> tuple[Path, ...]:
     """The folders of an image's layers on the daemon's machine, the lowest first.
 
-    Only the overlay2 driver has them: images of containerd's store have none.
+    Only the overlay2 driver has them; images in containerd's store have none.
     """
     driver = facts.get("GraphDriver") or {}
     data = driver.get("Data") or {}

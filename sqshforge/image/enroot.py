@@ -11,14 +11,14 @@ from sqshforge.project import NEWEST_EPOCH
 
 @dataclass(frozen=True, kw_only=True)
 class ImageConfig:
-    """What an image says of how it is to be run, whatever engine it came from."""
+    """An image's settings for running it, whatever engine it came from."""
 
     reference: str
     digest: str | None = None
-    created: int = 0  # seconds of the epoch
-    base_created: int | None = None  # the same of what is not in /sqshforge; None: not known
+    created: int = 0  # seconds since 1970
+    base_created: int | None = None  # the same, outside of /sqshforge; None: unknown
     size: int = 0  # bytes, unpacked
-    layers: tuple[str, ...] = ()  # digests of their tars, the lowest first; empty: not known
+    layers: tuple[str, ...] = ()  # digests of their tars, the lowest first; empty: unknown
     env: tuple[str, ...] = ()  # NAME=VALUE
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
@@ -27,7 +27,7 @@ class ImageConfig:
     labels: tuple[tuple[str, str], ...] = field(default=())
 
     def __post_init__(self) -> None:
-        """Raise `TypeError` for values of other types, `ValueError` for ones no image can have."""
+        """Raise `TypeError` for wrong types, `ValueError` for values that no image can have."""
         lists = (self.layers, self.env, self.entrypoint, self.cmd, self.volumes, *self.labels)
         if not all(isinstance(one, tuple) for one in lists) or any(
             len(pair) != 2 for pair in self.labels
@@ -49,17 +49,17 @@ class ImageConfig:
         if any("\0" in one for one in texts):
             raise ValueError("a string contains a NUL byte")
         for one in texts:
-            one.encode(errors="surrogateescape")  # what follows writes it so
+            one.encode(errors="surrogateescape")  # raises here if it cannot be written later
 
 
-# What an image of ours carries beyond its packages: one top folder that no base image has.
+# The folder in / that sqshforge's images have beside their packages; no base image has it.
 CARRIED = "sqshforge"
-# What docker puts into every container, and enroot takes over: empty files in /etc, mode 0755, a
-# link, and the folders /dev, /proc and /sys. They are where the runtime mounts the host's.
+# Entries that docker makes in every container, and enroot too: empty files in /etc, mode 0755, a
+# link, and the folders /dev, /proc and /sys. The runtime mounts the host's there.
 EMPTY = ("hostname", "hosts", "resolv.conf")
 MTAB = "/proc/mounts"
-# A digest of all that an image of ours was built from, and what changes with each of its builds:
-# /etc/rc does not have them, or it would change with the training code.
+# Labels of sqshforge's images: the digest of all inputs of the build, and those that change with
+# each build. /etc/rc leaves them out, or it would change with the training code.
 OF_BUILD = "io.sqshforge.inputs"
 OF_EACH_BUILD = {
     OF_BUILD,
@@ -69,7 +69,7 @@ OF_EACH_BUILD = {
 
 
 def files(config: ImageConfig) -> dict[str, bytes]:
-    """Path in the image to content; all are mode 0644, owner 0:0, and replace the image's own."""
+    """The files by path in the image; all get mode 0644, owner 0:0, and replace the image's own."""
     return {
         "etc/environment": environment(config).encode(errors="surrogateescape"),
         "etc/fstab": fstab(config).encode(errors="surrogateescape"),
@@ -79,25 +79,25 @@ def files(config: ImageConfig) -> dict[str, bytes]:
 
 
 def is_left_out(name: bytes) -> bool:
-    """Whether an entry of an image, by its path without a slash in front, is not taken over."""
+    """Whether an entry of an image, by its path without a leading slash, is not packed."""
     return name.startswith(b"dev/") or name == b".dockerenv"
 
 
 def environment(config: ImageConfig) -> str:
-    """One NAME=VALUE a line, unquoted: enroot reads it so.
+    """One NAME=VALUE per line, unquoted, as enroot reads it.
 
-    What a reader takes for the end of a line would start a new name.
+    Values with control characters are left out: one that ends a line would start another variable.
     """
     return "".join(f"{one}\n" for one in config.env if not has_control(one, but="\t"))
 
 
 def left_out(config: ImageConfig) -> list[str]:
-    """The variables that no /etc/environment can hold."""
+    """The names of the variables that /etc/environment cannot hold."""
     return [one.partition("=")[0] for one in config.env if has_control(one, but="\t")]
 
 
 def has_control(text: str, but: str = "") -> bool:
-    """Whether a text has a control character, or another one that ends a line."""
+    """Whether a text has a control character or a line separator, other than those in `but`."""
     return any(unicodedata.category(one) in _CONTROLS and one not in but for one in text)
 
 
@@ -107,7 +107,7 @@ _CONTROLS = ("Cc", "Zl", "Zp")
 def fstab(config: ImageConfig) -> str:
     r"""Write a bind mount, made at start, for each volume; a space is \040 in an fstab.
 
-    Volumes with control characters are refused before; of an old record they are escaped too.
+    Volumes with control characters were refused before; those of an old record are escaped.
     """
     lines = []
     for volume in sorted(config.volumes):
@@ -123,7 +123,8 @@ _ESCAPES = {" ": r"\040", "\t": r"\011", "\n": r"\012", "\\": r"\134"}
 def rc(config: ImageConfig) -> str:
     """The script that a container starts with: go to WORKDIR, run ENTRYPOINT and the command.
 
-    Enroot's own begins with the image's address; the same image has several, and one file.
+    Enroot's own begins with the image's address. An image may have several addresses but must give
+    one file, so this script has none.
     """
     workdir = shlex.quote(config.workdir or "/")
     is_ours = any(key == OF_BUILD for key, _ in config.labels)
@@ -146,8 +147,8 @@ def rc(config: ImageConfig) -> str:
     return "\n".join(lines) + "\n"
 
 
-# Of an image that has a PATH. What a process was started with stays in its /proc, one variable to a
-# NUL; a value may have several lines.
+# For an image that has a PATH. A process's initial variables stay in its /proc, separated by NULs;
+# a value may have several lines.
 _PATH = (
     "# The PATH that this was started with: a login shell's profile may set another.",
     r"given=$({ tr '\n\0' '\1\n' < /proc/$$/environ | sed -n 's/^PATH=//p'; } 2> /dev/null)",
@@ -157,7 +158,7 @@ _PATH = (
 
 
 def _start(config: ImageConfig) -> list[str]:
-    """ENTRYPOINT takes the arguments, or CMD if there are none; else they are the command."""
+    """ENTRYPOINT gets the arguments, or CMD if there are none; without it they are the command."""
     entrypoint = shlex.join(config.entrypoint)
     default = shlex.join(config.cmd)
     if entrypoint:

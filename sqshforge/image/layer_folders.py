@@ -1,8 +1,8 @@
-"""Which folders of merged layers lie in one layer alone, so that their files can be read there.
+"""Find the folders of merged layers that lie in one layer only, to read their files there.
 
-A file that is opened through the kernel's merge costs an inode more, and another open. What is
-merged, and how, is still the kernel's to say: names come from it, and the files of a folder that
-may be of several layers are read through the merge.
+Opening a file through the kernel's merge costs one more inode and one more open. The kernel still
+decides what is merged and how: names come from the merge, and the files of a folder that several
+layers may have are read through it.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-# A folder that was renamed says so in an attribute: what was below its former name is seen there.
+# Attributes of a renamed folder: the content below its former name appears in it.
 RENAMED = ("trusted.overlay.redirect", "user.overlay.redirect")
-# So does a file of which a layer above its own changed an owner or a mode, and copied nothing else.
+# Attributes of a file in an upper layer that changed only its owner or mode and has no content.
 METADATA = ("trusted.overlay.metacopy", "user.overlay.metacopy")
 
 
 @dataclass(frozen=True)
 class LayerFolders:
-    """Folders of merged layers, by their paths in the merge; the layers with the highest first."""
+    """Folders of merged layers, by their paths in the merge; `layers` has the highest first."""
 
     layers: Sequence[Path]
     _found: dict[bytes, tuple[bytes, ...]] = field(default_factory=dict)
 
     def alone(self, path: bytes) -> bytes | None:
-        """The folder of the only layer that has one of this path; None where there may be others.
+        """The folder at this path in the only layer that has one; None if others may have it too.
 
-        The merge must show a folder there. What has this name in the layer's folder is then what
-        the merge shows, and what it shows beside that came from elsewhere.
+        The merge must show a folder there. Then each name in the layer's folder is the file that
+        the merge shows; names that only the merge shows came from elsewhere.
         """
         found = self._holders(path)
         return found[0] if len(found) == 1 else None
 
     def _holders(self, path: bytes) -> tuple[bytes, ...]:
-        """The folders of that path in all layers, also hidden ones; none where that is not known.
+        """The folders at a path in all layers, also hidden ones; empty if that is unknown.
 
-        One that an upper layer hides counts: it only makes that a folder is taken for a merged one.
+        A folder that an upper layer hides counts: at worst, a folder is taken for a merged one.
         """
         if path not in self._found:
             if path:
@@ -73,5 +73,5 @@ def is_metadata_alone(file: int) -> bool:
 def _attributes(place: bytes | int) -> list[str]:
     try:
         return os.listxattr(place)
-    except OSError:  # a file system without attributes
+    except OSError:  # the file system has no attributes
         return []

@@ -1,7 +1,7 @@
-"""Folders merged by the kernel, in a mount namespace that ends with us.
+"""Folders merged by the kernel, in a mount namespace that ends with this process.
 
-The lowest are an image's layers, or its whole root file system; on top lies one that we fill
-with what enroot adds.
+The lowest are an image's layers, or its whole root file system; the top one is filled with the
+files that enroot adds.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pathlib import Path
 from sqshforge.errors import WorkError
 from sqshforge.host.programs import Programs
 
-# Overlay asks for two folders at least, so an empty one is added. The second mount is not made of
-# the first, as a folder may be an overlay already and the kernel stacks no more than two. `read`
-# ends when its standard input does: however we end, the mounts are gone.
+# Overlay needs at least two folders, so an empty one is added. The second mount is not built on the
+# first: a folder may already be an overlay, and the kernel stacks no more than two. `read` ends
+# with its standard input: however this process ends, the mounts go.
 SCRIPT = """\
 set -e
 mount -t tmpfs -o mode=0755 sqshforge "$1"
@@ -37,7 +37,7 @@ read -r _ || :
 
 @dataclass(frozen=True)
 class Stack:
-    """Merged folders, seen from outside of the namespace they are mounted in."""
+    """Merged folders, seen from outside of the namespace in which they are mounted."""
 
     place: Path
     holder: subprocess.Popen[bytes]
@@ -45,27 +45,27 @@ class Stack:
 
     @property
     def image(self) -> Path:
-        """What the folders are without the one on top."""
+        """The merge of the folders without the top one."""
         return self.place / "image"
 
     @property
     def top(self) -> Path:
-        """The folder on top: to be filled before `merge`, and left alone after it."""
+        """The top folder: fill it before `merge`, and do not change it afterwards."""
         return self.place / "top"
 
     @property
     def layers(self) -> Sequence[Path]:
-        """The folders that `merge` merges, the highest first."""
+        """The folders that `merge` merges, highest first."""
         return (self.top, *reversed(self.folders))
 
     def merge(self) -> Path:
-        """Merge `image` with `top`; the folder where that can be read."""
+        """Merge `image` with `top`; return the folder of the merge."""
         self._go_on()
         self.await_mount()
         return self.place / "root"
 
     def unmerge(self) -> None:
-        """Let what `merge` gave go, and do not wait: all that was read of it takes its time."""
+        """Unmount the merge without waiting: after much was read from it, that takes time."""
         self._go_on()
 
     def _go_on(self) -> None:
@@ -74,13 +74,13 @@ class Stack:
         self.holder.stdin.flush()
 
     def close(self) -> None:
-        """Let the mounts go."""
+        """End the mounts."""
         assert self.holder.stdin is not None
         self.holder.stdin.close()
         self.holder.wait()
 
     def await_mount(self) -> None:
-        """Wait until the holder has mounted; `WorkError` with its words where it cannot."""
+        """Wait until the holder has mounted; raises `WorkError` with its message if it cannot."""
         assert self.holder.stdout is not None and self.holder.stderr is not None
         if self.holder.stdout.readline() != b"mounted\n":
             said = self.holder.stderr.read().decode(errors="replace").strip()
@@ -91,10 +91,10 @@ class Stack:
 def mounted(folders: Sequence[Path], work: Path, programs: Programs) -> Iterator[Stack]:
     """Merge folders, the lowest first, for the length of a block.
 
-    The mounts are on `work`, in a namespace of their own: nobody else sees them, and they end with
-    this process, however that ends. Beside `work` comes a folder `layers`. An ordinary user needs a
-    kernel that lets users mount (5.11), and owns what is read. Raises `WorkError` where they cannot
-    be mounted.
+    The mounts are on `work`, in a namespace of their own: no other process sees them, and they end
+    with this process, however that ends. A folder `layers` is made beside `work`. An ordinary user
+    needs a kernel that lets users mount overlays (5.11), and must own the files that are read.
+    Raises `WorkError` if the folders cannot be mounted.
     """
     unshare = programs.require("unshare", "it makes a mount namespace")
     argv: list[str | Path] = [unshare, "--mount", "--propagation", "private"]
@@ -112,7 +112,7 @@ def mounted(folders: Sequence[Path], work: Path, programs: Programs) -> Iterator
 
 
 def _link(folders: Sequence[Path], links: Path, top: Path) -> str:
-    """Name folders by short links: overlay's options must fit into a page of memory."""
+    """Make short links to folders: overlay's options must fit into a page of memory."""
     links.mkdir()
     (links / "none").mkdir()
     (links / "top").symlink_to(top)

@@ -1,4 +1,4 @@
-"""An image in a registry, read through skopeo: its logins, certificates and mirrors apply."""
+"""An image in a registry, read with skopeo, whose logins, certificates and mirrors apply."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from sqshforge.project import cache_home
 if TYPE_CHECKING:
     from sqshforge.image.archive.oci_layout import Document
 
-UNPACKED = 3  # times the size of the layers that a registry has, compressed
+UNPACKED = 3  # the estimated growth of a registry's compressed layers
 
 
 @dataclass(frozen=True)
 class Registry:
     """An image at a name such as HOST/NAME:TAG or HOST/NAME@DIGEST.
 
-    What is packed is the image that the name stood for when it was first looked up.
+    The packed image is the one that the name stood for when it was first looked up.
     """
 
     name: str
@@ -63,7 +63,7 @@ class Registry:
 
     @contextmanager
     def open(self, digest: str | None = None) -> Iterator[Content]:
-        """The layers lie on the disk as the registry has them, compressed, while this is open."""
+        """While it is open, the layers are on the disk, compressed as in the registry."""
         manifest_digest, manifest = self._manifest()
         if digest not in (None, manifest["config"]["digest"]):
             raise WorkError(
@@ -88,7 +88,7 @@ class Registry:
             raise full.missing(_size(manifest), f"pulling {self.name}")
 
     def _manifest(self) -> tuple[str, dict[str, Any]]:
-        """The digest of the image's manifest, for this machine's kind where there are several."""
+        """The digest and content of the manifest; of several, that for this machine's platform."""
         from sqshforge.image.archive import oci_layout
 
         text = self._ask("--raw", self.address)
@@ -108,7 +108,7 @@ class Registry:
         return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}", value
 
     def _ask(self, *words: str) -> str:
-        """What skopeo says of an image; an error that tells what is wrong with the name."""
+        """The output of `skopeo inspect`; raises an error that says what is wrong with the name."""
         program = self.programs.require("skopeo", "it reads registries")
         access.choose_login_file()
         asked = self.programs.attempt([program, "inspect", *words])
@@ -137,7 +137,7 @@ class Registry:
         return f"docker://{registries.pinned(self.name, digest)}"
 
     def _copy(self, digest: str, place: Path) -> None:
-        """Pull the image into a folder, as an OCI layout whose documents are the registry's own."""
+        """Pull the image into a folder, as an OCI layout with the registry's own documents."""
         program = self.programs.require("skopeo")
         blobs = place / "blobs"
         blobs.mkdir()
@@ -151,5 +151,5 @@ class Registry:
 
 
 def _size(manifest: Mapping[str, Any]) -> int:
-    """Bytes of the layers as the registry has them."""
+    """The bytes of the layers as the registry has them."""
     return sum(int(layer["size"]) for layer in manifest["layers"])

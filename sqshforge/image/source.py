@@ -1,4 +1,4 @@
-"""What a source is: an image's config, and its content as folders or as tar streams."""
+"""The interface of sources: an image's config, and its content as folders or tar streams."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from sqshforge.project import NEWEST_EPOCH
 
 @dataclass(frozen=True)
 class Folder:
-    """An image's root file system as folders, mounted or lying somewhere; they are only read.
+    """An image's root file system as folders, mounted or not, which are only read.
 
-    `stack` is merged to become the root file system, `layers` are the image's own; both have the
-    lowest first. `layers` is empty where they cannot be seen.
+    Merging `stack` gives the root file system; `layers` are the image's own layers, or empty if
+    they cannot be read. Both have the lowest first.
     """
 
     stack: tuple[Path, ...]
     layers: tuple[Path, ...] = ()
 
     def top_names(self, index: int) -> frozenset[bytes] | None:
-        """The names in `/` that a layer brings or hides; None where that cannot be seen."""
+        """The names in `/` that a layer adds or hides; None if unknown."""
         if not self.layers:
             return None
         return frozenset(os.fsencode(path.name) for path in self.layers[index].iterdir())
 
 
 class Stream(Protocol):
-    """An image's root file system as tar streams, flat, with enroot's changes made."""
+    """An image's root file system as tar streams, flattened, with enroot's changes."""
 
     def top_names(self, index: int) -> frozenset[bytes] | None:
-        """The names in `/` that a layer brings or hides; None where that cannot be seen."""
+        """The names in `/` that a layer adds or hides; None if unknown."""
 
     def write_base(
         self,
@@ -52,31 +52,31 @@ class Stream(Protocol):
         devices: bool,
         hot: HotList,
     ) -> list[bytes]:
-        """Write the tree, with `files` in it; without /sqshforge where it is `split` off.
+        """Write the tree, with `files` in it; with `split`, without /sqshforge.
 
-        Files that are in the list `hot` come first, and their paths are given back in that order.
-        Extended attributes and device nodes come only where they are asked for.
+        Files in the list `hot` come first; returns their paths in that order. Extended attributes
+        and device nodes are written only if `xattrs` and `devices` ask for them.
         """
 
     def write_payload(self, out: IO[bytes]) -> None:
-        """Write /sqshforge alone; nothing where the image has no such folder."""
+        """Write only /sqshforge; nothing if the image has no such folder."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """An image whose layers have to be fetched to be seen; its /sqshforge can be had alone."""
+    """An image whose layers must be fetched to be read; its /sqshforge can be fetched alone."""
 
     def claimed_base(self) -> tuple[str, ...]:
-        """The layers without those on top that touch nothing but /sqshforge; empty where unknown.
+        """The layers below those that touch only /sqshforge; empty if unknown.
 
-        The image's history says so, and that may be wrong.
+        This comes from the image's history, which may be wrong.
         """
 
     def write_payload(self, out: IO[bytes]) -> None:
-        """Write /sqshforge alone; nothing where the image has no such folder."""
+        """Write only /sqshforge; nothing if the image has no such folder."""
 
     def fetched(self, folder: Path) -> AbstractContextManager[Stream]:
-        """Fetch the layers into a folder for the length of a block, and leave nothing there."""
+        """Fetch the layers into a folder for the length of a block; they are removed after it."""
 
 
 Content = Folder | Stream | Remote
@@ -86,24 +86,24 @@ class Source(Protocol):
     """An image to pack."""
 
     def config(self) -> ImageConfig:
-        """How the image is to be run; `RequestError` where there is no such image."""
+        """How to run the image; `RequestError` if there is no such image."""
 
     def open(self, digest: str | None = None) -> AbstractContextManager[Content]:
-        """Give the content for the length of a block, and leave nothing behind.
+        """Open the content for the length of a block, and leave nothing behind.
 
-        With the digest of a config, never the content of another image: a name may have come to
-        mean another one since. `WorkError` where that image cannot be had any more.
+        With the digest of a config, it is never the content of another image, which the name may
+        have come to mean since. Raises `WorkError` if the image is no longer available.
         """
 
 
 @dataclass(frozen=True)
 class Rootfs:
-    """A folder that holds a root file system; it has no config, and is as old as its content."""
+    """A folder that holds a root file system; it has no config, and its newest file dates it."""
 
     folder: Path
 
     def holds(self, place: Path) -> bool:
-        """Whether a place lies in the folder."""
+        """Whether a path lies in the folder."""
         return place.parent.resolve().is_relative_to(self.folder.resolve())
 
     def config(self) -> ImageConfig:

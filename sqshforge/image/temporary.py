@@ -1,4 +1,4 @@
-"""Containers and folders for a while, named so that what a killed packer left can go."""
+"""Temporary containers and folders, named so that a killed packer's leftovers can be removed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ KIND = "pack"
 
 
 def name() -> str:
-    """A name for a working container that says whose it is: a killed packer cannot remove it."""
+    """A name for a working container that tells its owner: a killed packer cannot remove it."""
     return temporary.name(KIND)
 
 
 def abandoned(names: Iterable[str]) -> list[str]:
-    """The names, among all, that are of packers of this machine that are no more."""
+    """The names of packers of this machine that have ended."""
     return temporary.abandoned(names, KIND)

@@ -1,6 +1,6 @@
-"""Images in archives: OCI layouts, OCI archives and what `docker save` writes.
+"""Images in archives: OCI layouts, OCI archives and archives of `docker save`.
 
-They are read in place: no byte of an image touches the disk before the squash file has it. An
-archive is taken for hostile: nothing in it names a place outside of it, `tar.limits` bounds what
-it can ask for, and every fault of it is a `WorkError`.
+They are read in place: no byte of an image reaches the disk before the squash file. An archive is
+assumed to be hostile: nothing in it can name a path outside of it, `tar.limits` bounds the
+resources that it can use, and every fault in it is a `WorkError`.
 """

@@ -1,4 +1,4 @@
-"""Where the blobs of an image lie: in a folder, or in a tar that is read in place."""
+"""Stores of an image's blobs: a folder, or a tar that is read in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sqshforge.tar.faults import broken, refused, shown, too_much
 from sqshforge.tar.reader import FILE, LINK, SYMLINK, entries
 from sqshforge.tar.stream import TarStream
 
-READ = 1 << 14  # bytes at once, where headers alone are wanted
+READ = 1 << 14  # bytes at once, when only headers are read
 
 
 class Store(Protocol):
-    """Gives the bytes under a name."""
+    """Finds the bytes of a blob by name."""
 
     def region(self, name: str) -> Region | None: ...
 
@@ -41,7 +41,7 @@ class Directory:
             place = (self._root / name).resolve(strict=True)
         except FileNotFoundError:
             return None
-        except (OSError, RuntimeError) as error:  # a loop of links is either
+        except (OSError, RuntimeError) as error:  # a loop of links can raise either
             raise broken(f"{shown(name)} cannot be read ({error})", str(self._root)) from None
         if not place.is_relative_to(self._root):
             raise refused(
@@ -55,7 +55,7 @@ class Directory:
 
 
 class Tarred:
-    """An archive: which parts of the file its members are."""
+    """An archive, whose members are regions of the file."""
 
     def __init__(self, path: Path, closing: contextlib.ExitStack) -> None:
         self._file = File(path)

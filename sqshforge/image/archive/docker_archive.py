@@ -10,11 +10,11 @@ from sqshforge.image.archive.oci_layout import Document, Image, check_count, dif
 from sqshforge.tar import limits
 from sqshforge.tar.faults import broken, shown
 
-HOME = "docker.io/library/"  # what docker leaves out of names
+HOME = "docker.io/library/"  # the prefix that docker leaves out of names
 
 
 def find(store: Store, name: str, address: str) -> Image:
-    """The image of a name; without one the only image there is."""
+    """The image of a name; without a name, the only image."""
     listed = store.region("manifest.json")
     if listed is None:
         raise RequestError(

@@ -1,6 +1,6 @@
-"""A merged tree as one tar, with what enroot adds to an image and leaves out of it.
+"""Write a merged tree as one tar, with the entries that enroot adds and without those it drops.
 
-The same as `sqshforge.squash.enroot_layer` does to a mounted image.
+`sqshforge.squash.enroot_layer` does the same for a mounted image.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ ETC = b"etc"
 
 
 class Placed(NamedTuple):
-    """An entry that no layer brings, and its data."""
+    """An entry that comes from no layer, and its data."""
 
     entry: Entry
     data: bytes
 
 
 def without_devices(names: Names) -> Names:
-    """The same without the device nodes: as root a container could reach the host by them."""
+    """Leave out device nodes, through which a container started as root could reach the host."""
     return {
         name: node
         for name, node in names.items()
@@ -41,13 +41,13 @@ def without_devices(names: Names) -> Names:
 
 
 def add_enroot_files(names: Names, files: Mapping[str, bytes], epoch: int) -> dict[bytes, Placed]:
-    """Make room for `files` in /etc and for what is missing to start the image; gives those.
+    """Make room for `files` in /etc and for entries that a start needs; return both as entries.
 
-    Where /etc is a link, relative or absolute, to a folder of the image, its files go there. Where
-    it leads nowhere, in a circle, to the root or to something else, or is itself something else,
-    or is missing, a folder takes its place. Whatever stands where a file goes is taken away,
-    folders with all that is in them. /etc and /dev get the time `epoch`, as things are put in and
-    taken out there. Without any `files` nothing is done.
+    If /etc is a symlink, relative or absolute, to a folder of the image, its files go there. If it
+    is dangling, forms a loop, or leads to the root or to something other than a folder, or if /etc
+    is missing or something else, a folder replaces it. Anything in the place of a file is removed,
+    folders with their content. /etc and /dev get the time `epoch`, because their entries change.
+    Without any `files`, nothing is done.
     """
     if not files:
         return {}
@@ -77,7 +77,7 @@ def add_enroot_files(names: Names, files: Mapping[str, bytes], epoch: int) -> di
 
 
 def _folder(names: Names, path: bytes) -> bytes | None:
-    """The folder that a path leads to, links followed; None if there is none, b"" for the root."""
+    """The folder that a path leads to through links; None if there is none, b"" for the root."""
     at: list[bytes] = []
     todo = [path]
     followed = 0
@@ -110,10 +110,10 @@ def write_flat(
     xattrs: bool,
     hot: HotList = NONE,
 ) -> list[bytes]:
-    """Write all in the order in which mksquashfs walks through a folder; files in `hot` come first.
+    """Write all entries in the order in which mksquashfs walks a folder, files in `hot` first.
 
-    Gives the paths of those. So the squash file is the same as of the mounted image. A hard link
-    follows the first name of its file. With hot files each layer is read twice.
+    This gives the same squash file as the mounted image. Returns the paths of the hot files. A hard
+    link follows the first name of its file. With hot files, each layer is read twice.
     """
     order = sorted([*names, *placed], key=walk_order)
     parts: list[list[bytes]] = [order]
@@ -136,7 +136,7 @@ def write_flat(
 
 
 def _is_file(name: bytes, names: Names, placed: Mapping[bytes, Placed]) -> bool:
-    """Whether there is a regular file at a path."""
+    """Whether the entry at a path is a regular file."""
     if name in placed:
         return placed[name].entry.kind == FILE
     node = names.get(name)
@@ -153,7 +153,7 @@ def _write_part(
     epoch: int,
     advance: Callable[[float], None],
 ) -> None:
-    """Write entries in this order, `first` being the names that hard links lead to."""
+    """Write entries in this order; `first` has the name that the hard links of a file refer to."""
     wanted: dict[int, list[Entry]] = defaultdict(list)
     for name in order:
         node = names.get(name)
@@ -163,7 +163,7 @@ def _write_part(
         files = open_all(dict(enumerate(layers)), wanted)
         for opened in files.values():
             closing.enter_context(opened)
-        copied = 0  # bytes, since `advance` was last called
+        copied = 0  # bytes since the last call of `advance`
         for name in order:
             node = names.get(name)
             if name in placed:
@@ -190,7 +190,7 @@ def _write_part(
 
 
 def _first_names(names: Names, order: Iterable[bytes]) -> dict[Node, bytes]:
-    """The name of each hard-linked file that comes first."""
+    """The first name of each hard-linked file."""
     first: dict[Node, bytes] = {}
     for name in order:
         node = names.get(name)

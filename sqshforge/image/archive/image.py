@@ -1,4 +1,4 @@
-"""An image of an archive: its config, and its layers checked and merged into one tar."""
+"""An image in an archive: its config, and its layers checked and merged into one tar."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ SCHEMES = ("oci", "oci-archive", "docker-archive")
 
 @contextlib.contextmanager
 def open_image(address: str) -> Iterator[Archive]:
-    """The image at oci:DIR[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:NAME:TAG].
+    """Open the image at oci:DIR[:TAG], oci-archive:FILE[:TAG] or docker-archive:FILE[:NAME:TAG].
 
-    `RequestError` where there is none.
+    Raises `RequestError` if there is none.
     """
     scheme, _, rest = address.partition(":")
     if scheme not in SCHEMES or not rest or "\0" in rest:
@@ -47,24 +47,24 @@ def open_image(address: str) -> Iterator[Archive]:
 
 
 def _split(text: str) -> tuple[Path, str]:
-    """A path and what follows it: the path is the longest that there is, colons or not."""
+    """Split a text into the longest path that exists, colons included, and the rest."""
     end = len(text)
     while end > 0:
         path = Path(text[:end])
         try:
             if path.exists():
                 return path, text[end + 1 :]
-        except OSError:  # a name that is too long
+        except OSError:  # the name is too long
             pass
         end = text.rfind(":", 0, end)
     raise RequestError(f"{text.partition(':')[0]} does not exist", fix="check the path")
 
 
 class Archive:
-    """An image, read in place; nothing of it is unpacked anywhere.
+    """An image, read in place; nothing of it is unpacked to the disk.
 
-    `size` is an estimate of its bytes unpacked. `digest` is that of its config: the same in
-    whatever kind of archive, and with whatever compression, the image lies.
+    `size` is an estimate of its bytes unpacked. `digest` is that of its config, which does not
+    depend on the kind of archive or the compression.
     """
 
     def __init__(self, image: Image, address: str) -> None:
@@ -80,10 +80,10 @@ class Archive:
         self._meter = Meter(sum(distinct.values()))
 
     def top_names(self, index: int) -> frozenset[bytes]:
-        """The names in the root that a layer touches, hides included; b"" where it hides all.
+        """The names in the root that a layer adds or hides; b"" if it hides everything.
 
-        They are all of them only where there is no other than /sqshforge: no more is read. The
-        layer's digest is not checked.
+        Reading stops at the first name other than /sqshforge, so the names are complete only if
+        there is none. The layer's digest is not checked.
         """
         return layer_top_names(self._layers[index], index, CARRIED.encode())
 
@@ -100,13 +100,13 @@ class Archive:
         devices: bool = True,
         hot: HotList = NONE,
     ) -> list[bytes]:
-        """Write the merge of the lowest `layers` layers (None: of all) as enroot changes it.
+        """Write the merge of the lowest `layers` layers (None: all) with enroot's changes.
 
         All of them are read and their digests checked before the first byte is written. `keep`
-        says what is taken of it, by paths without a slash in front; what is in a folder that is
-        not kept goes with it. `files` replace the image's own; see
-        `flatten.add_enroot_files`. `advance` is called with bytes, of the checks and of the output
-        together as many as the image has. Files in the list `hot` come first, and are given back.
+        selects entries by their paths without a leading slash; the content of a folder that is not
+        kept is left out too. `files` replace the image's own; see `flatten.add_enroot_files`.
+        `advance` is called with counts of bytes, which for checks and output together add up to the
+        size of the image. Files in the list `hot` come first and are returned.
         """
         trees = self._scanned(layers, advance)
         report = advance if trees is None else (lambda amount: advance(amount / 2))
@@ -122,7 +122,7 @@ class Archive:
         )
 
     def _scanned(self, layers: int | None, advance: Callable[[float], None]) -> int | None:
-        """Read those of the layers that were not yet; None where there were none."""
+        """Read the layers that were not read yet; return how many, or None for none."""
         self._meter.report = lambda amount: advance(amount / 2)
         missing = self._layers[len(self._trees) : layers]
         for layer in missing:
@@ -131,7 +131,7 @@ class Archive:
 
 
 def scan_layer(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
-    """Read a layer whole and check its digests; `WorkError` for anything that is wrong with it."""
+    """Read a whole layer and check its digests; `WorkError` for anything wrong with it."""
     with ThreadPoolExecutor(2) as pool:
         packed = layer.digest if layer.digest != layer.diff_id else None
         blob = Hasher(packed, pool) if packed else None
@@ -152,7 +152,7 @@ def scan_layer(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
                 tree.add(entry)
             stream.drain()
         except WorkError:
-            # Damage is a better reason than what it made of the tar.
+            # Report damage rather than the fault in the tar that it led to.
             if blob is None and unpacked.is_plain:
                 blob = content
                 unpacked.raw.see = blob.update
@@ -168,7 +168,7 @@ def scan_layer(layer: Layer, index: int, budget: Budget, meter: Meter) -> Tree:
 
 
 def layer_top_names(layer: Layer, index: int, only: bytes) -> frozenset[bytes]:
-    """The names in the root that a layer touches; reads on only while there is but that one."""
+    """The names in the root that a layer adds or hides; stops at one other than `only`."""
     meter = Meter(layer.region.size)
     unpacked = Unpacked(layer)
 

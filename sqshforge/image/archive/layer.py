@@ -1,4 +1,4 @@
-"""A layer's bytes: read in place, decompressed, counted, and compared with their digests."""
+"""The bytes of a layer: read in place, decompressed, counted, and checked by their digests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FAULTS: tuple[type[Exception], ...] = (
     EOFError,
     OSError,
     zlib.error,
-    cast(type[Exception], igzip_lib.IsalError),  # its stub says that it is an exception itself
+    cast(type[Exception], igzip_lib.IsalError),  # its stub has it as an instance, not a class
     zstandard.ZstdError,
 )
 MAGIC = {
@@ -39,12 +39,12 @@ MAGIC = {
 
 
 class File:
-    """An open regular file that is seen to stay what it was."""
+    """An open regular file that can be checked for changes since it was opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            # Without waiting for the writer of a FIFO.
+            # O_NONBLOCK: do not wait for the writer of a FIFO.
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             raise RequestError(f"{path} cannot be read: {error.strerror}") from None
@@ -61,7 +61,7 @@ class File:
             raise WorkError(f"{self.path} cannot be read: {error.strerror}") from None
 
     def check_unchanged(self) -> None:
-        """Raise `WorkError` where it was written to since it was opened."""
+        """Raise `WorkError` if the file was written to since it was opened."""
         now = os.fstat(self._descriptor)
         if (now.st_size, now.st_mtime_ns) != (self._first.st_size, self._first.st_mtime_ns):
             raise WorkError(
@@ -76,7 +76,7 @@ class File:
 
 @dataclass(frozen=True)
 class Region:
-    """Bytes of a file, from `start` on."""
+    """`size` bytes of a file, from the offset `start` on."""
 
     file: File
     start: int
@@ -84,11 +84,11 @@ class Region:
 
     @property
     def place(self) -> tuple[Path, int]:
-        """The same for the same bytes."""
+        """A key that is the same for the same bytes."""
         return self.file.path, self.start
 
     def whole(self, limit: int, what: str) -> bytes:
-        """All of it at once; a large one is refused before it is read."""
+        """All its bytes at once; more than `limit` are refused before they are read."""
         if self.size > limit:
             raise refused(
                 f"{what} has {self.size} bytes, and {limit} are the most",
@@ -102,7 +102,7 @@ class Region:
 
 
 class RegionReader(io.RawIOBase):
-    """Reads a region from its begin; all that passes is handed to `see` too."""
+    """Reads a region from its start; passes all bytes to `see` as well."""
 
     def __init__(self, region: Region, see: Callable[[bytes], None] | None = None) -> None:
         self._region = region
@@ -128,7 +128,7 @@ class RegionReader(io.RawIOBase):
         return data
 
     def skip(self, count: int) -> int:
-        """Go on without reading; gives how far that was possible."""
+        """Skip bytes without reading them; return how many were skipped."""
         count = min(count, self._region.size - self._at)
         self._at += count
         return count
@@ -136,7 +136,7 @@ class RegionReader(io.RawIOBase):
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer as a manifest lists it; `digest` is that of the blob where one is given."""
+    """A layer as a manifest lists it; `digest` is that of the blob if the manifest gives one."""
 
     region: Region
     diff_id: str
@@ -145,12 +145,12 @@ class Layer:
 
     @property
     def form(self) -> str:
-        """What it is compressed with, by its first bytes: media types are often wrong."""
+        """The compression, judged by the first bytes: media types are often wrong."""
         return form(self.region)
 
     @cached_property
     def window(self) -> int:
-        """Bytes that its decoder keeps of what it has unpacked."""
+        """The bytes of unpacked data that its decoder has to keep: zstd's window, else 0."""
         return _largest_window(self.region) if self.form == "zstd" else 0
 
     @property
@@ -161,20 +161,20 @@ class Layer:
 def form(region: Region) -> str:
     begin = region.first(8)
     if begin[1:4] == b"\x2a\x4d\x18" and begin[0] & 0xF0 == 0x50:
-        return "zstd"  # it begins with a frame for somebody else
+        return "zstd"  # it begins with a skippable frame
     return next((name for magic, name in MAGIC.items() if begin.startswith(magic)), "tar")
 
 
 def _largest_window(region: Region) -> int:
-    """The most bytes that any frame has a decoder keep; limits.WINDOW where that is not known.
+    """The largest window of any zstd frame, in bytes; limits.WINDOW if that is unknown.
 
-    A layer may have a frame for each of its files (zstd:chunked). Frames have no size, so that the
-    headers of all blocks are read (RFC 8878, section 3.1.1).
+    A layer may have a frame for each of its files (zstd:chunked). Frames do not state their size,
+    so the headers of all blocks are read (RFC 8878, section 3.1.1).
     """
     found = at = blocks = 0
     while at < region.size:
         head = region.file.read(min(18, region.size - at), region.start + at)
-        if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:  # for somebody else
+        if head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50:  # a skippable frame
             at += 8 + int.from_bytes(head[4:8], "little")
             continue
         try:
@@ -197,7 +197,7 @@ def _largest_window(region: Region) -> int:
 
 @dataclass
 class Meter:
-    """Counts what layers unpack to, against what they take packed."""
+    """Counts the bytes that layers unpack to, and limits them, also by their packed size."""
 
     packed: int
     unpacked: int = 0
@@ -214,7 +214,7 @@ class Meter:
 
 
 class Hasher:
-    """A digest that is computed while its user goes on reading."""
+    """A digest that is computed in the background while the caller reads on."""
 
     def __init__(self, digest: str, pool: ThreadPoolExecutor) -> None:
         self.expected = digest
@@ -239,9 +239,9 @@ class _Decoder(Protocol):
 
 
 class Unpacked:
-    """A layer's tar as it is decompressed; `read` gives b"" at its end.
+    """A layer's tar, decompressed as it is read; `read` returns b"" at the end.
 
-    `window` is how many bytes a zstd frame may ask the decoder to keep.
+    `window` is the largest window in bytes that a zstd frame may ask for.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class Unpacked:
     ) -> None:
         self._layer = layer
         self.raw = RegionReader(layer.region, see)
-        self.skip: Callable[[int], int] | None = None  # only where nothing has to be seen
+        self.skip: Callable[[int], int] | None = None  # only for a plain tar without `see`
         self._decoder: _Decoder
         kind = layer.form
         self.is_plain = kind == "tar"

@@ -1,8 +1,8 @@
-"""The files of one layer in whatever order they are asked for.
+"""The files of one layer, in any order in which they are requested.
 
-Engines write a layer in the order of a walk through its folders, which is the order in which files
-are asked for: it is read once, from its begin to its end. A file that another tool put elsewhere
-is kept back as it is passed, in memory or on the disk, until it is asked for.
+Engines write a layer in the order of a walk through its folders, and files are requested in that
+order: the layer is read once, from start to end. A file that another tool put elsewhere is buffered
+when the stream passes it, in memory or on the disk, until it is requested.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sqshforge.tar import limits
 from sqshforge.tar.reader import Entry, content
 from sqshforge.tar.stream import TarStream
 
-IN_MEMORY = 8 << 20  # bytes that are kept back of a layer before a file of TMPDIR takes them
-WINDOW = 8 << 20  # bytes that a decoder may keep at least: as many as most compressors ask for
-WINDOWS = 256 << 20  # bytes that the decoders of all layers may keep at once
+IN_MEMORY = 8 << 20  # bytes of a layer to buffer in memory before a file in TMPDIR takes them
+WINDOW = 8 << 20  # bytes: the window that every decoder may have, as most compressors ask for
+WINDOWS = 256 << 20  # bytes: the windows of the decoders of all layers together
 
 
 def open_all(
@@ -27,8 +27,8 @@ def open_all(
 ) -> dict[int, LayerFiles]:
     """The files of several layers, by index.
 
-    A layer whose decoder would take too much memory beside those of the others is unpacked by
-    itself, and kept back whole.
+    A layer whose decoder would need too much memory together with the others' is unpacked on its
+    own, and all its files are buffered.
     """
     found, total = {}, 0
     for index in sorted(wanted, key=lambda one: (layers[one].window, one)):
@@ -42,20 +42,20 @@ def _offset(entry: Entry) -> int:
 
 
 class LayerFiles:
-    """Gives what a layer has of the entries `wanted`, each once; a context that frees it all.
+    """Gives the content of the entries `wanted` of a layer, each once; a context manager.
 
-    `WorkError` where the layer is broken or changes meanwhile.
+    Raises `WorkError` if the layer is broken or changes meanwhile.
     """
 
     def __init__(self, layer: Layer, wanted: Iterable[Entry], *, is_alone: bool) -> None:
         self._layer = layer
         self._is_plain = layer.form == "tar"
-        self._is_alone = is_alone  # unpacked before the files of others are
+        self._is_alone = is_alone  # unpacked whole at its first file, to free the decoder
         self._wanted = sorted(wanted, key=lambda entry: entry.offset)
-        self._next = 0  # of them, the first that the stream has not reached
+        self._next = 0  # the index in it of the first entry that the stream has not reached
         self._stream: TarStream | None = None
         self._kept: IO[bytes] | None = None
-        self._places: dict[int, int] = {}  # an entry's offset in the layer to where it is kept
+        self._places: dict[int, int] = {}  # an entry's offset in the layer -> in the buffer
 
     def __enter__(self) -> LayerFiles:
         return self
@@ -66,7 +66,7 @@ class LayerFiles:
             self._kept.close()
 
     def content(self, entry: Entry) -> Iterator[bytes]:
-        """The bytes of a file, holes as zeros; to be taken to their end before the next."""
+        """The bytes of a file, holes as zeros; read them to the end before the next file."""
         if self._is_plain:
             if self._open().position > entry.offset:
                 self._stream = None
@@ -90,7 +90,7 @@ class LayerFiles:
         return self._stream
 
     def _pass(self, end: int) -> None:
-        """Go on to one of the entries, and keep back those before it."""
+        """Move on to the entry with index `end`, and buffer those before it."""
         if end == self._next:
             return
         stream = self._open()

@@ -1,10 +1,10 @@
-"""What one layer brings and hides, as a tree; trees put on top of each other.
+"""The entries that one layer adds and hides, as a tree, and the merge of such trees.
 
 A layer is laid out on its own, as docker and podman do on overlayfs, and then put on top of the
-merge of those below it (`merged`). So an entry that stands behind a symbolic link of its own
-layer goes where that leads, seen from the root of the layer, and can lead nowhere else. A link of
-a layer below is not followed: a folder takes its place. Folders that no entry of the layer names
-keep what the layers below say of them, or are made with mode 0755.
+merge of the layers below it (`merged`). So an entry behind a symbolic link of its own layer goes
+where the link leads, seen from the root of the layer, and nowhere else. A link of a layer below is
+not followed: a folder replaces it. Folders that no entry of the layer names keep the attributes
+from the layers below, or are made with mode 0755.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ OPAQUE = b".wh..wh..opq"
 
 
 class Node:
-    """A file, a link, a device: whatever is no folder. Its hard links share it."""
+    """A file, a link, a device: anything but a folder. Hard links of a file share its node."""
 
     __slots__ = ("entry", "is_linked", "layer")
 
@@ -33,7 +33,7 @@ class Node:
 
 
 class Folder:
-    """A folder with what is in it; without an entry where only a path led through it."""
+    """A folder and its content; it has no entry if it is only a part of other entries' paths."""
 
     __slots__ = ("children", "entry", "hidden", "is_opaque")
 
@@ -45,7 +45,7 @@ class Folder:
 
 
 class Budget:
-    """Counts what the trees of an image take in memory and unpack to."""
+    """Limits the memory, the unpacked bytes and the path steps of an image's trees."""
 
     def __init__(self) -> None:
         self._memory = 0
@@ -76,24 +76,24 @@ class Budget:
 
 
 class Tree:
-    """The entries of one layer, put in one by one."""
+    """The entries of one layer, added one by one."""
 
     def __init__(self, index: int, budget: Budget, where: str) -> None:
         self.root = Folder()
-        self.below: dict[Node, list[bytes]] = {}  # hard links to what this layer does not have
+        self.below: dict[Node, list[bytes]] = {}  # hard links to files that this layer lacks
         self.where = where
         self._index = index
         self._budget = budget
 
     def top_names(self) -> frozenset[bytes]:
-        """The names in the root that it touches; b"" where it hides all that was there."""
+        """The names in the root that it adds or hides; b"" if it hides everything below."""
         names = {*self.root.children, *(self.root.hidden or ())}
         return frozenset(names | {b""} if self.root.is_opaque else names)
 
     def add(self, entry: Entry) -> None:
         parts = split(entry.name, self.where)
         if not parts:
-            return  # the root itself: engines leave it as it is
+            return  # the root itself: engines leave it unchanged
         self._budget.add(entry, self.where)
         if WHITEOUT in entry.name and self._hide(entry, parts):
             return
@@ -111,17 +111,17 @@ class Tree:
         name = parts[-1]
         if kind == FOLDER and isinstance(there := parent.children.get(name), Folder):
             there.entry = entry
-        elif kind == CHAR and entry.device == (0, 0):  # what a whiteout is on an overlayfs
+        elif kind == CHAR and entry.device == (0, 0):  # a whiteout in the form of overlayfs
             parent.children.pop(name, None)
             _hide(parent, name)
         else:
             parent.children[name] = node
 
     def _hide(self, entry: Entry, parts: list[bytes]) -> bool:
-        """Take a whiteout in; false where the entry is none. Its kind does not matter."""
+        """Apply a whiteout; return False if the entry is not one. Its kind does not matter."""
         *before, name = parts
         if any(part.startswith(RESERVED) for part in before):
-            return True  # what AUFS kept for itself
+            return True  # AUFS's own metadata
         if any(part.startswith(WHITEOUT) for part in before):
             raise broken(f"{shown(entry.name)} is inside a whiteout", self.where)
         if not name.startswith(WHITEOUT):
@@ -153,14 +153,14 @@ class Tree:
         self._budget.walk(steps, self.where)
 
     def _parent(self, parts: list[bytes], entry: Entry) -> Folder:
-        """The folder that an entry stands in; made where there is none."""
+        """The folder that an entry is in; made if it is missing."""
         self.count(len(parts))
         path = [self.root]
         todo = parts[-2::-1]
         followed = 0
         while todo:
             part = todo.pop()
-            if part == b"..":  # of a link
+            if part == b"..":  # from a link
                 del path[1 if len(path) == 1 else -1 :]
                 continue
             here = path[-1]
@@ -194,9 +194,9 @@ class Tree:
 def find(
     root: Folder, parts: Sequence[bytes], count: Callable[[int], None]
 ) -> Node | Folder | None:
-    """What stands at a path; symbolic links on the way are followed within the tree.
+    """The node at a path, or None; symbolic links on the way are followed within the tree.
 
-    The steps that this takes are counted.
+    `count` is called with the numbers of steps that this takes.
     """
     count(len(parts))
     path = [root]
@@ -225,12 +225,15 @@ def find(
 
 
 def steps(target: bytes) -> list[bytes]:
-    """The names that a link's target is made of."""
+    """The names in a link's target."""
     return [part for part in target.split(b"/") if part not in (b"", b".")]
 
 
 def split(name: bytes, where: str) -> list[bytes]:
-    """The parts of a name below the root, as engines read it; empty for the root itself."""
+    """The parts of a name below the root, as engines read it; empty for the root itself.
+
+    Raises `WorkError` for a name that leads out of the image or is too long.
+    """
     parts = name.split(b"/")
     if b"" in parts or b"." in parts or b".." in parts:
         plain: list[bytes] = []
@@ -258,14 +261,14 @@ def _hide(folder: Folder, name: bytes) -> None:
 
 
 def is_data(node: Node | Folder | None) -> TypeGuard[Node]:
-    """Whether bytes of a layer belong to it."""
+    """Whether a node has content in a layer."""
     return isinstance(node, Node) and node.entry.kind == FILE and node.entry.size > 0
 
 
 def merged(trees: Iterable[Tree]) -> Folder:
-    """The tree that a container of these layers would see; they themselves stay as they are.
+    """The tree that a container of these layers would see; the layers' own trees do not change.
 
-    What a layer hides is of the layers below, wherever in its tar the whiteout stands.
+    A whiteout hides entries of the layers below only, wherever it is in its layer's tar.
     """
     root = Folder()
     for tree in trees:
@@ -307,7 +310,7 @@ def _found(root: Folder, link: Node, path: list[bytes], tree: Tree) -> Node:
 
 
 def named(root: Folder, keep: Callable[[bytes], bool], where: str) -> dict[bytes, Node | Folder]:
-    """Path to what stands there; a folder that is not kept takes all that is in it along."""
+    """All entries by path; a folder that is not kept is left out with all its content."""
     found: dict[bytes, Node | Folder] = {}
     size = 0
     todo = [(b"", root)]
@@ -316,7 +319,7 @@ def named(root: Folder, keep: Callable[[bytes], bool], where: str) -> dict[bytes
         for name, child in folder.children.items():
             path = prefix + name
             size += len(path)
-            if len(path) >= limits.PATH or size > limits.TREE:  # links can lead ever deeper
+            if len(path) >= limits.PATH or size > limits.TREE:  # links can make paths ever deeper
                 raise too_much(f"{shown(path)} and the other paths are too long", where)
             if keep(path):
                 found[path] = child

@@ -39,7 +39,7 @@ MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Document:
-    """An object of a JSON file; what is asked of it is there in that shape, or `WorkError`."""
+    """An object of a JSON file; its methods raise `WorkError` for values of the wrong type."""
 
     def __init__(self, value: Any, what: str, where: str) -> None:
         self._what = what
@@ -87,7 +87,7 @@ class Document:
 
 
 def load_document(data: bytes, what: str, where: str) -> Any:
-    """The value that JSON stands for."""
+    """Parse JSON; raises `WorkError` if it is invalid or nested too deep."""
     try:
         value = json.loads(data.decode(), parse_int=_number)
         if b"\\ud" in data or b"\\uD" in data:
@@ -95,7 +95,7 @@ def load_document(data: bytes, what: str, where: str) -> Any:
         return value
     except RecursionError:
         raise broken(f"{what} is nested too deep", where) from None
-    except ValueError:  # of JSON, of UTF-8, of half a character
+    except ValueError:  # invalid JSON, invalid UTF-8, or half of a surrogate pair
         raise broken(f"{what} is no JSON", where) from None
 
 
@@ -111,7 +111,7 @@ def _number(digits: str) -> int:
 
 @dataclass(frozen=True)
 class Image:
-    """The parts of an image, before its layers are read."""
+    """The parts of an image whose layers are not read yet."""
 
     config: bytes
     layers: tuple[Layer, ...]
@@ -120,7 +120,7 @@ class Image:
 
 
 def find(store: Store, tag: str, address: str) -> Image:
-    """The image of a tag; without one the only image, or the only one for this machine."""
+    """The image of a tag; without a tag, the only image, or the only one for this machine."""
     index = store.region("index.json")
     if index is None:
         raise RequestError(
@@ -142,7 +142,7 @@ def find(store: Store, tag: str, address: str) -> Image:
 
 
 def diff_ids(config: Document) -> tuple[str, ...]:
-    """What a config says of its layers; its other parts are seen to be of the right kind too."""
+    """The digests of the layers in a config; also checks the types of the config's other parts."""
     found = tuple(config.map("rootfs").texts("diff_ids"))
     for one in found:
         if not DIGEST.fullmatch(one):
@@ -194,7 +194,7 @@ def _image(store: Store, manifest: Document, address: str) -> Image:
 
 
 def chosen(index: Document, tag: str, address: str) -> Document:
-    """The one entry of an index that is meant."""
+    """The entry of an index for a tag and this machine; `RequestError` if it is not unique."""
     images = [one for one in index.maps("manifests") if not _is_attestation(one)]
     if tag:
         named = [one for one in images if tag in _names(one)]
@@ -227,7 +227,7 @@ def chosen(index: Document, tag: str, address: str) -> Document:
 
 
 def _names(described: Document) -> list[str]:
-    """What an image may be called: by its short name, and by what docker adds to that."""
+    """The names of an image: its short one, and the full one that docker adds."""
     notes = described.map("annotations")
     return [notes.text(key) for key in NAMES if notes.text(key, "")]
 
@@ -244,7 +244,7 @@ def _is_attestation(described: Document) -> bool:
 
 
 def _kind(described: Document, document: Document) -> str:
-    """Whether a document is an index or a manifest, in the words of OCI."""
+    """The media type of a document, which is an index or a manifest."""
     given = described.text("mediaType", "") or document.text("mediaType", "")
     if not given:
         given = INDEXES[0] if "manifests" in document.value else MANIFESTS[0]
@@ -285,7 +285,7 @@ def _document(store: Store, described: Document, what: str, address: str) -> Doc
 
 
 def _read(region: Region, described: Document, what: str, address: str) -> bytes:
-    """A blob's bytes, compared with its digest."""
+    """Read a blob's bytes and check them against its digest."""
     data = region.whole(limits.JSON, what)
     digest = _digest(described)
     algorithm = digest.partition(":")[0]

@@ -58,7 +58,7 @@ class Archived:
 
 @dataclass(frozen=True)
 class Layered:
-    """An archive's image as the tar streams that are packed."""
+    """An archive's image as tar streams to pack."""
 
     image: Archive
 
